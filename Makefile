@@ -1,0 +1,43 @@
+# The short commands. Each installs what it misses (tools/setup.sh) and says so.
+#   make demo      build and run the main job on real request lengths
+#   make test      every test there is, over three builds; ends with "N passed, M failed"
+#   make build     the command at build/bin/lean, the library at build/lib
+#   make bench     whole calls and small pieces, measured
+#   make mutants   breaks the code on purpose and asks the tests to notice
+#   make format    formats the sources; make check-format only looks
+CLANG_FORMAT := .venv/bin/clang-format
+SOURCES = $(shell find include src cli tests bench examples -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
+
+.PHONY: build demo test bench mutants format check-format clean
+
+build:
+	tools/setup.sh build
+	cmake --preset cpu
+	cmake --build --preset cpu --target lean_cli lean
+
+demo: build
+	build/bin/lean demo
+
+test:
+	tools/setup.sh check
+	python3 tools/run_tests.py
+
+bench: build
+	cmake --build --preset cpu --target lean_microbench
+	build/bin/lean_microbench
+	build/bin/lean bench --backend cpu
+
+mutants:
+	tools/setup.sh check
+	python3 tools/mutants.py
+
+format:
+	tools/setup.sh format
+	$(CLANG_FORMAT) -i $(SOURCES)
+
+check-format:
+	tools/setup.sh format
+	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
+
+clean:
+	rm -rf build build-asan-ubsan build-tsan build-mutants

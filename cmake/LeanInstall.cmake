@@ -1,0 +1,32 @@
+# Install rules: headers, library, CMake package LeanAttention, pkg-config file, the command.
+# tests/packaging installs into an empty prefix and builds examples/ against it both ways.
+include(CMakePackageConfigHelpers)
+set(lean_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/LeanAttention)
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lean DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS lean EXPORT LeanAttentionTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT LeanAttentionTargets NAMESPACE LeanAttention:: DESTINATION ${lean_cmake_dir})
+
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/LeanAttentionConfig.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/LeanAttentionConfig.cmake INSTALL_DESTINATION ${lean_cmake_dir})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(lean_compatibility SameMinorVersion)
+else()
+  set(lean_compatibility SameMajorVersion)
+endif()
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/LeanAttentionConfigVersion.cmake COMPATIBILITY ${lean_compatibility})
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/LeanAttentionConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/LeanAttentionConfigVersion.cmake
+  ${CMAKE_CURRENT_LIST_DIR}/FindHighway.cmake DESTINATION ${lean_cmake_dir})
+
+# A shared library brings its own dependencies; users of a static one link them.
+if(BUILD_SHARED_LIBS)
+  set(lean_pc_private "")
+else()
+  set(lean_pc_private "Requires.private: libhwy\nLibs.private: -lstdc++ -lm -lpthread ${OpenMP_CXX_FLAGS}")
+endif()
+# Paths in the .pc file are relative to itself, so an installed tree may be moved.
+file(RELATIVE_PATH lean_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+configure_file(${CMAKE_CURRENT_LIST_DIR}/lean_attention.pc.in ${CMAKE_CURRENT_BINARY_DIR}/lean_attention.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/lean_attention.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

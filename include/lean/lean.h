@@ -1,0 +1,181 @@
+/* lean-attention's C interface. Same calls as lean.hpp, stable across releases of one major version.
+ *
+ *   lean_problem problem;  lean_problem_init(&problem);   ... fill in ...
+ *   lean_options options;  lean_options_init(&options);
+ *   lean_status status = lean_decode(&problem, &options, &workspace);
+ *
+ * Structs begin with struct_size, set by their _init function. Later releases add fields at the end only; a library
+ * takes smaller structs of older headers (missing fields have their defaults) and larger ones whose extra fields are 0.
+ * Letters: B sequences, Hq query heads, Hkv key/value heads, n_q and n_kv tokens, d head_dim, dv value_dim.
+ * Meanings, units and errors of every field and call are documented in problem.hpp, options.hpp and lean.hpp. */
+#ifndef LEAN_LEAN_H_
+#define LEAN_LEAN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lean/export.hpp"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum lean_dtype { LEAN_FLOAT32 = 0, LEAN_FLOAT16 = 1, LEAN_BFLOAT16 = 2, LEAN_FLOAT8_E4M3 = 3, LEAN_FLOAT8_E5M2 = 4 } lean_dtype;
+typedef enum lean_backend { LEAN_CPU = 0, LEAN_CUDA = 1 } lean_backend;
+typedef enum lean_policy {
+  LEAN_POLICY_LEAN = 0,
+  LEAN_POLICY_FIXED_SPLIT = 1,
+  LEAN_POLICY_DATA_PARALLEL = 2,
+  LEAN_POLICY_FIXED_CHUNK = 3
+} lean_policy;
+typedef enum lean_fixup { LEAN_LAST_ARRIVER = 0, LEAN_TWO_KERNELS = 1, LEAN_HOST_BLOCK = 2 } lean_fixup;
+typedef enum lean_determinism { LEAN_RUN_TO_RUN = 0, LEAN_BATCH_INVARIANT = 1, LEAN_NOT_GUARANTEED = 2 } lean_determinism;
+typedef enum lean_schedule_format { LEAN_SCHEDULE_TEXT = 0, LEAN_SCHEDULE_JSON = 1, LEAN_SCHEDULE_SVG = 2 } lean_schedule_format;
+
+typedef enum lean_status_code {
+  LEAN_OK = 0,
+  LEAN_INVALID_ARGUMENT = 1,
+  LEAN_UNSUPPORTED = 2,
+  LEAN_TOO_LARGE = 3,
+  LEAN_WORKSPACE_TOO_SMALL = 4,
+  LEAN_WORKSPACE_MISALIGNED = 5,
+  LEAN_WORKSPACE_DIRTY = 6,
+  LEAN_WORKSPACE_IN_USE = 7,
+  LEAN_BAD_LENGTHS = 8,
+  LEAN_BAD_PAGE_INDEX = 9,
+  LEAN_BACKEND_ERROR = 10
+} lean_status_code;
+
+typedef struct lean_status {
+  int32_t code; /* a lean_status_code */
+  char message[240];
+} lean_status;
+
+/* Strides in elements: (sequence, head, token, dim). */
+typedef struct lean_tensor {
+  void* data;
+  int32_t dtype; /* a lean_dtype */
+  int32_t reserved;
+  int64_t sequence_stride;
+  int64_t head_stride;
+  int64_t token_stride;
+  int64_t dim_stride;
+} lean_tensor;
+
+typedef struct lean_problem {
+  size_t struct_size;
+  int64_t batch;
+  int32_t q_heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t value_dim; /* 0: head_dim */
+  lean_tensor q;     /* [B, Hq, n_q, d] */
+  lean_tensor k;     /* [B, Hkv, n_kv, d] */
+  lean_tensor v;     /* [B, Hkv, n_kv, dv] */
+  lean_tensor o;     /* [B, Hq, n_q, dv] */
+  float* lse;        /* [B, Hq, n_q], or NULL */
+  int64_t lse_sequence_stride;
+  int64_t lse_head_stride;
+  int64_t lse_token_stride;
+
+  int32_t q_tokens;
+  int32_t kv_capacity;
+  int64_t total_q_tokens;
+  int64_t total_kv_tokens;
+  const int32_t* cu_q_tokens;  /* [B + 1], or NULL */
+  const int32_t* kv_lengths;   /* [B], or NULL */
+  const int32_t* kv_left_pad;  /* [B], or NULL */
+  const int32_t* cu_kv_tokens; /* [B + 1], or NULL */
+
+  int32_t page_tokens; /* 0: not paged */
+  int32_t reserved0;
+  int64_t page_count;
+  const int32_t* block_table;
+  int64_t block_table_stride;
+  const int32_t* page_indptr;
+  const int32_t* page_indices;
+
+  float scale;         /* 0: 1 / sqrt(d) */
+  int32_t causal;      /* 0 or 1; bottom-right */
+  int32_t window_left; /* -1: all */
+  int32_t window_right;
+  float softcap;
+  int32_t mask_dtype; /* a lean_dtype */
+  const float* alibi_slopes;
+  const float* sinks;
+  const void* mask;
+  int64_t mask_sequence_stride;
+  int64_t mask_head_stride;
+  int64_t mask_query_stride;
+  int64_t mask_key_stride;
+  int32_t mask_is_boolean;
+  int32_t reserved1;
+  const uint32_t* tree_mask;
+
+  lean_tensor append_k; /* data NULL: nothing to append */
+  lean_tensor append_v;
+  const float* rotary_cos;
+  const float* rotary_sin;
+  int32_t rotary_dim;
+  int32_t rotary_interleaved;
+
+  const float* k_scales;
+  const float* v_scales;
+  int32_t scales_per_head;
+  int32_t reserved2;
+} lean_problem;
+
+/* Runs body(argument, worker) for every worker in [0, worker_count) and returns when all are done. */
+typedef struct lean_executor {
+  void* context;
+  void (*run)(void* context, int32_t worker_count, void (*body)(void* argument, int32_t worker), void* argument);
+  int32_t worker_count;
+  int32_t descending_or_concurrent;
+} lean_executor;
+
+typedef struct lean_options {
+  size_t struct_size;
+  int32_t backend;      /* a lean_backend */
+  int32_t policy;       /* a lean_policy */
+  int32_t splits;       /* fixed_split; 0: FlashDecoding's rule */
+  int32_t chunk_tokens; /* fixed_chunk; 0: default */
+  int32_t fixup;        /* a lean_fixup */
+  int32_t determinism;  /* a lean_determinism */
+  int32_t workers;      /* 0: all */
+  int32_t cpu_isa;      /* 0: best */
+  const lean_executor* executor;
+  void* stream;
+} lean_options;
+
+typedef struct lean_workspace {
+  void* state;
+  size_t state_bytes;
+  void* scratch;
+  size_t scratch_bytes;
+} lean_workspace;
+
+/* "major.minor.patch" */
+LEAN_API const char* lean_version(void);
+LEAN_API const char* lean_status_name(int32_t code);
+
+LEAN_API void lean_problem_init(lean_problem* problem);
+LEAN_API void lean_options_init(lean_options* options);
+
+LEAN_API lean_status lean_supports(const lean_problem* problem, const lean_options* options);
+/* Writes the bytes needed; pointers must be aligned to 256 bytes, the state zeroed once. */
+LEAN_API lean_status lean_workspace_size(const lean_problem* problem, const lean_options* options, size_t* state_bytes,
+                                         size_t* scratch_bytes);
+LEAN_API lean_status lean_decode(const lean_problem* problem, const lean_options* options, const lean_workspace* workspace);
+LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options);
+LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
+LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
+LEAN_API lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, int64_t rows, int32_t value_dim);
+/* Returns the bytes needed with the final zero, 0 when the call would be refused; format is a lean_schedule_format. */
+LEAN_API size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, int32_t format, char* buffer,
+                                      size_t buffer_bytes);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* LEAN_LEAN_H_ */

@@ -1,0 +1,87 @@
+// lean-attention's C++ interface: exact attention for the decode phase by LeanTiles and stream-K.
+//
+//   lean::WorkspaceSize need = lean::workspace_size(problem, options);
+//   ... allocate need.state_bytes (zeroed once) and need.scratch_bytes ...
+//   lean::Status status = lean::decode(problem, options, workspace);
+//
+// No function here throws, prints, allocates or synchronises. Thread safety: calls may run concurrently when each
+// has its own Workspace.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lean/export.hpp"
+#include "lean/options.hpp"
+#include "lean/problem.hpp"
+#include "lean/status.hpp"
+#include "lean/version.hpp"
+
+namespace lean {
+
+/// Both workspace pointers must be aligned to this many bytes.
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
+/// Memory a call needs. `state` holds counters and sticky codes: zero it once, then leave it to the library, one per
+/// call in flight. `scratch` holds partial results: uninitialised, may be shared by calls that follow each other.
+struct WorkspaceSize {
+  Status status;
+  std::size_t state_bytes = 0;
+  std::size_t scratch_bytes = 0;
+};
+
+struct Workspace {
+  void* state = nullptr;
+  std::size_t state_bytes = 0;
+  void* scratch = nullptr;
+  std::size_t scratch_bytes = 0;
+};
+
+/// Ok when decode() would accept this problem with these options; else the reason. Never looks at pointers' targets
+/// or at the workspace. Codes: ok, invalid_argument, unsupported, too_large.
+[[nodiscard]] LEAN_API Status supports(const Problem& problem, const Options& options) noexcept;
+
+/// Bytes decode() needs. Depends on sizes, capacities, policy, fix-up mode and worker count, never on lengths, so
+/// one allocation serves every step up to the capacity. Codes: as supports().
+[[nodiscard]] LEAN_API WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept;
+
+/// Computes o = softmax(scale q k^T + mask) v for every sequence, and lse if asked for.
+/// Empty or fully masked rows give o = 0 and lse = -inf. On an error nothing is written.
+/// CPU: returns when the result is there. CUDA: returns when the launch is enqueued on options.stream.
+/// Codes: those of supports(), workspace_too_small, workspace_misaligned, workspace_dirty, workspace_in_use, backend_error.
+[[nodiscard]] LEAN_API Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept;
+
+/// Sets the state back to zero: before first use of memory that is not zeroed, and after an aborted call.
+[[nodiscard]] LEAN_API Status reset_workspace(const Workspace& workspace, const Options& options) noexcept;
+
+/// The first fault a call on this workspace saw in device-resident data (bad_lengths, bad_page_index) since the
+/// last reset; ok if none. CPU: at once. CUDA: synchronises options.stream.
+[[nodiscard]] LEAN_API Status sticky_status(const Workspace& workspace, const Options& options) noexcept;
+
+/// Checks host-readable length arrays of the problem: cumulative lengths start at 0, never fall, end within the
+/// totals; lengths lie in [0, capacity]. decode() itself clamps instead. Codes: ok, bad_lengths.
+[[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
+
+/// Merges two results over disjoint key sets: o_a, lse_a become those of the union. All views are dense and fp32:
+/// o [rows, value_dim], lse [rows]. Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
+[[nodiscard]] LEAN_API Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
+                                  std::int32_t value_dim) noexcept;
+
+enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
+
+/// Writes an explanation of the schedule decode() would follow (zero-terminated) into `buffer` and returns the bytes
+/// it needs including the zero; nothing is written past buffer_bytes. Length arrays must be readable by the host.
+/// options.workers sets the worker count to explain, with any value >= 1. Returns 0 when supports() would say no.
+/// The one function of the library that allocates.
+[[nodiscard]] LEAN_API std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format, char* buffer,
+                                           std::size_t buffer_bytes);
+
+/// The library's own executor: OpenMP when built with it, else a pool of std::thread.
+[[nodiscard]] LEAN_API const Executor& default_executor() noexcept;
+
+/// The instruction set CpuIsa::kBest stands for on this machine, and the name of any.
+[[nodiscard]] LEAN_API CpuIsa best_cpu_isa() noexcept;
+[[nodiscard]] LEAN_API bool cpu_isa_available(CpuIsa isa) noexcept;
+[[nodiscard]] LEAN_API const char* name_of(CpuIsa isa) noexcept;
+
+}  // namespace lean

@@ -1,0 +1,76 @@
+// Options: how a call is carried out. What it computes is in Problem and does not depend on anything here
+// beyond rounding.
+#pragma once
+
+#include <cstdint>
+
+namespace lean {
+
+enum class Backend : std::int32_t { kCpu = 0, kCuda = 1 };
+
+/// How work is dealt out over the workers; one kernel runs all four.
+struct Policy {
+  enum class Kind : std::int32_t {
+    kLean = 0,          // stream-K: equal contiguous shares of one line of LeanTiles
+    kFixedSplit = 1,    // FlashDecoding: every output cut into `splits` runs of tiles
+    kDataParallel = 2,  // FlashAttention-2: one worker an output
+    kFixedChunk = 3,    // shares cut only at multiples of `chunk_tokens`: batch-invariant bits
+  };
+
+  Kind kind = Kind::kLean;
+  std::int32_t splits = 0;        // kFixedSplit only: >= 1, or 0 for FlashDecoding's own rule
+  std::int32_t chunk_tokens = 0;  // kFixedChunk only: 0 means kDefaultChunkTokens
+
+  static constexpr std::int32_t kDefaultChunkTokens = 1024;
+  static constexpr std::int32_t kMaxSplits = 128;  // FlashDecoding's own limit
+
+  [[nodiscard]] static constexpr Policy lean() noexcept { return {}; }
+  [[nodiscard]] static constexpr Policy fixed_split(std::int32_t splits = 0) noexcept {
+    return {.kind = Kind::kFixedSplit, .splits = splits};
+  }
+  [[nodiscard]] static constexpr Policy data_parallel() noexcept { return {.kind = Kind::kDataParallel}; }
+  [[nodiscard]] static constexpr Policy fixed_chunk(std::int32_t tokens = 0) noexcept {
+    return {.kind = Kind::kFixedChunk, .chunk_tokens = tokens};
+  }
+};
+
+/// Who turns the partials of a shared output into one (docs/fixup.md).
+enum class Fixup : std::int32_t {
+  kLastArriver = 0,  // the contributor that arrives last merges; nobody waits
+  kTwoKernels = 1,   // a second pass merges
+  kHostBlock = 2,    // the paper's: the worker of the first tile waits for the others
+};
+
+enum class Determinism : std::int32_t {
+  kRunToRun = 0,        // same inputs, same worker count: same bits
+  kBatchInvariant = 1,  // bits of a sequence depend on nothing but that sequence; asks for Policy::fixed_chunk
+  kNotGuaranteed = 2,
+};
+
+/// Instruction sets the CPU backend is compiled for. kBest takes the widest this machine runs.
+enum class CpuIsa : std::int32_t { kBest = 0, kScalar = 1, kNative128 = 2, kAvx2 = 3, kAvx512 = 4, kAvx512Bf16 = 5 };
+
+/// Runs body(argument, worker) once for every worker in [0, worker_count), on any threads, and returns when all
+/// are done. The library's own executors are OpenMP or std::thread; a host with a thread pool passes its own.
+struct Executor {
+  void* context = nullptr;
+  void (*run)(void* context, std::int32_t worker_count, void (*body)(void* argument, std::int32_t worker),
+              void* argument) = nullptr;
+  std::int32_t worker_count = 0;  // threads it has; the default number of workers
+  /// True when workers run at the same time, or each thread takes its workers in descending order:
+  /// what Fixup::kHostBlock needs to end.
+  bool descending_or_concurrent = false;
+};
+
+struct Options {
+  Backend backend = Backend::kCpu;
+  Policy policy;
+  Fixup fixup = Fixup::kLastArriver;
+  Determinism determinism = Determinism::kRunToRun;
+  std::int32_t workers = 0;            // 0: as many as the executor or the GPU has
+  CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
+  const Executor* executor = nullptr;  // CPU only; null: the library's own
+  void* stream = nullptr;              // CUDA only: a cudaStream_t
+};
+
+}  // namespace lean

@@ -1,0 +1,220 @@
+// The C interface: copies the caller's structs into the C++ ones, field by field, and calls the C++ interface.
+// Enumerators pass through as integers; the preconditions refuse unknown ones with the argument's name.
+#include <cstring>
+
+#include "base/message.hpp"
+#include "lean/lean.h"
+#include "lean/lean.hpp"
+
+namespace lean {
+namespace {
+
+/// Sizes of the structs in the first release: what every caller has at least.
+constexpr std::size_t kProblemBytesV0 = offsetof(lean_problem, reserved2) + sizeof(std::int32_t);
+constexpr std::size_t kOptionsBytesV0 = offsetof(lean_options, stream) + sizeof(void*);
+
+static_assert(sizeof(lean_status) == sizeof(Status));
+static_assert(LEAN_BACKEND_ERROR == static_cast<int>(StatusCode::kBackendError));
+static_assert(LEAN_FLOAT8_E5M2 == static_cast<int>(DType::kFloat8E5M2));
+static_assert(LEAN_POLICY_FIXED_CHUNK == static_cast<int>(Policy::Kind::kFixedChunk));
+static_assert(LEAN_HOST_BLOCK == static_cast<int>(Fixup::kHostBlock));
+static_assert(LEAN_NOT_GUARANTEED == static_cast<int>(Determinism::kNotGuaranteed));
+static_assert(LEAN_SCHEDULE_SVG == static_cast<int>(ScheduleFormat::kSvg));
+
+lean_status to_c(const Status& status) noexcept {
+  lean_status c{};
+  c.code = static_cast<std::int32_t>(status.code);
+  std::memcpy(c.message, status.message, sizeof(c.message));
+  return c;
+}
+
+/// A caller's struct of any release, with defaults for fields its header did not have.
+template <typename TStruct>
+Status adopt(const char* name, const TStruct* given, std::size_t oldest_bytes, TStruct& adopted) noexcept {
+  if (given == nullptr) return refuse(StatusCode::kInvalidArgument, name, 0, "must not be null");
+  const std::size_t bytes = given->struct_size;
+  if (bytes < oldest_bytes) {
+    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes), "too small: set it with the struct's _init function");
+  }
+  const auto* raw = reinterpret_cast<const unsigned char*>(given);
+  for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
+    if (raw[i] != 0) {
+      return refuse(StatusCode::kUnsupported, "struct_size", static_cast<std::int64_t>(bytes), "the caller's header is newer and uses a field this library does not know");
+    }
+  }
+  std::memcpy(&adopted, given, bytes < sizeof(TStruct) ? bytes : sizeof(TStruct));
+  return {};
+}
+
+Strides strides_of(const lean_tensor& t) noexcept { return {t.sequence_stride, t.head_stride, t.token_stride, t.dim_stride}; }
+TensorView input(const lean_tensor& t) noexcept { return {t.data, static_cast<DType>(t.dtype), strides_of(t)}; }
+OutputView output(const lean_tensor& t) noexcept { return {t.data, static_cast<DType>(t.dtype), strides_of(t)}; }
+
+Scores scores_of(const lean_problem& c) noexcept {
+  return {.scale = c.scale,
+          .causal = c.causal != 0,
+          .window_left = c.window_left,
+          .window_right = c.window_right,
+          .softcap = c.softcap,
+          .alibi_slopes = c.alibi_slopes,
+          .sinks = c.sinks,
+          .mask = c.mask,
+          .mask_dtype = static_cast<DType>(c.mask_dtype),
+          .mask_is_boolean = c.mask_is_boolean != 0,
+          .mask_strides = {c.mask_sequence_stride, c.mask_head_stride, c.mask_query_stride, c.mask_key_stride},
+          .tree_mask = c.tree_mask};
+}
+
+Problem to_cpp(const lean_problem& c) noexcept {
+  return {.batch = c.batch,
+          .q_heads = c.q_heads,
+          .kv_heads = c.kv_heads,
+          .head_dim = c.head_dim,
+          .value_dim = c.value_dim,
+          .q = input(c.q),
+          .k = input(c.k),
+          .v = input(c.v),
+          .o = output(c.o),
+          .lse = {c.lse, c.lse_sequence_stride, c.lse_head_stride, c.lse_token_stride},
+          .q_tokens = c.q_tokens,
+          .cu_q_tokens = c.cu_q_tokens,
+          .total_q_tokens = c.total_q_tokens,
+          .kv_capacity = c.kv_capacity,
+          .kv_lengths = c.kv_lengths,
+          .kv_left_pad = c.kv_left_pad,
+          .cu_kv_tokens = c.cu_kv_tokens,
+          .total_kv_tokens = c.total_kv_tokens,
+          .pages = {c.page_tokens, c.page_count, c.block_table, c.block_table_stride, c.page_indptr, c.page_indices},
+          .scores = scores_of(c),
+          .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0},
+          .k_scales = c.k_scales,
+          .v_scales = c.v_scales,
+          .scales_per_head = c.scales_per_head != 0};
+}
+
+Options to_cpp(const lean_options& c) noexcept {
+  return {.backend = static_cast<Backend>(c.backend),
+          .policy = {static_cast<Policy::Kind>(c.policy), c.splits, c.chunk_tokens},
+          .fixup = static_cast<Fixup>(c.fixup),
+          .determinism = static_cast<Determinism>(c.determinism),
+          .workers = c.workers,
+          .cpu_isa = static_cast<CpuIsa>(c.cpu_isa),
+          .stream = c.stream};
+}
+
+/// A problem and options as the C++ interface takes them; `status` says why not.
+struct Adopted {
+  Status status;
+  Problem problem;
+  Options options;
+  Executor executor;
+
+  Adopted(const lean_problem* problem_c, const lean_options* options_c) noexcept {
+    lean_problem p;
+    lean_options o;
+    lean_problem_init(&p);
+    lean_options_init(&o);
+    status = adopt("problem", problem_c, kProblemBytesV0, p);
+    if (status.ok()) status = adopt("options", options_c, kOptionsBytesV0, o);
+    if (!status.ok()) return;
+    problem = to_cpp(p);
+    options = to_cpp(o);
+    if (o.executor != nullptr) {
+      executor = {o.executor->context, o.executor->run, o.executor->worker_count, o.executor->descending_or_concurrent != 0};
+      options.executor = &executor;
+    }
+  }
+  Adopted(const Adopted&) = delete;
+  Adopted& operator=(const Adopted&) = delete;
+};
+
+Options options_or_default(const lean_options* options) noexcept {
+  lean_options o;
+  lean_options_init(&o);
+  if (options != nullptr && options->struct_size >= kOptionsBytesV0) std::memcpy(&o, options, kOptionsBytesV0);
+  return to_cpp(o);
+}
+
+Workspace to_cpp(const lean_workspace* c) noexcept {
+  return c == nullptr ? Workspace{} : Workspace{c->state, c->state_bytes, c->scratch, c->scratch_bytes};
+}
+
+}  // namespace
+}  // namespace lean
+
+extern "C" {
+
+const char* lean_version(void) { return LEAN_VERSION_STRING; }
+
+const char* lean_status_name(std::int32_t code) { return lean::name_of(static_cast<lean::StatusCode>(code)); }
+
+void lean_problem_init(lean_problem* problem) {
+  if (problem == nullptr) return;
+  std::memset(problem, 0, sizeof(*problem));
+  problem->struct_size = sizeof(*problem);
+  problem->q_tokens = 1;
+  problem->window_left = -1;
+  problem->window_right = -1;
+  for (lean_tensor* t : {&problem->q, &problem->k, &problem->v, &problem->o, &problem->append_k, &problem->append_v}) t->dim_stride = 1;
+}
+
+void lean_options_init(lean_options* options) {
+  if (options == nullptr) return;
+  std::memset(options, 0, sizeof(*options));
+  options->struct_size = sizeof(*options);
+}
+
+lean_status lean_supports(const lean_problem* problem, const lean_options* options) {
+  const lean::Adopted call(problem, options);
+  return lean::to_c(call.status.ok() ? lean::supports(call.problem, call.options) : call.status);
+}
+
+lean_status lean_workspace_size(const lean_problem* problem, const lean_options* options, std::size_t* state_bytes, std::size_t* scratch_bytes) {
+  const lean::Adopted call(problem, options);
+  if (!call.status.ok()) return lean::to_c(call.status);
+  if (state_bytes == nullptr || scratch_bytes == nullptr) {
+    return lean::to_c(lean::refuse(lean::StatusCode::kInvalidArgument, "state_bytes, scratch_bytes", 0, "must not be null"));
+  }
+  const lean::WorkspaceSize size = lean::workspace_size(call.problem, call.options);
+  *state_bytes = size.state_bytes;
+  *scratch_bytes = size.scratch_bytes;
+  return lean::to_c(size.status);
+}
+
+lean_status lean_decode(const lean_problem* problem, const lean_options* options, const lean_workspace* workspace) {
+  const lean::Adopted call(problem, options);
+  if (!call.status.ok()) return lean::to_c(call.status);
+  return lean::to_c(lean::decode(call.problem, call.options, lean::to_cpp(workspace)));
+}
+
+lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options) {
+  return lean::to_c(lean::reset_workspace(lean::to_cpp(workspace), lean::options_or_default(options)));
+}
+
+lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options) {
+  return lean::to_c(lean::sticky_status(lean::to_cpp(workspace), lean::options_or_default(options)));
+}
+
+lean_status lean_check_lengths(const lean_problem* problem) {
+  lean_options options;
+  lean_options_init(&options);
+  const lean::Adopted call(problem, &options);
+  return lean::to_c(call.status.ok() ? lean::check_lengths(call.problem) : call.status);
+}
+
+lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim) {
+  return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim));
+}
+
+std::size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, std::int32_t format, char* buffer,
+                                  std::size_t buffer_bytes) {
+  const lean::Adopted call(problem, options);
+  if (!call.status.ok()) return 0;
+  try {
+    return lean::explain_schedule(call.problem, call.options, static_cast<lean::ScheduleFormat>(format), buffer, buffer_bytes);
+  } catch (...) {  // out of memory: the one call that allocates
+    return 0;
+  }
+}
+
+}  // extern "C"

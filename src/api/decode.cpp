@@ -1,0 +1,110 @@
+// The C++ interface: validate -> select -> schedule -> launch. Every public call starts here and no check is made twice.
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+
+#include "api/option_preconditions.hpp"
+#include "backends/cpu/cpu_backend.hpp"
+#include "base/message.hpp"
+#include "fixup/workspace.hpp"
+#include "lean/lean.hpp"
+#include "problem/preconditions.hpp"
+
+namespace lean {
+namespace {
+
+/// The functions of a backend that the API calls; one row per backend built in.
+struct BackendEntry {
+  Status (*supports)(const Problem&, const Options&) noexcept;
+  WorkspaceSize (*workspace_size)(const Problem&, const Options&) noexcept;
+  Status (*decode)(const Problem&, const Options&, const Workspace&) noexcept;
+};
+
+const BackendEntry* backend_of(Backend backend) noexcept {
+  static constexpr BackendEntry kCpu{cpu::supports, cpu::workspace_size, cpu::decode};
+  return backend == Backend::kCpu ? &kCpu : nullptr;
+}
+
+/// `options` are resolved.
+Status check(const Problem& problem, const Options& options) noexcept {
+  if (const Status status = option_preconditions().check(options); !status.ok()) return status;
+  if (const Status status = problem_preconditions().check(problem); !status.ok()) return status;
+  const BackendEntry* backend = backend_of(options.backend);
+  if (backend == nullptr) {
+    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+  }
+  return backend->supports(problem, options);
+}
+
+bool misaligned(const void* pointer) noexcept { return reinterpret_cast<std::uintptr_t>(pointer) % kWorkspaceAlignment != 0; }
+
+bool overlaps(const void* a, std::size_t a_bytes, const void* b) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(a);
+  const auto at = reinterpret_cast<std::uintptr_t>(b);
+  return at >= begin && at - begin < a_bytes;
+}
+
+Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::size_t needed) noexcept {
+  if (pointer == nullptr || bytes < needed) {
+    Status status{.code = StatusCode::kWorkspaceTooSmall};
+    std::snprintf(status.message, sizeof(status.message), "%s_bytes = %zu%s: %zu needed", name, bytes, pointer == nullptr ? " (null)" : "", needed);
+    return status;
+  }
+  if (misaligned(pointer)) {
+    return refuse(StatusCode::kWorkspaceMisaligned, name, static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)),
+                  "must be aligned to 256 bytes");
+  }
+  return {};
+}
+
+Status check_workspace(const Problem& problem, const Workspace& workspace, const WorkspaceSize& need) noexcept {
+  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, need.state_bytes); !s.ok()) return s;
+  if (const Status s = check_memory("workspace.scratch", workspace.scratch, workspace.scratch_bytes, need.scratch_bytes); !s.ok()) return s;
+  for (const void* tensor : {static_cast<const void*>(problem.o.data), problem.q.data, problem.k.data, problem.v.data}) {
+    if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) || overlaps(workspace.state, workspace.state_bytes, tensor))) {
+      return refuse(StatusCode::kInvalidArgument, "workspace", static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor)),
+                    "must not overlap a tensor");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status supports(const Problem& problem, const Options& options) noexcept { return check(problem, resolve(options)); }
+
+WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
+  const Options resolved = resolve(options);
+  if (const Status status = check(problem, resolved); !status.ok()) return {.status = status, .state_bytes = 0, .scratch_bytes = 0};
+  return backend_of(resolved.backend)->workspace_size(problem, resolved);
+}
+
+Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
+  const Options resolved = resolve(options);
+  if (const Status status = check(problem, resolved); !status.ok()) return status;
+  if (problem.batch == 0) return {};
+  const BackendEntry& backend = *backend_of(resolved.backend);
+  if (const Status status = check_workspace(problem, workspace, backend.workspace_size(problem, resolved)); !status.ok()) return status;
+  return backend.decode(problem, resolved, workspace);
+}
+
+Status reset_workspace(const Workspace& workspace, const Options& options) noexcept {
+  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok()) return s;
+  if (backend_of(options.backend) == nullptr) {
+    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+  }
+  std::memset(workspace.state, 0, workspace.state_bytes);
+  return {};
+}
+
+Status sticky_status(const Workspace& workspace, const Options& options) noexcept {
+  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok()) return s;
+  if (backend_of(options.backend) == nullptr) {
+    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+  }
+  const auto code = static_cast<const fixup::StateHeader*>(workspace.state)->sticky_code;
+  if (code == 0) return {};
+  return refuse(static_cast<StatusCode>(code), "lengths", code, "a length array held a value outside [0, capacity]; it was clamped");
+}
+
+}  // namespace lean

@@ -1,0 +1,42 @@
+// explain_schedule(): the schedule a call would follow, as text, JSON or SVG.
+#include "schedule/explain.hpp"
+
+#include <cstring>
+
+#include "api/option_preconditions.hpp"
+#include "backends/cpu/cpu_backend.hpp"
+#include "lean/lean.hpp"
+
+namespace lean {
+namespace {
+
+std::string explain(const Problem& problem, const Options& options, ScheduleFormat format) {
+  const tile::TileConfig config = cpu::select_tile(problem);
+  const schedule::ScheduleMap map = schedule::build_map({.lengths = LengthSource(problem),
+                                                         .shape = cpu::line_shape(problem, config),
+                                                         .cost_model = cpu::cost_model(),
+                                                         .policy = options.policy,
+                                                         .workers = cpu::worker_count(options)});
+  switch (format) {
+    case ScheduleFormat::kText: return schedule::to_text(map);
+    case ScheduleFormat::kJson: return schedule::to_json(map);
+    case ScheduleFormat::kSvg: return schedule::to_svg({map}, {});
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format, char* buffer, std::size_t buffer_bytes) {
+  const Options resolved = resolve(options);
+  if (!supports(problem, resolved).ok()) return 0;
+  const std::string text = explain(problem, resolved, format);
+  if (buffer != nullptr && buffer_bytes > 0) {
+    const std::size_t kept = text.size() < buffer_bytes ? text.size() : buffer_bytes - 1;
+    std::memcpy(buffer, text.data(), kept);
+    buffer[kept] = '\0';
+  }
+  return text.size() + 1;
+}
+
+}  // namespace lean

@@ -1,0 +1,351 @@
+// LeanTile on a CPU, written once for all instruction sets: LeanAttention, Alg. 1, lines 14-26.
+// Included by highway_targets.cpp once per target and by scalar_target.cpp; not a header that compiles alone.
+//
+// Register plan: scores keep kRows x kTokens sums in registers and reduce them four at a time; accumulate keeps
+// kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded.
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lean::cpu::HWY_NAMESPACE {
+namespace {  // the scalar target is compiled in two files
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using Vec = hn::Vec<F32>;
+using I32 = hn::RebindToSigned<F32>;
+using U32 = hn::RebindToUnsigned<F32>;
+
+constexpr std::int32_t kLanes = HWY_LANES(float);  // fixed-size targets only
+
+// ---- loads and stores by element type -------------------------------------------------------------------------------
+
+/// The first n < kLanes elements, zeros behind them; never reads past element n - 1.
+template <typename TTag, typename TLane = hn::TFromD<TTag>>
+HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t n) {
+#if HWY_MAX_BYTES >= 64
+  return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(n)), tag, p);
+#else
+  HWY_ALIGN TLane padded[HWY_MAX_BYTES / sizeof(TLane)] = {};
+  for (std::int32_t i = 0; i < n; ++i) padded[i] = p[i];
+  return hn::LoadU(tag, padded);
+#endif
+}
+
+template <typename T>
+struct Element;
+
+template <>
+struct Element<float> {
+  using Storage = float;
+  static HWY_INLINE Vec load(const Storage* p) { return hn::LoadU(F32(), p); }
+  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return load_first_lanes(F32(), p, n); }
+  static float get(Storage x) { return x; }
+  static Storage put(float x) { return x; }
+};
+
+template <>
+struct Element<Half> {
+  using Storage = std::uint16_t;
+  using Tag = hn::Rebind<hwy::float16_t, F32>;
+  using BitsTag = hn::Rebind<std::uint16_t, F32>;
+  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits)); }
+  static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
+  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
+  static float get(Storage x) { return to_float(Half{x}); }
+  static Storage put(float x) { return from_float<Half>(x).bits; }
+};
+
+template <>
+struct Element<BFloat16> {
+  using Storage = std::uint16_t;
+  using BitsTag = hn::Rebind<std::uint16_t, F32>;
+  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits))); }
+  static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
+  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
+  static float get(Storage x) { return to_float(BFloat16{x}); }
+  static Storage put(float x) { return from_float<BFloat16>(x).bits; }
+};
+
+template <typename T>
+using StorageOf = typename Element<T>::Storage;
+
+template <typename T>
+const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
+  return reinterpret_cast<const StorageOf<T>*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
+}
+
+// ---- prefetch: one step of the next tile's rows for each step of this one ---------------------------------------------
+
+HWY_INLINE void prefetch_tokens(const Prefetch& next, std::int32_t begin, std::int32_t end) {
+  constexpr std::int32_t kLineBytes = 64;
+  if (end > next.tokens) end = next.tokens;
+  for (std::int32_t t = begin; t < end; ++t) {
+    const auto* row = static_cast<const std::byte*>(next.data) + t * next.token_stride_bytes;
+    for (std::int32_t b = 0; b < next.bytes; b += kLineBytes) hwy::Prefetch(row + b);
+  }
+}
+
+// ---- scores ---------------------------------------------------------------------------------------------------------
+
+/// Lane sums of four accumulators, stored side by side; the same tree for each of the four.
+HWY_INLINE void store_lane_sums(const Vec* acc, float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) out[i] = hn::GetLane(acc[i]);
+#else
+  const F32 f32;
+  const hn::RebindToUnsigned<hn::Repartition<double, F32>> u64;
+  const Vec ab = hn::Add(hn::InterleaveLower(f32, acc[0], acc[1]), hn::InterleaveUpper(f32, acc[0], acc[1]));
+  const Vec cd = hn::Add(hn::InterleaveLower(f32, acc[2], acc[3]), hn::InterleaveUpper(f32, acc[2], acc[3]));
+  const auto ab64 = hn::BitCast(u64, ab);
+  const auto cd64 = hn::BitCast(u64, cd);
+  Vec sums = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)), hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
+  // Each 128-bit block now holds (a, b, c, d) over its own lanes: add the blocks.
+#if HWY_MAX_BYTES >= 32
+  const hn::Half<F32> half;
+  const auto sums_256 = [&] {
+#if HWY_MAX_BYTES >= 64
+    return hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums));
+#else
+    return sums;
+#endif
+  }();
+  const hn::Full128<float> f128;
+  const hn::DFromV<decltype(sums_256)> f256;
+  hn::StoreU(hn::Add(hn::LowerHalf(f128, sums_256), hn::UpperHalf(f128, sums_256)), f128, out);
+  (void)half;
+  (void)f256;
+#else
+  hn::StoreU(sums, f32, out);
+#endif
+#endif
+}
+
+/// Scores of kRows rows with kTokens tokens; tokens past the end repeat the last one and are masked later. Rows of s
+/// are written in groups of four: what a group writes past kTokens is overwritten by the next block or never read.
+template <typename T, int kRows, int kTokens>
+HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s) {
+  const F32 f32;
+  const StorageOf<T>* keys[std::size_t{kTokens}];
+  for (int t = 0; t < kTokens; ++t) keys[t] = token_row<T>(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  const float* queries = q.f32.row(row);
+  constexpr int kPadded = (kTokens + 3) / 4 * 4;
+  Vec acc[std::size_t{kRows * kPadded}];
+  for (Vec& a : acc) a = hn::Zero(f32);
+  const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
+    Vec key[std::size_t{kTokens}];
+    for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec query = hn::Load(f32, queries + r * q.f32.stride + d);
+      for (int t = 0; t < kTokens; ++t) acc[r * kPadded + t] = hn::MulAdd(query, key[t], acc[r * kPadded + t]);
+    }
+  };
+  std::int32_t d = 0;
+  for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
+  if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kPadded; t += 4) store_lane_sums(acc + r * kPadded + t, s.row(row + r) + token + t);
+  }
+}
+
+template <typename T, int kRows, int kTokens>
+HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, const Prefetch& next) {
+  for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
+    prefetch_tokens(next, token, token + kTokens);
+    scores_block<T, kRows, kTokens>(q, row, k, token, s);
+  }
+}
+
+template <typename T>
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& next) noexcept {
+  constexpr int kWide = HWY_MAX_BYTES >= 64 ? 4 : 3;  // sums of 4 rows that fit 32 registers or 16
+  Prefetch pending = next;                           // only the first pass over the tile prefetches
+  std::int32_t row = 0;
+  for (; row + 4 <= s.rows; row += 4) {
+    scores_rows<T, 4, kWide>(q, row, k, s, pending);
+    pending = {};
+  }
+  for (; row + 2 <= s.rows; row += 2) {
+    scores_rows<T, 2, 4>(q, row, k, s, pending);
+    pending = {};
+  }
+  if (row < s.rows) scores_rows<T, 1, 8>(q, row, k, s, pending);
+}
+
+// ---- online softmax -------------------------------------------------------------------------------------------------
+
+/// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
+/// Polynomial: minimax fit of 2^f on [-1/2, 1/2] with p(0) = 1, degree 6 (relative error 2e-9 before rounding).
+HWY_INLINE Vec exp2_nonpositive(Vec x) {
+  const F32 f32;
+  const I32 i32;
+  const Vec whole = hn::Round(hn::Max(x, hn::Set(f32, -127.0F)));
+  const Vec f = hn::Sub(x, whole);
+  Vec p = hn::Set(f32, 0.00015353362F);
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.0555033237F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.240226477F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
+  const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
+  // Not (x >= -126) would also catch NaN: compare the other way round.
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Mul(p, power));
+}
+
+/// Largest scaled score a row sees; the lanes past `visible` become -inf. Returns NaN if any seen score is NaN.
+HWY_INLINE float mask_and_max(float* s, std::int32_t padded, std::int32_t visible, float scale) {
+  const F32 f32;
+  const I32 i32;
+  const Vec factor = hn::Set(f32, scale);
+  const Vec none = hn::Set(f32, softmax::kNegInf);
+  Vec best = none;
+  Vec nan_seen = hn::Zero(f32);
+  for (std::int32_t t = 0; t < padded; t += kLanes) {
+    Vec x = hn::Mul(hn::Load(f32, s + t), factor);
+    if (t + kLanes > visible) {
+      const auto seen = hn::Lt(hn::Iota(i32, t), hn::Set(i32, visible));
+      x = hn::IfThenElse(hn::RebindMask(f32, seen), x, none);
+    }
+    hn::Store(x, f32, s + t);
+    best = hn::Max(best, x);
+    nan_seen = hn::Add(nan_seen, hn::IfThenElseZero(hn::Ne(x, x), x));
+  }
+  return hn::GetLane(hn::Add(hn::MaxOfLanes(f32, best), hn::SumOfLanes(f32, nan_seen)));
+}
+
+void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept {
+  const F32 f32;
+  const std::int32_t padded = (tokens + kLanes - 1) / kLanes * kLanes;
+  for (std::int32_t r = 0; r < s.rows; ++r) {
+    float* p = s.row(r);
+    const float tile_max = mask_and_max(p, padded, rows.visible[r], rows.scale);
+    const float m_old = rows.m[r];
+    const float m_new = tile_max > m_old || tile_max != tile_max ? tile_max : m_old;
+    if (m_new == softmax::kNegInf) {  // nothing seen yet: p = 0, and O and l stay what they are
+      for (std::int32_t t = 0; t < padded; t += kLanes) hn::Store(hn::Zero(f32), f32, p + t);
+      rows.rescale[r] = 1.0F;
+      continue;
+    }
+    const Vec shift = hn::Set(f32, m_new);
+    Vec sum = hn::Zero(f32);
+    for (std::int32_t t = 0; t < padded; t += kLanes) {
+      const Vec e = exp2_nonpositive(hn::Sub(hn::Load(f32, p + t), shift));
+      hn::Store(e, f32, p + t);
+      sum = hn::Add(sum, e);
+    }
+    rows.rescale[r] = m_new == m_old ? 1.0F : softmax::rescale_factor(m_old, m_new);
+    rows.l[r] = rows.l[r] * rows.rescale[r] + hn::GetLane(hn::SumOfLanes(f32, sum));
+    rows.m[r] = m_new;
+  }
+}
+
+// ---- accumulate -----------------------------------------------------------------------------------------------------
+
+/// O of kRows rows and kVectors vectors from dim `d` on, held in registers over all tokens of the tile.
+template <typename T, int kRows, int kVectors>
+HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
+                                 std::int32_t d, const Prefetch& next) {
+  const F32 f32;
+  float* out = o.row(row) + d;
+  Vec acc[std::size_t{kRows * kVectors}];
+  for (int r = 0; r < kRows; ++r) {
+    const Vec factor = hn::Set(f32, rescale[row + r]);
+    for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::Mul(hn::Load(f32, out + r * o.stride + i * kLanes), factor);
+  }
+  const float* weights = p.row(row);
+  const bool whole = kVectors > 1 || d + kLanes <= v.dims;  // only the last single vector may be cut short
+  for (std::int32_t t = 0; t < v.tokens; ++t) {
+    prefetch_tokens(next, t, t + 1);
+    const StorageOf<T>* values = token_row<T>(v, t) + d;
+    Vec value[std::size_t{kVectors}];
+    for (int i = 0; i < kVectors; ++i) {
+      value[i] = whole ? Element<T>::load(values + i * kLanes) : Element<T>::load_first(values, v.dims - d);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = hn::Set(f32, weights[r * p.stride + t]);
+      for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::MulAdd(weight, value[i], acc[r * kVectors + i]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVectors; ++i) hn::Store(acc[r * kVectors + i], f32, out + r * o.stride + i * kLanes);
+  }
+}
+
+template <typename T, int kRows, int kVectors>
+HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
+                                const Prefetch& next) {
+  Prefetch pending = next;
+  std::int32_t d = 0;
+  for (; d + kVectors * kLanes <= v.dims; d += kVectors * kLanes) {
+    if (kVectors == 3 && d + 4 * kLanes == v.dims) break;  // four left: two and two, not three and one
+    accumulate_block<T, kRows, kVectors>(o, p, row, v, rescale, d, pending);
+    pending = {};
+  }
+  for (; kVectors == 3 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, pending);
+  for (; d < v.dims; d += kLanes) {
+    accumulate_block<T, kRows, 1>(o, p, row, v, rescale, d, pending);
+    pending = {};
+  }
+}
+
+template <typename T>
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& next) noexcept {
+  constexpr int kWide = HWY_MAX_BYTES >= 64 ? 4 : 3;  // vectors of 4 rows that fit 32 registers or 16
+  Prefetch pending = next;
+  std::int32_t row = 0;
+  for (; row + 4 <= o.rows; row += 4) {
+    accumulate_rows<T, 4, kWide>(o, p, row, v, rescale, pending);
+    pending = {};
+  }
+  for (; row + 2 <= o.rows; row += 2) {
+    accumulate_rows<T, 2, 4>(o, p, row, v, rescale, pending);
+    pending = {};
+  }
+  if (row < o.rows) accumulate_rows<T, 1, 8>(o, p, row, v, rescale, pending);
+}
+
+// ---- rows in and out, merge -----------------------------------------------------------------------------------------
+
+template <typename T>
+void load_row(const void* in, float* out, std::int32_t dims) noexcept {
+  const auto* values = static_cast<const StorageOf<T>*>(in);
+  std::int32_t d = 0;
+  for (; d + kLanes <= dims; d += kLanes) hn::StoreU(Element<T>::load(values + d), F32(), out + d);
+  for (; d < dims; ++d) out[d] = Element<T>::get(values[d]);
+}
+
+template <typename T>
+void store_row(const float* in, float scale, void* out, std::int32_t dims) noexcept {
+  auto* values = static_cast<StorageOf<T>*>(out);
+  // A row without weight is 0 even where O holds NaN * 0.
+  for (std::int32_t d = 0; d < dims; ++d) values[d] = Element<T>::put(scale == 0.0F ? 0.0F : in[d] * scale);
+}
+
+void merge_row(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept {
+  const F32 f32;
+  const Vec factor = hn::Set(f32, step.factor);
+  for (std::int32_t d = 0; d < dims; d += kLanes) {  // rows are padded to whole vectors
+    const Vec a = hn::LoadU(f32, into + d);
+    const Vec b = hn::LoadU(f32, other + d);
+    hn::StoreU(step.first_is_big ? hn::MulAdd(b, factor, a) : hn::MulAdd(a, factor, b), f32, into + d);
+  }
+}
+
+[[maybe_unused]] TileKernels tile_kernels() noexcept {
+  return {
+      .name = hwy::TargetName(HWY_TARGET),
+      .scores = {scores<float>, scores<Half>, scores<BFloat16>},
+      .online_softmax = online_softmax,
+      .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>},
+      .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>},
+      .store_row = {store_row<float>, store_row<Half>, store_row<BFloat16>},
+      .merge_row = merge_row,
+  };
+}
+
+}  // namespace
+}  // namespace lean::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

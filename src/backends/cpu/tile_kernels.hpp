@@ -1,0 +1,84 @@
+// TileKernels: the vector loops of a LeanTile on one instruction set, as a table of plain functions. The worker loop
+// (worker.cpp) calls them; lean_tile-inl.hpp is their one source, compiled once per instruction set through Highway.
+//
+// Arithmetic contract, the same for every row whatever else is in its row block (batch invariance rests on it):
+// a dot product adds its vectors in order into one accumulator and reduces its lanes in one fixed tree; O adds tokens
+// in order; l adds lanes in order, tile by tile.
+#pragma once
+
+#include <cstdint>
+
+#include "lean/options.hpp"
+#include "lean/problem.hpp"
+#include "softmax/state.hpp"
+
+namespace lean::cpu {
+
+/// Row strides of the private buffers are multiples of this many floats: a whole vector of any instruction set.
+inline constexpr std::int32_t kLaneMultiple = 16;
+
+/// K or V of one LeanTile: `tokens` rows of `dims` contiguous elements.
+struct TokenRows {
+  const void* data = nullptr;
+  std::int64_t token_stride_bytes = 0;
+  std::int32_t tokens = 0;
+  std::int32_t dims = 0;
+};
+
+/// The next rows to be read, to prefetch while computing; null: none.
+struct Prefetch {
+  const void* data = nullptr;
+  std::int64_t token_stride_bytes = 0;
+  std::int32_t tokens = 0;
+  std::int32_t bytes = 0;  // of one row
+};
+
+/// Private buffers of one segment, fp32: rows x stride.
+struct RowBuffer {
+  float* data = nullptr;
+  std::int32_t rows = 0;
+  std::int32_t stride = 0;
+
+  [[nodiscard]] float* row(std::int32_t r) const noexcept { return data + static_cast<std::int64_t>(r) * stride; }
+};
+
+/// Queries of a segment as the scores function wants them: fp32, and bf16 pairs where the instruction set multiplies those.
+struct QueryRows {
+  RowBuffer f32;
+  std::uint16_t* bf16 = nullptr;  // rows x f32.stride
+};
+
+struct SoftmaxRows {
+  float scale = 0.0F;                     // log2-domain factor of a raw score
+  const std::int32_t* visible = nullptr;  // tokens of this tile each row sees, [0, tokens]
+  float* m = nullptr;
+  float* l = nullptr;
+  float* rescale = nullptr;               // out: exp2(m_old - m_new), to be applied to O
+};
+
+struct TileKernels {
+  const char* name;
+  /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
+  void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& next) noexcept;
+  /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
+  void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
+  /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
+  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& next) noexcept;
+  /// out[i] = float(in[i]).
+  void (*load_row[3])(const void* in, float* out, std::int32_t dims) noexcept;
+  /// out[i] = T(in[i] scale), rounded to nearest even.
+  void (*store_row[3])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
+  /// O of two partials under a merge step, into the first.
+  void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
+};
+
+/// Index into the tables above; fp8 has none.
+[[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
+
+/// The table of an available instruction set; kBest resolves to the widest.
+[[nodiscard]] const TileKernels& kernels_for(CpuIsa isa) noexcept;
+
+/// True where probabilities are rounded to bf16 before they meet V (AVX-512-BF16): what the error bound must know.
+[[nodiscard]] bool rounds_probabilities(CpuIsa isa, DType dtype) noexcept;
+
+}  // namespace lean::cpu

@@ -1,0 +1,39 @@
+// One worker of a call: LeanAttention, Alg. 2. It walks its segments, computes each by LeanTiles, and writes the output itself
+// or hands its partial to the fix-up. All workers run the same Call; nothing in it changes while they do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/tile_kernels.hpp"
+#include "backends/cpu/worker_memory.hpp"
+#include "fixup/workspace.hpp"
+#include "lean/options.hpp"
+#include "lean/problem.hpp"
+#include "problem/sequence.hpp"
+#include "schedule/segments.hpp"
+
+namespace lean::cpu {
+
+using Line = schedule::WorkLine<LengthSource>;
+
+struct Call {
+  const Problem& problem;
+  const Line& line;
+  const schedule::Plan& plan;
+  const TileKernels& kernels;
+  Fixup fixup;
+  LengthSource lengths;
+  fixup::Slots slots;
+  WorkerMemoryLayout memory;
+  std::byte* worker_memory;  // memory.bytes() for each worker
+  float log2_scale;
+};
+
+/// Computes every segment of `worker`. With Fixup::kTwoKernels shared outputs are left to merge_shared_outputs().
+void run_worker(const Call& call, std::int32_t worker) noexcept;
+
+/// The second pass of Fixup::kTwoKernels: merges the outputs whose first tile `worker` computed.
+void merge_shared_outputs(const Call& call, std::int32_t worker) noexcept;
+
+}  // namespace lean::cpu

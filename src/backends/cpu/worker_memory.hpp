@@ -1,0 +1,72 @@
+// WorkerMemory: the private buffers of one worker inside the call's scratch, so that a call allocates nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/tile_kernels.hpp"
+#include "base/int_math.hpp"
+#include "fixup/partial.hpp"
+#include "tile/tile_config.hpp"
+
+namespace lean::cpu {
+
+struct WorkerMemoryLayout {
+  tile::TileConfig config;         // head_dim and value_dim padded to kLaneMultiple
+  std::int32_t accumulators = 1;   // partials held at once: 1, or the chunk tree's stack
+  bool packs_tiles = false;        // K or V needs a contiguous fp32 copy of each tile
+
+  [[nodiscard]] constexpr fixup::PartialLayout partial() const noexcept { return {config.q_rows, config.value_dim}; }
+  [[nodiscard]] constexpr std::int32_t score_stride() const noexcept {
+    return static_cast<std::int32_t>(round_up(config.tile_tokens + 3, kLaneMultiple));  // scores are written in fours
+  }
+  [[nodiscard]] constexpr std::int64_t query_floats() const noexcept { return std::int64_t{config.q_rows} * config.head_dim; }
+  [[nodiscard]] constexpr std::int64_t query_bf16_floats() const noexcept { return round_up(query_floats() / 2, kLaneMultiple); }
+  [[nodiscard]] constexpr std::int64_t score_floats() const noexcept { return std::int64_t{config.q_rows} * score_stride(); }
+  [[nodiscard]] constexpr std::int64_t row_floats() const noexcept { return round_up(config.q_rows, kLaneMultiple); }
+  [[nodiscard]] constexpr std::int64_t partial_floats() const noexcept { return round_up(partial().floats(), kLaneMultiple); }
+  [[nodiscard]] constexpr std::int64_t packed_floats() const noexcept {
+    return packs_tiles ? std::int64_t{config.tile_tokens} * (config.head_dim + config.value_dim) : 0;
+  }
+  /// A page more than the sum, so that two workers never share a cache line or alias in the L1.
+  [[nodiscard]] constexpr std::int64_t bytes() const noexcept {
+    const std::int64_t floats = query_floats() + query_bf16_floats() + score_floats() + 2 * row_floats() +
+                                accumulators * partial_floats() + packed_floats();
+    return round_up(floats * static_cast<std::int64_t>(sizeof(float)), 4096) + 256;
+  }
+};
+
+struct WorkerMemory {
+  WorkerMemoryLayout layout;
+  float* query = nullptr;            // q_rows x head_dim
+  std::uint16_t* query_bf16 = nullptr;
+  float* scores = nullptr;           // q_rows x score_stride
+  float* rescale = nullptr;          // q_rows
+  std::int32_t* visible = nullptr;   // q_rows
+  float* partials = nullptr;
+  float* packed_k = nullptr;
+  float* packed_v = nullptr;
+
+  WorkerMemory(const WorkerMemoryLayout& memory_layout, std::byte* base) noexcept : layout(memory_layout) {
+    auto* next = reinterpret_cast<float*>(base);
+    const auto take = [&next](std::int64_t floats) {
+      float* taken = next;
+      next += floats;
+      return taken;
+    };
+    query = take(layout.query_floats());
+    query_bf16 = reinterpret_cast<std::uint16_t*>(take(layout.query_bf16_floats()));
+    scores = take(layout.score_floats());
+    rescale = take(layout.row_floats());
+    visible = reinterpret_cast<std::int32_t*>(take(layout.row_floats()));
+    partials = take(layout.accumulators * layout.partial_floats());
+    packed_k = take(layout.packs_tiles ? std::int64_t{layout.config.tile_tokens} * layout.config.head_dim : 0);
+    packed_v = next;
+  }
+
+  [[nodiscard]] fixup::Partial partial(std::int32_t place) const noexcept {
+    return layout.partial().at(partials + place * layout.partial_floats());
+  }
+};
+
+}  // namespace lean::cpu

@@ -1,0 +1,220 @@
+#include "backends/reference/reference.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <thread>
+
+#include "backends/reference/load.hpp"
+#include "backends/reference/visibility.hpp"
+#include "base/int_math.hpp"
+#include "base/message.hpp"
+#include "problem/address.hpp"
+#include "problem/preconditions.hpp"
+#include "problem/sequence.hpp"
+
+namespace lean::reference {
+namespace {
+
+constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kRowBlock = 64;     // rows whose scores are kept at once: bounds memory, no other meaning
+constexpr std::int64_t kTokenBlock = 128;  // tokens converted to double at once: stays in the level 2 cache
+
+/// sum_i f(a_i b_i) in eight independent lanes, so that the compiler may vectorise without reordering any sum.
+template <typename TFunction>
+double lane_sum(const double* a, const double* b, std::int64_t count, TFunction f) {
+  constexpr std::int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += f(a[i + lane] * b[i + lane]);
+  }
+  for (; i < count; ++i) lanes[i % kLanes] += f(a[i] * b[i]);
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+/// The rows of one kv head of one sequence, kRowBlock at a time. One per thread; its buffers are reused.
+class HeadOracle {
+ public:
+  HeadOracle(const Problem& problem, Answer& answer)
+      : problem_(problem),
+        answer_(answer),
+        group_(problem.q_heads / problem.kv_heads),
+        dv_(value_dim_of(problem)),
+        scale_(problem.scores.scale != 0.0F ? static_cast<double>(problem.scores.scale)
+                                            : 1.0 / std::sqrt(static_cast<double>(problem.head_dim))) {}
+
+  void run(std::int64_t sequence, std::int32_t kv_head) {
+    sequence_ = sequence;
+    kv_head_ = kv_head;
+    lengths_ = LengthSource(problem_)(sequence);
+    const std::int64_t rows = static_cast<std::int64_t>(lengths_.q_tokens) * group_;
+    for (std::int64_t begin = 0; begin < rows; begin += kRowBlock) run_rows(begin, min_of(rows, begin + kRowBlock));
+  }
+
+ private:
+  struct Row {
+    QueryRow query;
+    std::int64_t answer_row = 0;
+    std::vector<double> q;       // [d]
+    std::vector<double> weight;  // [kv tokens]: score, then exp(s - m), then p
+    std::vector<char> seen;      // [kv tokens]
+  };
+
+  void run_rows(std::int64_t begin, std::int64_t end) {
+    rows_.resize(static_cast<std::size_t>(end - begin));
+    for (std::int64_t r = begin; r < end; ++r) start_row(rows_[static_cast<std::size_t>(r - begin)], r);
+    for_each_token(problem_.k, problem_.head_dim, [this](std::int64_t token, std::span<const double> k) { add_scores(token, k); });
+    for (Row& row : rows_) softmax(row);
+    for_each_token(problem_.v, dv_, [this](std::int64_t token, std::span<const double> v) { add_values(token, v); });
+  }
+
+  void start_row(Row& row, std::int64_t packed) {
+    const PackedRow place = packed_row(packed, group_);
+    const std::int32_t head = kv_head_ * group_ + place.head_in_group;
+    row.query = {.sequence = sequence_, .head = head, .token = place.token};
+    row.answer_row = answer_.row(sequence_, place.token, head);
+    row.q.resize(static_cast<std::size_t>(problem_.head_dim));
+    const Strides& strides = problem_.q.strides;
+    const std::int64_t offset =
+        q_offset(strides, lengths_, {sequence_, head}, problem_.cu_q_tokens != nullptr) + place.token * strides.token;
+    load_run(problem_.q.data, problem_.q.dtype, offset, strides.dim, problem_.head_dim, row.q.data());
+    row.weight.assign(static_cast<std::size_t>(lengths_.kv_tokens()), kNegInf);
+    row.seen.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0);
+  }
+
+  /// Calls use(token counted from kv_begin, its `dims` elements as double) for every token that has an address.
+  template <typename TUse>
+  void for_each_token(const TensorView& tensor, std::int64_t dims, TUse use) {
+    block_.resize(static_cast<std::size_t>(kTokenBlock * dims));
+    for (std::int64_t begin = lengths_.kv_begin; begin < lengths_.kv_end; begin += kTokenBlock) {
+      const std::int64_t end = min_of(lengths_.kv_end, begin + kTokenBlock);
+      for (std::int64_t token = begin; token < end; ++token) {
+        const auto offset = token_offset(problem_, tensor.strides, lengths_, {sequence_, kv_head_}, token);
+        if (!offset) continue;  // a page outside the pool: skipped
+        double* out = block_.data() + (token - begin) * dims;
+        load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        use(token - lengths_.kv_begin, std::span<const double>(out, static_cast<std::size_t>(dims)));
+      }
+    }
+  }
+
+  void add_scores(std::int64_t index, std::span<const double> k) {
+    const std::int64_t token = lengths_.kv_begin + index;
+    for (Row& row : rows_) {
+      if (!sees(problem_, lengths_, row.query, token)) continue;
+      const double dot = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return x; });
+      const double magnitude = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return std::abs(x); });
+      row.weight[static_cast<std::size_t>(index)] = biased_score(problem_, lengths_, row.query, token, scale_ * dot);
+      row.seen[static_cast<std::size_t>(index)] = 1;
+      RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
+      ++facts.visible_tokens;
+      if (std::isfinite(magnitude)) facts.score_magnitude = std::max(facts.score_magnitude, std::abs(scale_) * magnitude);
+    }
+  }
+
+  /// Turns scores into probabilities. A score of -inf weighs exactly 0, also in a row that has no other.
+  void softmax(Row& row) {
+    const double sink =
+        problem_.scores.sinks != nullptr ? static_cast<double>(problem_.scores.sinks[row.query.head]) : kNegInf;
+    double m = sink;
+    for (const double s : row.weight) {
+      if (s > m) m = s;
+    }
+    double l = sink == kNegInf ? 0.0 : std::exp(sink - m);
+    for (double& w : row.weight) {
+      w = w == kNegInf ? 0.0 : std::exp(w - m);
+      l += w;
+    }
+    const auto r = static_cast<std::size_t>(row.answer_row);
+    answer_.facts[r].l = l;
+    answer_.lse[r] = l == 0.0 ? kNegInf : m + std::log(l);
+    if (l == 0.0) return;
+    for (double& w : row.weight) w /= l;
+  }
+
+  void add_values(std::int64_t index, std::span<const double> v) {
+    double max_abs = 0.0;
+    for (const double x : v) max_abs = std::max(max_abs, std::abs(x));
+    for (const Row& row : rows_) {
+      if (row.seen[static_cast<std::size_t>(index)] == 0) continue;  // by selection: what is not seen may be NaN
+      const double p = row.weight[static_cast<std::size_t>(index)];
+      const auto first = static_cast<std::size_t>(row.answer_row * dv_);
+      double* const o = &answer_.o[first];
+      double* const a = &answer_.abs_weighted[first];
+      double* const squares = &answer_.squares[first];
+      for (std::size_t i = 0; i < v.size(); ++i) {
+        const double pv = p * v[i];
+        o[i] += pv;
+        a[i] += std::abs(pv);
+        squares[i] += pv * pv;
+      }
+      RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
+      facts.max_abs_value = std::max(facts.max_abs_value, max_abs);
+    }
+  }
+
+  const Problem& problem_;
+  Answer& answer_;
+  std::int32_t group_;
+  std::int32_t dv_;
+  double scale_;
+  std::int64_t sequence_ = 0;
+  std::int32_t kv_head_ = 0;
+  Sequence lengths_;
+  std::vector<Row> rows_;
+  std::vector<double> block_;
+};
+
+Status refusal(const Problem& problem) {
+  if (bytes_of(problem.k.dtype) == 1) {
+    return refuse(StatusCode::kUnsupported, "k.dtype", static_cast<std::int64_t>(problem.k.dtype), "no float8 in the oracle yet");
+  }
+  if (problem.append.k.data != nullptr) return refuse(StatusCode::kUnsupported, "append.k", 1, "no append in the oracle yet");
+  return {};
+}
+
+Answer empty_answer(const Problem& problem) {
+  Answer answer;
+  answer.status = refusal(problem);
+  answer.q_heads = problem.q_heads;
+  answer.value_dim = value_dim_of(problem);
+  if (!answer.status.ok()) return answer;
+  const LengthSource lengths(problem);
+  answer.first_row.assign(1, 0);
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    answer.first_row.push_back(answer.first_row.back() + static_cast<std::int64_t>(lengths(b).q_tokens) * problem.q_heads);
+  }
+  const auto rows = static_cast<std::size_t>(answer.rows());
+  const std::size_t elements = rows * static_cast<std::size_t>(answer.value_dim);
+  answer.o.assign(elements, 0.0);
+  answer.abs_weighted.assign(elements, 0.0);
+  answer.squares.assign(elements, 0.0);
+  answer.lse.assign(rows, kNegInf);
+  answer.facts.assign(rows, {});
+  return answer;
+}
+
+}  // namespace
+
+Answer decode(const Problem& problem, int threads) {
+  Answer answer = empty_answer(problem);
+  if (!answer.status.ok()) return answer;
+  const std::int64_t items = problem.batch * problem.kv_heads;
+  std::atomic<std::int64_t> next{0};
+  const auto work = [&] {
+    HeadOracle oracle(problem, answer);
+    for (std::int64_t item = next++; item < items; item = next++) {
+      oracle.run(item / problem.kv_heads, static_cast<std::int32_t>(item % problem.kv_heads));
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  return answer;
+}
+
+}  // namespace lean::reference

@@ -1,0 +1,69 @@
+// fp16 and bf16 as storage types, converted by integer arithmetic with round-to-nearest-even.
+// Used where speed does not matter (oracle, odd layouts, tests); the backends convert with their own instructions
+// and must agree with these bit for bit on every finite value.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/hd.hpp"
+
+namespace lean {
+
+struct Half {
+  std::uint16_t bits = 0;
+};
+struct BFloat16 {
+  std::uint16_t bits = 0;
+};
+
+[[nodiscard]] constexpr float to_float(float x) noexcept { return x; }
+
+[[nodiscard]] constexpr float to_float(BFloat16 x) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+
+[[nodiscard]] constexpr float to_float(Half x) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000U) << 16;
+  const std::uint32_t exponent = (x.bits >> 10) & 0x1FU;
+  const std::uint32_t mantissa = x.bits & 0x3FFU;
+  if (exponent == 0x1F) return std::bit_cast<float>(sign | 0x7F800000U | (mantissa << 13));
+  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // subnormal: exact in fp32
+  return sign != 0 ? -magnitude : magnitude;
+}
+
+template <typename T>
+[[nodiscard]] constexpr T from_float(float x) noexcept;
+
+template <>
+[[nodiscard]] constexpr float from_float<float>(float x) noexcept {
+  return x;
+}
+
+template <>
+[[nodiscard]] constexpr BFloat16 from_float<BFloat16>(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};  // quiet NaN
+  const std::uint32_t rounding = 0x7FFFU + ((bits >> 16) & 1U);
+  return {static_cast<std::uint16_t>((bits + rounding) >> 16)};
+}
+
+template <>
+[[nodiscard]] constexpr Half from_float<Half>(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+  const auto with_sign = [sign](std::uint32_t low) { return Half{static_cast<std::uint16_t>(sign | low)}; };
+  if (magnitude > 0x7F800000U) return with_sign(0x7E00U | ((magnitude >> 13) & 0x3FFU));  // quiet NaN
+  if (magnitude >= 0x477FF000U) return with_sign(0x7C00U);                                // rounds to infinity
+  if (magnitude < 0x33000001U) return with_sign(0U);                                      // rounds to zero
+  const std::uint32_t exponent = magnitude >> 23;
+  std::uint32_t mantissa = (magnitude & 0x7FFFFFU) | 0x800000U;
+  const std::uint32_t shift = exponent < 113 ? 126 - exponent : 13;  // subnormals lose more bits
+  const std::uint32_t lost = mantissa & ((1U << shift) - 1U);
+  const std::uint32_t half = 1U << (shift - 1);
+  mantissa >>= shift;
+  if (lost > half || (lost == half && (mantissa & 1U) != 0)) ++mantissa;
+  return with_sign(exponent < 113 ? mantissa : mantissa + ((exponent - 113) << 10));
+}
+
+}  // namespace lean

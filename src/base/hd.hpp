@@ -1,0 +1,9 @@
+// LEAN_HD: marks functions that compile for the host and, under nvcc, for the device.
+// Rooms from problem to output are written with it, so the tests that run on a CPU test what a GPU runs.
+#pragma once
+
+#if defined(__CUDACC__)
+#define LEAN_HD __host__ __device__
+#else
+#define LEAN_HD
+#endif

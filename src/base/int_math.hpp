@@ -1,0 +1,36 @@
+// Integer arithmetic that cannot wrap: used by every room for counts, offsets and shares.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+
+namespace lean {
+
+/// ceil(a / b) for a >= 0, b > 0.
+LEAN_HD [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+
+/// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.
+LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept { return ceil_div(a, step) * step; }
+
+LEAN_HD [[nodiscard]] constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? a : b; }
+LEAN_HD [[nodiscard]] constexpr std::int64_t max_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? b : a; }
+LEAN_HD [[nodiscard]] constexpr std::int64_t clamp_to(std::int64_t a, std::int64_t low, std::int64_t high) noexcept {
+  return a < low ? low : (a > high ? high : a);
+}
+
+/// floor(total * index / parts) without forming the product: index <= parts < 2^31, total >= 0.
+LEAN_HD [[nodiscard]] constexpr std::int64_t share_begin(std::int64_t total, std::int64_t index, std::int64_t parts) noexcept {
+  return index * (total / parts) + index * (total % parts) / parts;
+}
+
+/// a * b, or -1 when it would exceed int64 or a factor is -1 already, so that products chain.
+[[nodiscard]] constexpr std::int64_t checked_product(std::int64_t a, std::int64_t b) noexcept {
+  if (a < 0 || b < 0) return -1;
+  if (a == 0 || b == 0) return 0;
+  return a > INT64_MAX / b ? -1 : a * b;
+}
+
+}  // namespace lean

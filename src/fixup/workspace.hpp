@@ -1,0 +1,75 @@
+// Workspace layout: where counters and slots lie. `state` is small, zeroed once and always left zero; `scratch` needs no
+// initialisation: nothing is read there that the same call has not written.
+//
+//   state    [StateHeader | level-1 counters, one a slot | level-2 counters, one a slot]
+//   scratch  [slots: q_rows x (dv + 2) floats x nodes | second bank, for groups | the backend's private part]
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "fixup/arrival.hpp"
+#include "fixup/chunk_tree.hpp"
+#include "fixup/partial.hpp"
+
+namespace lean::fixup {
+
+inline constexpr std::int64_t kStateHeaderBytes = 256;
+inline constexpr std::int64_t kAlignmentBytes = 256;
+
+struct StateHeader {
+  Counter owner = 0;        // 1 while a call is in flight
+  Counter sticky_code = 0;  // StatusCode of the first fault seen in device-resident data
+};
+
+/// Nodes a chunked partial consists of, kept in its slot.
+struct NodeList {
+  std::int32_t count = 0;
+  ChunkNode nodes[ChunkTree::kMaxNodes];
+};
+
+struct WorkspaceLayout {
+  std::int64_t slots = 0;          // slots of the first bank
+  bool second_bank = false;        // an output may have more than kMaxOneLevel contributors
+  std::int32_t nodes_per_slot = 1; // > 1: chunked partials, each slot begins with a NodeList
+  PartialLayout partial;
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t counters() const noexcept { return slots * (second_bank ? 2 : 1); }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t state_bytes() const noexcept {
+    return kStateHeaderBytes + round_up(counters() * static_cast<std::int64_t>(sizeof(Counter)), kAlignmentBytes);
+  }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t slot_bytes() const noexcept {
+    const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
+    return list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
+  }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes() * counters(); }
+};
+
+/// Pointers into a workspace laid out as above.
+struct Slots {
+  WorkspaceLayout layout;
+  std::byte* state = nullptr;
+  std::byte* scratch = nullptr;
+
+  [[nodiscard]] LEAN_HD StateHeader& header() const noexcept { return *reinterpret_cast<StateHeader*>(state); }
+  [[nodiscard]] LEAN_HD Counter* counters() const noexcept { return reinterpret_cast<Counter*>(state + kStateHeaderBytes); }
+
+  /// Level 1 for groups of contributors, level 2 for groups of groups; indexed by the group's or output's first slot.
+  [[nodiscard]] LEAN_HD Counter& counter(std::int64_t slot) const noexcept { return counters()[slot]; }
+  [[nodiscard]] LEAN_HD Counter& second_counter(std::int64_t slot) const noexcept { return counters()[layout.slots + slot]; }
+
+  [[nodiscard]] LEAN_HD NodeList& node_list(std::int64_t slot) const noexcept {
+    return *reinterpret_cast<NodeList*>(scratch + slot * layout.slot_bytes());
+  }
+  [[nodiscard]] LEAN_HD Partial partial(std::int64_t slot, std::int32_t node = 0) const noexcept {
+    std::byte* base = scratch + slot * layout.slot_bytes();
+    if (layout.nodes_per_slot > 1) base += round_up(sizeof(NodeList), kAlignmentBytes);
+    return layout.partial.at(reinterpret_cast<float*>(base) + node * layout.partial.floats());
+  }
+  /// Where the merged result of the group that begins with `slot` lies: a bank of its own, so that nobody overwrites what is
+  /// still being read.
+  [[nodiscard]] LEAN_HD Partial group_partial(std::int64_t slot) const noexcept { return partial(layout.slots + slot); }
+};
+
+}  // namespace lean::fixup

@@ -1,0 +1,225 @@
+#include "problem/preconditions.hpp"
+
+#include <array>
+#include <cmath>
+#include <initializer_list>
+
+#include "base/int_math.hpp"
+
+namespace lean {
+namespace {
+
+using P = const Problem&;
+
+constexpr std::int64_t kMaxInt32 = INT32_MAX;
+
+// What the schedule computes with: cost units of the whole line stay below 2^52, exact in a double as well.
+constexpr std::int64_t kMaxLineWork = std::int64_t{1} << 46;
+
+constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
+constexpr bool is_query_type(DType dtype) noexcept { return bytes_of(dtype) >= 2; }
+constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
+std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
+std::int64_t as_int(float x) noexcept { return std::isfinite(x) ? static_cast<std::int64_t>(x) : INT64_MIN; }
+bool aligned(const void* data, DType dtype) noexcept { return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes_of(dtype)) == 0; }
+
+bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
+bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }
+bool paged(P p) noexcept { return p.pages.page_tokens > 0; }
+
+/// Sizes of the four axes that a tensor's strides walk over.
+struct Extents {
+  std::int64_t sequences;
+  std::int64_t heads;
+  std::int64_t tokens;
+  std::int64_t dims;
+};
+
+Extents query_extents(P p, std::int32_t dims) noexcept {
+  const bool packed = p.cu_q_tokens != nullptr;
+  return {packed ? 1 : p.batch, p.q_heads, packed ? p.total_q_tokens : p.q_tokens, dims};
+}
+
+Extents key_extents(P p, std::int32_t dims) noexcept {
+  if (paged(p)) return {p.pages.page_count, p.kv_heads, p.pages.page_tokens, dims};
+  const bool packed = p.cu_kv_tokens != nullptr;
+  return {packed ? 1 : p.batch, p.kv_heads, packed ? p.total_kv_tokens : p.kv_capacity, dims};
+}
+
+/// Every byte offset of the tensor fits 63 bits.
+bool addressable(const Extents& n, const Strides& s) noexcept {
+  const auto reach = [](std::int64_t count, std::int64_t stride) {
+    if (stride == INT64_MIN) return std::int64_t{-1};
+    return checked_product(count > 0 ? count - 1 : 0, stride < 0 ? -stride : stride);
+  };
+  constexpr std::int64_t kMaxReach = INT64_MAX / 16 / 4;  // four axes, element size up to 16
+  for (const std::int64_t r : {reach(n.sequences, s.sequence), reach(n.heads, s.head), reach(n.tokens, s.token), reach(n.dims, s.dim)}) {
+    if (r < 0 || r > kMaxReach) return false;
+  }
+  return true;
+}
+
+/// No two elements share an address, seen from the strides: no axis longer than 1 stands still.
+bool distinct(const Extents& n, const Strides& s) noexcept {
+  return (n.sequences <= 1 || s.sequence != 0) && (n.heads <= 1 || s.head != 0) && (n.tokens <= 1 || s.token != 0) &&
+         (n.dims <= 1 || s.dim != 0);
+}
+
+Strides lse_strides(P p) noexcept { return {p.lse.sequence_stride, p.lse.head_stride, p.lse.token_stride, 0}; }
+
+/// Upper bound of row x token pairs over the whole line; -1 when it leaves 64 bits.
+std::int64_t line_work(P p) noexcept {
+  const std::int64_t q_tokens = p.cu_q_tokens != nullptr ? p.total_q_tokens + p.batch : checked_product(p.batch, p.q_tokens);
+  if (q_tokens < 0) return -1;
+  // A tile is at least 16 tokens of one row block; rows are counted singly, which only overestimates.
+  return checked_product(checked_product(q_tokens, p.q_heads), ceil_div(p.kv_capacity, 16) + 1);
+}
+
+constexpr auto kInvalid = StatusCode::kInvalidArgument;
+constexpr auto kTooLarge = StatusCode::kTooLarge;
+
+// clang-format off: one row, one precondition
+constexpr std::array kRows = {
+    Precondition<Problem>{kInvalid, "batch", "allowed 0 to 2147483647",
+                 [](P p) noexcept -> std::int64_t { return p.batch; },
+                 [](P p) noexcept { return p.batch >= 0 && p.batch <= kMaxInt32; }},
+    Precondition<Problem>{kInvalid, "q_heads", "allowed 1 or more",
+                 [](P p) noexcept -> std::int64_t { return p.q_heads; },
+                 [](P p) noexcept { return p.q_heads >= 1; }},
+    Precondition<Problem>{kInvalid, "kv_heads", "allowed 1 or more",
+                 [](P p) noexcept -> std::int64_t { return p.kv_heads; },
+                 [](P p) noexcept { return p.kv_heads >= 1; }},
+    Precondition<Problem>{kInvalid, "q_heads", "must be a multiple of kv_heads",
+                 [](P p) noexcept -> std::int64_t { return p.q_heads; },
+                 [](P p) noexcept { return p.q_heads % p.kv_heads == 0; }},
+    Precondition<Problem>{kInvalid, "head_dim", "allowed 1 to 256",
+                 [](P p) noexcept -> std::int64_t { return p.head_dim; },
+                 [](P p) noexcept { return p.head_dim >= 1 && p.head_dim <= 256; }},
+    Precondition<Problem>{kInvalid, "value_dim", "allowed 1 to 256, or 0 for head_dim",
+                 [](P p) noexcept -> std::int64_t { return p.value_dim; },
+                 [](P p) noexcept { return p.value_dim >= 0 && p.value_dim <= 256; }},
+    Precondition<Problem>{kInvalid, "q_tokens", "allowed 1 or more",
+                 [](P p) noexcept -> std::int64_t { return p.q_tokens; },
+                 [](P p) noexcept { return p.q_tokens >= 1; }},
+    Precondition<Problem>{kInvalid, "total_q_tokens", "allowed 0 to 2147483647 with cu_q_tokens, else 0",
+                 [](P p) noexcept -> std::int64_t { return p.total_q_tokens; },
+                 [](P p) noexcept { return p.total_q_tokens >= 0 && p.total_q_tokens <= (p.cu_q_tokens != nullptr ? kMaxInt32 : 0); }},
+    Precondition<Problem>{kInvalid, "kv_capacity", "allowed 0 or more",
+                 [](P p) noexcept -> std::int64_t { return p.kv_capacity; },
+                 [](P p) noexcept { return p.kv_capacity >= 0; }},
+    Precondition<Problem>{kInvalid, "total_kv_tokens", "allowed 0 to 2147483647 with cu_kv_tokens, else 0",
+                 [](P p) noexcept -> std::int64_t { return p.total_kv_tokens; },
+                 [](P p) noexcept { return p.total_kv_tokens >= 0 && p.total_kv_tokens <= (p.cu_kv_tokens != nullptr ? kMaxInt32 : 0); }},
+    Precondition<Problem>{kInvalid, "q.dtype", "allowed float32, float16, bfloat16",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.q.dtype); },
+                 [](P p) noexcept { return is_query_type(p.q.dtype); }},
+    Precondition<Problem>{kInvalid, "o.dtype", "must equal q.dtype",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.o.dtype); },
+                 [](P p) noexcept { return p.o.dtype == p.q.dtype; }},
+    Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8 with 16-bit q",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
+                 [](P p) noexcept { return p.k.dtype == p.q.dtype || (is_fp8(p.k.dtype) && bytes_of(p.q.dtype) == 2); }},
+    Precondition<Problem>{kInvalid, "v.dtype", "must equal k.dtype",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v.dtype); },
+                 [](P p) noexcept { return p.v.dtype == p.k.dtype; }},
+    Precondition<Problem>{kInvalid, "q.data", "must not be null",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.q.data); },
+                 [](P p) noexcept { return !has_queries(p) || p.q.data != nullptr; }},
+    Precondition<Problem>{kInvalid, "o.data", "must not be null",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
+                 [](P p) noexcept { return !has_queries(p) || p.o.data != nullptr; }},
+    Precondition<Problem>{kInvalid, "k.data", "must not be null when kv_capacity > 0",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k.data); },
+                 [](P p) noexcept { return !has_keys(p) || p.k.data != nullptr; }},
+    Precondition<Problem>{kInvalid, "v.data", "must not be null when kv_capacity > 0",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
+                 [](P p) noexcept { return !has_keys(p) || p.v.data != nullptr; }},
+    Precondition<Problem>{kInvalid, "q.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.q.data); },
+                 [](P p) noexcept { return aligned(p.q.data, p.q.dtype); }},
+    Precondition<Problem>{kInvalid, "k.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k.data); },
+                 [](P p) noexcept { return aligned(p.k.data, p.k.dtype); }},
+    Precondition<Problem>{kInvalid, "v.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
+                 [](P p) noexcept { return aligned(p.v.data, p.v.dtype); }},
+    Precondition<Problem>{kInvalid, "o.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
+                 [](P p) noexcept { return aligned(p.o.data, p.o.dtype); }},
+    Precondition<Problem>{kInvalid, "lse.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.lse.data); },
+                 [](P p) noexcept { return aligned(p.lse.data, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "o.data", "must not be q.data: outputs may be written before the last query is read",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
+                 [](P p) noexcept { return p.o.data == nullptr || p.o.data != p.q.data; }},
+    Precondition<Problem>{kInvalid, "o.data", "must not be k.data or v.data",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
+                 [](P p) noexcept { return p.o.data == nullptr || (p.o.data != p.k.data && p.o.data != p.v.data); }},
+    Precondition<Problem>{kTooLarge, "q.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.q.strides.token; },
+                 [](P p) noexcept { return addressable(query_extents(p, p.head_dim), p.q.strides); }},
+    Precondition<Problem>{kTooLarge, "o.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.o.strides.token; },
+                 [](P p) noexcept { return addressable(query_extents(p, value_dim_of(p)), p.o.strides); }},
+    Precondition<Problem>{kTooLarge, "k.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.k.strides.token; },
+                 [](P p) noexcept { return addressable(key_extents(p, p.head_dim), p.k.strides); }},
+    Precondition<Problem>{kTooLarge, "v.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.v.strides.token; },
+                 [](P p) noexcept { return addressable(key_extents(p, value_dim_of(p)), p.v.strides); }},
+    Precondition<Problem>{kTooLarge, "lse.token_stride", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.lse.token_stride; },
+                 [](P p) noexcept { return addressable(query_extents(p, 1), lse_strides(p)); }},
+    Precondition<Problem>{kInvalid, "o.strides", "no stride may be 0 on an axis longer than 1: outputs must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.o.strides.token; },
+                 [](P p) noexcept { return !has_queries(p) || distinct(query_extents(p, value_dim_of(p)), p.o.strides); }},
+    Precondition<Problem>{kInvalid, "lse.token_stride", "no stride may be 0 on an axis longer than 1: outputs must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.lse.token_stride; },
+                 [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) || distinct(query_extents(p, 1), lse_strides(p)); }},
+    Precondition<Problem>{kTooLarge, "batch x q_heads x q_tokens x kv_capacity", "at most 2^46 row-tile pairs",
+                 [](P p) noexcept -> std::int64_t { return p.batch; },
+                 [](P p) noexcept { return line_work(p) >= 0 && line_work(p) <= kMaxLineWork; }},
+    Precondition<Problem>{kInvalid, "scores.scale", "must be finite",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.scale); },
+                 [](P p) noexcept { return std::isfinite(p.scores.scale); }},
+    Precondition<Problem>{kInvalid, "scores.softcap", "allowed 0 (none) or a finite positive number",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.softcap); },
+                 [](P p) noexcept { return std::isfinite(p.scores.softcap) && p.scores.softcap >= 0.0F; }},
+    Precondition<Problem>{kInvalid, "scores.window_left", "allowed -1 (all) or more",
+                 [](P p) noexcept -> std::int64_t { return p.scores.window_left; },
+                 [](P p) noexcept { return p.scores.window_left >= -1; }},
+    Precondition<Problem>{kInvalid, "scores.window_right", "allowed -1 (all) or more",
+                 [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
+                 [](P p) noexcept { return p.scores.window_right >= -1; }},
+    Precondition<Problem>{kInvalid, "pages.page_tokens", "allowed 0 (not paged) or more",
+                 [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
+                 [](P p) noexcept { return p.pages.page_tokens >= 0; }},
+    Precondition<Problem>{kInvalid, "cu_kv_tokens", "must be null with paged K/V",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.cu_kv_tokens); },
+                 [](P p) noexcept { return !paged(p) || p.cu_kv_tokens == nullptr; }},
+    Precondition<Problem>{kInvalid, "pages.block_table", "exactly one of block_table and (page_indptr, page_indices) must be given",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.pages.block_table); },
+                 [](P p) noexcept { return !paged(p) || (p.pages.block_table != nullptr) != (p.pages.page_indptr != nullptr && p.pages.page_indices != nullptr); }},
+    Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V",
+                 [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
+                 [](P p) noexcept { return !paged(p) || (p.pages.page_count >= 1 && p.pages.page_count <= kMaxInt32); }},
+    Precondition<Problem>{kInvalid, "append.v.data", "append.k and append.v must both be given or both be null",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.v.data); },
+                 [](P p) noexcept { return (p.append.k.data == nullptr) == (p.append.v.data == nullptr); }},
+    Precondition<Problem>{kInvalid, "append.rotary_dim", "allowed 0 or an even number up to head_dim",
+                 [](P p) noexcept -> std::int64_t { return p.append.rotary_dim; },
+                 [](P p) noexcept { return p.append.rotary_dim >= 0 && p.append.rotary_dim % 2 == 0 && p.append.rotary_dim <= p.head_dim; }},
+    Precondition<Problem>{kInvalid, "append.rotary_cos", "rotary_cos and rotary_sin must be given when rotary_dim > 0",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.rotary_cos); },
+                 [](P p) noexcept { return p.append.rotary_dim == 0 || (p.append.rotary_cos != nullptr && p.append.rotary_sin != nullptr); }},
+    Precondition<Problem>{kInvalid, "k_scales", "k_scales and v_scales are for float8 K/V only",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
+                 [](P p) noexcept { return is_fp8(p.k.dtype) || (p.k_scales == nullptr && p.v_scales == nullptr); }},
+};
+// clang-format on
+
+}  // namespace
+
+PreconditionTable<Problem> problem_preconditions() noexcept { return {kRows.data(), kRows.size()}; }
+
+}  // namespace lean

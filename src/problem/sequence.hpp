@@ -1,0 +1,92 @@
+// Sequence: the lengths of one sequence as every room sees them, clamped so that nothing outside the tensors is ever
+// addressed. A clamped sequence is reported once, by a sticky code; its rows hold attention over what was left.
+// Called by the schedule (through LengthSource), by the address rules and by the backends' worker loops.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "lean/problem.hpp"
+
+namespace lean {
+
+struct Sequence {
+  std::int32_t q_tokens = 0;         // n_q
+  std::int64_t q_first_token = 0;    // cumulative query lengths: where its queries start; else 0
+  std::int32_t kv_begin = 0;         // first token that counts (left padding)
+  std::int32_t kv_end = 0;           // one past the last token
+  std::int64_t kv_first_token = 0;   // cumulative K/V lengths: where its tokens start; else 0
+  bool clamped = false;              // a length array held a value that cannot be
+
+  [[nodiscard]] LEAN_HD constexpr std::int32_t kv_tokens() const noexcept { return kv_end - kv_begin; }
+};
+
+/// Reads lengths from the problem's arrays, wherever they live. A value: copied to the device with the call.
+class LengthSource {
+ public:
+  LEAN_HD explicit constexpr LengthSource(const Problem& problem) noexcept
+      : cu_q_tokens_(problem.cu_q_tokens),
+        kv_lengths_(problem.kv_lengths),
+        kv_left_pad_(problem.kv_left_pad),
+        cu_kv_tokens_(problem.cu_kv_tokens),
+        total_q_tokens_(problem.total_q_tokens),
+        total_kv_tokens_(problem.total_kv_tokens),
+        q_tokens_(problem.q_tokens),
+        kv_capacity_(problem.kv_capacity) {}
+
+  [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
+    Sequence s;
+    s.q_tokens = q_tokens_;
+    if (cu_q_tokens_ != nullptr) {
+      const Span span = span_of(cu_q_tokens_, sequence, total_q_tokens_, q_tokens_);
+      s.q_first_token = span.begin;
+      s.q_tokens = span.tokens;
+      s.clamped = s.clamped || span.clamped;
+    }
+    std::int32_t capacity = kv_capacity_;
+    if (cu_kv_tokens_ != nullptr) {
+      const Span span = span_of(cu_kv_tokens_, sequence, total_kv_tokens_, kv_capacity_);
+      s.kv_first_token = span.begin;
+      capacity = span.tokens;
+      s.clamped = s.clamped || span.clamped;
+    }
+    s.kv_end = kv_lengths_ != nullptr ? clamp_length(kv_lengths_[sequence], capacity, s.clamped) : capacity;
+    s.kv_begin = kv_left_pad_ != nullptr ? clamp_length(kv_left_pad_[sequence], s.kv_end, s.clamped) : 0;
+    return s;
+  }
+
+ private:
+  struct Span {
+    std::int64_t begin;
+    std::int32_t tokens;
+    bool clamped;
+  };
+
+  /// [cumulative[i], cumulative[i + 1]) cut to [0, total) and to `longest` tokens.
+  [[nodiscard]] LEAN_HD static constexpr Span span_of(const std::int32_t* cumulative, std::int64_t i, std::int64_t total,
+                                                      std::int32_t longest) noexcept {
+    const std::int64_t first = cumulative[i];
+    const std::int64_t last = cumulative[i + 1];
+    const std::int64_t begin = clamp_to(first, 0, total);
+    const std::int64_t end = clamp_to(last, begin, min_of(total, begin + longest));
+    return {begin, static_cast<std::int32_t>(end - begin), begin != first || end != last};
+  }
+
+  [[nodiscard]] LEAN_HD static constexpr std::int32_t clamp_length(std::int32_t value, std::int32_t high, bool& clamped) noexcept {
+    const auto kept = static_cast<std::int32_t>(clamp_to(value, 0, high));
+    clamped = clamped || kept != value;
+    return kept;
+  }
+
+  const std::int32_t* cu_q_tokens_;
+  const std::int32_t* kv_lengths_;
+  const std::int32_t* kv_left_pad_;
+  const std::int32_t* cu_kv_tokens_;
+  std::int64_t total_q_tokens_;
+  std::int64_t total_kv_tokens_;
+  std::int32_t q_tokens_;
+  std::int32_t kv_capacity_;
+};
+
+}  // namespace lean

@@ -1,0 +1,113 @@
+#include "schedule/explain.hpp"
+
+#include <algorithm>
+
+#include "schedule/explain_format.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::schedule {
+namespace {
+
+WorkerShare share_of(const WorkLine<LengthSource>& line, const Plan& plan, std::int32_t worker) {
+  WorkerShare share;
+  for (SegmentCursor cursor(line, plan, worker); cursor.next();) {
+    const Segment& segment = cursor.segment();
+    const std::int64_t tiles = segment.tile_end - segment.tile_begin;
+    share.tiles += tiles;
+    share.cost_units += line.cost_model().output_cost(tiles, segment.output.rows);
+    share.segments.push_back(segment);
+  }
+  return share;
+}
+
+void summarize(ScheduleMap& map) {
+  std::int64_t cost_units = 0;
+  for (const WorkerShare& share : map.workers) {
+    cost_units += share.cost_units;
+    map.busy_workers += share.tiles > 0 ? 1 : 0;
+    map.tiles.max = std::max(map.tiles.max, share.tiles);
+    map.cost_units.max = std::max(map.cost_units.max, share.cost_units);
+    map.segments += static_cast<std::int64_t>(share.segments.size());
+    for (const Segment& segment : share.segments) {
+      map.shared_outputs += segment.contributor == 0 && !segment.sole() ? 1 : 0;
+      map.max_contributors = std::max(map.max_contributors, segment.contributors);
+    }
+  }
+  map.tiles.mean = static_cast<double>(map.total_tiles) / map.workers_asked;
+  map.cost_units.mean = static_cast<double>(cost_units) / map.workers_asked;
+}
+
+/// "3.1[0,12) 1/2": sequence 3, kv head 1, tiles 0 to 11, contributor 1 of 2; the row block follows the head if there are several.
+std::string segment_words(const Segment& segment, const ScheduleMap& map) {
+  std::ostringstream out = format::stream();
+  const SequenceWork& sequence = map.sequences[static_cast<std::size_t>(segment.output.sequence)];
+  out << segment.output.sequence << '.' << segment.output.kv_head;
+  if (map.shape.row_blocks(sequence) > 1) out << '.' << segment.output.row_block;
+  out << '[' << segment.tile_begin << ',' << segment.tile_end << ')';
+  if (!segment.sole()) out << ' ' << segment.contributor + 1 << '/' << segment.contributors;
+  return out.str();
+}
+
+std::string share_words(const WorkerShare& share, const ScheduleMap& map) {
+  constexpr std::size_t kShown = 3;
+  std::string words;
+  for (std::size_t i = 0; i < share.segments.size(); ++i) {
+    if (share.segments.size() > kShown + 1 && i == kShown - 1) {
+      words += "  ..";
+      i = share.segments.size() - 1;
+    }
+    words += "  " + segment_words(share.segments[i], map);
+  }
+  return words;
+}
+
+std::string right(const std::string& text, std::size_t width) {
+  return text.size() >= width ? text : std::string(width - text.size(), ' ') + text;
+}
+
+}  // namespace
+
+ScheduleMap build_map(const ExplainInput& input) {
+  WorkLine<LengthSource> line(input.lengths, input.shape, input.cost_model, measure_of(input.policy.kind));
+  line.build();
+  ScheduleMap map;
+  map.shape = input.shape;
+  map.policy = input.policy;
+  map.plan = make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
+  map.workers_asked = input.workers;
+  map.outputs = line.sums().outputs;
+  map.total_tiles = line.sums().tiles;
+  map.slots = slot_count(map.plan, map.outputs);
+  for (std::int64_t b = 0; b < input.shape.batch; ++b) {
+    const Sequence lengths = input.lengths(b);
+    map.sequences.push_back({.q_tokens = lengths.q_tokens, .kv_tokens = lengths.kv_tokens()});
+  }
+  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) map.workers.push_back(share_of(line, map.plan, worker));
+  summarize(map);
+  return map;
+}
+
+std::string to_text(const ScheduleMap& map) {
+  using format::fixed;
+  using format::grouped;
+  using format::percent;
+  constexpr std::size_t kShownWorkers = 256;
+  std::ostringstream out = format::stream();
+  out << format::policy_words(map) << '\n'
+      << "  batch    " << format::batch_words(map) << '\n'
+      << "  line     " << format::counted(map.outputs, "output") << ", " << format::counted(map.total_tiles, "tile") << '\n'
+      << "  workers  " << grouped(map.busy_workers) << " of " << grouped(map.workers_asked) << " busy" << '\n'
+      << "  balance  " << percent(map.tiles.ratio()) << " in tiles (mean " << fixed(map.tiles.mean, 1) << ", longest "
+      << grouped(map.tiles.max) << "), " << percent(map.cost_units.ratio()) << " in cost\n"
+      << "  fix-up   " << format::sharing_words(map) << ", " << format::counted(map.slots, "slot") << "\n\n"
+      << "  worker     tiles      cost  segments: sequence.head[tiles) contributor/contributors\n";
+  for (std::size_t worker = 0; worker < std::min(map.workers.size(), kShownWorkers); ++worker) {
+    const WorkerShare& share = map.workers[worker];
+    out << right(std::to_string(worker), 8) << right(grouped(share.tiles), 10) << right(grouped(share.cost_units), 10)
+        << share_words(share, map) << '\n';
+  }
+  if (map.workers.size() > kShownWorkers) out << "      .. and " << grouped(static_cast<std::int64_t>(map.workers.size() - kShownWorkers)) << " more\n";
+  return out.str();
+}
+
+}  // namespace lean::schedule

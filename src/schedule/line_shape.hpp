@@ -1,0 +1,75 @@
+// LineShape and CostModel: what the schedule needs to know of a problem and of a machine, as integers.
+// The line itself (LeanAttention, "Decomposition and Mapping"): sequence -> kv head -> row block -> tile.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+
+namespace lean::schedule {
+
+/// What one sequence contributes: its query tokens, and its key/value tokens counted from the first valid one.
+struct SequenceWork {
+  std::int32_t q_tokens = 0;
+  std::int32_t kv_tokens = 0;
+};
+
+struct LineShape {
+  std::int64_t batch = 0;
+  std::int32_t kv_heads = 0;
+  std::int32_t group = 0;        // G, query heads per kv head
+  std::int32_t q_rows = 0;       // rows of a row block
+  std::int32_t tile_tokens = 0;  // tokens of a LeanTile
+  bool causal = false;
+
+  /// Row blocks of one kv head of a sequence; 0 when it has no query.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t row_blocks(const SequenceWork& work) const noexcept {
+    return static_cast<std::int32_t>(ceil_div(static_cast<std::int64_t>(work.q_tokens) * group, q_rows));
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
+    const std::int64_t rows = static_cast<std::int64_t>(work.q_tokens) * group;
+    return static_cast<std::int32_t>(min_of(q_rows, rows - static_cast<std::int64_t>(row_block) * q_rows));
+  }
+
+  /// LeanTiles of one output: those its last row can see, at least one, so that an empty output has an owner too.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t tiles_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
+    std::int64_t visible = work.kv_tokens;
+    if (causal) {
+      const std::int64_t last_row = static_cast<std::int64_t>(row_block) * q_rows + rows_in(work, row_block) - 1;
+      visible = clamp_to(visible - work.q_tokens + last_row / group + 1, 0, visible);
+    }
+    return max_of(1, ceil_div(visible, tile_tokens));
+  }
+
+  /// True when every row block of a sequence has the same number of tiles.
+  [[nodiscard]] LEAN_HD constexpr bool same_tiles_in_all_blocks(const SequenceWork& work) const noexcept {
+    return !causal || row_blocks(work) <= 1;
+  }
+};
+
+/// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
+/// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.
+struct CostModel {
+  std::int32_t tile_units = 16;         // a tile whose time is its read
+  std::int32_t free_rows = 128;         // rows a tile carries without getting slower
+  std::int32_t row_units = 0;           // each row beyond: units per tile
+  std::int32_t segment_units = 0;       // fixed charge of every output a worker touches
+  std::int32_t min_worker_tiles = 1;    // a worker gets at least this much, else fewer workers run
+  std::int32_t sliver_tiles = 0;        // no cut closer than this to an output's edge
+  std::int32_t align_percent = 0;       // up to this many percent are given up to cut at outputs' edges
+
+  [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t tile_cost(std::int32_t rows) const noexcept {
+    const std::int32_t paid_rows = rows > free_rows ? rows - free_rows : 0;
+    return tile_units + static_cast<std::int64_t>(paid_rows) * row_units;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t output_cost(std::int64_t tiles, std::int32_t rows) const noexcept {
+    return segment_units + tiles * tile_cost(rows);
+  }
+};
+
+}  // namespace lean::schedule

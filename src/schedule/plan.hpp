@@ -1,0 +1,91 @@
+// Plan: the numbers that turn a WorkLine into worker ranges, and the never-worse rules that choose them.
+// Computed from the line's sums alone, by every worker for itself; integers only.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "lean/options.hpp"
+#include "schedule/flash_decoding.hpp"
+#include "schedule/line_shape.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::schedule {
+
+struct Plan {
+  Policy::Kind kind = Policy::Kind::kLean;
+  std::int32_t workers = 1;            // workers that get work; <= the grid
+  std::int32_t splits = 1;             // kFixedSplit, kDataParallel: items per output
+  std::int64_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
+  std::int64_t snap_units = 0;         // a cut this close to an output's edge moves to the edge
+  bool whole_outputs = false;          // every cut moves to the nearer edge
+
+  /// Ranges of the line (lean, fixed_chunk) or items dealt out in turn (fixed_split, data_parallel)?
+  [[nodiscard]] LEAN_HD constexpr bool cuts_the_line() const noexcept {
+    return kind == Policy::Kind::kLean || kind == Policy::Kind::kFixedChunk;
+  }
+};
+
+LEAN_HD [[nodiscard]] constexpr Measure measure_of(Policy::Kind kind) noexcept {
+  return kind == Policy::Kind::kLean || kind == Policy::Kind::kFixedChunk ? Measure::kCost : Measure::kOutputs;
+}
+
+/// Chunk length in tiles: at least one.
+LEAN_HD [[nodiscard]] constexpr std::int64_t chunk_tiles_of(const Policy& policy, std::int32_t tile_tokens) noexcept {
+  if (policy.kind != Policy::Kind::kFixedChunk) return 1;
+  const std::int32_t tokens = policy.chunk_tokens > 0 ? policy.chunk_tokens : Policy::kDefaultChunkTokens;
+  return ceil_div(tokens, tile_tokens);
+}
+
+namespace detail {
+
+/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers.
+LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const CostModel& model) noexcept {
+  const std::int64_t n = sums.outputs;
+  const std::int64_t w = plan.workers;
+  if (!sums.uniform()) return;
+  if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
+    const std::int64_t aligned = n * (w / n);
+    if (aligned * 100 >= w * (100 - model.align_percent)) plan.workers = static_cast<std::int32_t>(aligned);
+    return;
+  }
+  const std::int64_t rounds = ceil_div(n, w);  // every worker gets `rounds` outputs or one fewer
+  if (rounds * w * 100 <= n * (100 + model.align_percent)) {
+    plan.workers = static_cast<std::int32_t>(ceil_div(n, rounds));
+    plan.whole_outputs = true;
+  }
+}
+
+}  // namespace detail
+
+/// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test:
+///  - a worker's cost is at most share + one granule + 2 snap, share = total / workers, snap <= max(share x align / 200, share / 8);
+///  - with CostModel::plain(), work per worker differs by at most one granule.
+LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Policy& policy, const CostModel& model,
+                                               std::int32_t tile_tokens, std::int32_t grid) noexcept {
+  Plan plan{.kind = policy.kind, .workers = grid};
+  if (sums.outputs == 0) {
+    plan.workers = 1;
+    return plan;
+  }
+  if (!plan.cuts_the_line()) {
+    if (policy.kind == Policy::Kind::kFixedSplit) {
+      plan.splits = policy.splits > 0 ? policy.splits : flash_decoding_splits(sums.outputs, sums.max_output_tiles, grid);
+    }
+    plan.workers = static_cast<std::int32_t>(min_of(grid, sums.outputs * plan.splits));
+    return plan;
+  }
+  plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
+  // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct.
+  const std::int64_t by_floor = max_of(1, sums.tiles / max_of(1, model.min_worker_tiles));
+  const std::int64_t by_granule = max_of(1, sums.cost / (plan.granularity_tiles * sums.max_tile_cost));
+  plan.workers = static_cast<std::int32_t>(min_of(grid, min_of(by_floor, by_granule)));
+  detail::align_to_outputs(plan, sums, model);
+  const std::int64_t share = sums.cost / plan.workers;
+  const std::int64_t sliver = min_of(static_cast<std::int64_t>(model.sliver_tiles) * model.tile_units, share / 8);
+  plan.snap_units = max_of(share / 200 * model.align_percent, sliver);
+  return plan;
+}
+
+}  // namespace lean::schedule

@@ -1,0 +1,164 @@
+// Segments: what each worker computes. A segment is the part of one output inside one worker's share; the worker
+// walks its segments with a SegmentCursor, and each segment says who else contributes to its output and where the
+// partials lie. Nothing is communicated: every worker derives all of it from the line and the plan.
+//
+// Cuts. Boundary g of the line is floor(g x total / workers). It lies in exactly one output and is moved within that
+// output only, to a multiple of the granularity or to one of the output's edges. The moved boundary is monotone in g, so
+// shares stay disjoint and cover the line, and both neighbours compute the same cut.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "schedule/plan.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::schedule {
+
+/// Slot of contributor j of an output: first for j = 0, then second, second + stride, ...
+struct SlotMap {
+  std::int64_t first = 0;
+  std::int64_t second = 0;
+  std::int64_t stride = 1;
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t slot(std::int32_t contributor) const noexcept {
+    return contributor == 0 ? first : second + (contributor - 1) * stride;
+  }
+};
+
+struct Segment {
+  Output output;
+  std::int64_t tile_begin = 0;  // tiles of the output, [begin, end)
+  std::int64_t tile_end = 0;
+  std::int32_t contributor = 0;   // this worker's index among the output's contributors
+  std::int32_t contributors = 1;  // 1: nobody else, no slot, no counter
+  SlotMap slots;
+
+  [[nodiscard]] LEAN_HD constexpr bool sole() const noexcept { return contributors == 1; }
+};
+
+/// Slots a call can touch: two per worker when the line is cut (its first and last output may be shared), one per
+/// item when items are dealt out.
+LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::int64_t outputs) noexcept {
+  return plan.cuts_the_line() ? 2 * static_cast<std::int64_t>(plan.workers) : outputs * plan.splits;
+}
+
+/// Where a boundary that lies `units` into `output` is moved to, in tiles of the output, 0 and output.tiles included.
+LEAN_HD [[nodiscard]] constexpr std::int64_t cut_tile(const Output& output, std::int64_t units, const CostModel& model,
+                                                      const Plan& plan) noexcept {
+  const std::int64_t exact = max_of(0, units - model.segment_units) / output.tile_cost;
+  const std::int64_t cut = exact / plan.granularity_tiles * plan.granularity_tiles;
+  const std::int64_t rest = output.tiles - cut;
+  const bool near_begin = plan.whole_outputs || cut * output.tile_cost <= plan.snap_units;
+  const bool near_end = plan.whole_outputs || rest * output.tile_cost <= plan.snap_units;
+  if (near_begin && (!near_end || cut <= rest)) return 0;
+  return near_end ? output.tiles : cut;
+}
+
+/// Walks the segments of one worker: `for (SegmentCursor cursor(line, plan, worker); cursor.next();) use(cursor.segment())`.
+template <typename TLengths>
+class SegmentCursor {
+ public:
+  LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths>& line, const Plan& plan, std::int32_t worker) noexcept
+      : line_(line), plan_(plan), worker_(worker) {
+    if (worker >= plan.workers || line.total() == 0) return;
+    if (plan.cuts_the_line()) {
+      place_ = boundary(worker);
+      end_ = boundary(worker + 1);
+    } else {
+      place_ = worker;  // items worker, worker + workers, ...
+      end_ = line.total() * plan.splits;
+    }
+  }
+
+  /// Moves to the next segment; false when the worker is done.
+  LEAN_HD constexpr bool next() noexcept { return plan_.cuts_the_line() ? next_of_range() : next_item(); }
+
+  [[nodiscard]] LEAN_HD constexpr const Segment& segment() const noexcept { return segment_; }
+
+ private:
+  [[nodiscard]] LEAN_HD constexpr std::int64_t boundary(std::int64_t g) const noexcept {
+    return share_begin(line_.total(), g, plan_.workers);
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t cut_of(const Output& output, std::int64_t g) const noexcept {
+    return cut_tile(output, boundary(g) - output.begin, line_.cost_model(), plan_);
+  }
+
+  /// The first g with boundary(g) >= place: an estimate in floating point, then exact integer steps.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t first_boundary_from(std::int64_t place) const noexcept {
+    const double estimate = static_cast<double>(place) / static_cast<double>(line_.total()) * plan_.workers;
+    auto g = clamp_to(static_cast<std::int64_t>(estimate), 0, plan_.workers);
+    while (g > 0 && boundary(g - 1) >= place) --g;
+    while (boundary(g) < place) ++g;
+    return g;
+  }
+
+  LEAN_HD constexpr bool next_of_range() noexcept {
+    while (place_ < end_) {
+      if (started_) {
+        if (!line_.advance(segment_.output)) return false;
+      } else {
+        segment_.output = line_.locate(place_);
+        started_ = true;
+      }
+      place_ = segment_.output.begin + segment_.output.cost;  // where the next output begins
+      if (segment_.output.begin >= end_) return false;
+      if (own_part()) return true;
+    }
+    return false;
+  }
+
+  /// Fills the segment of this worker in segment_.output; false when a moved boundary left it nothing.
+  LEAN_HD constexpr bool own_part() noexcept {
+    const Output& output = segment_.output;
+    const std::int64_t next_output = output.begin + output.cost;
+    // Boundaries low..high are those whose cuts fall strictly inside the output.
+    std::int64_t low = max_of(1, first_boundary_from(output.begin));
+    while (low < plan_.workers && boundary(low) < next_output && cut_of(output, low) == 0) ++low;
+    std::int64_t high = min_of(first_boundary_from(next_output), plan_.workers) - 1;
+    while (high >= low && cut_of(output, high) == output.tiles) --high;
+    const std::int64_t host = low - 1;
+    const std::int64_t contributors = high - low + 2;
+    if (worker_ < host || worker_ >= host + contributors) return false;
+    segment_.contributor = static_cast<std::int32_t>(worker_ - host);
+    segment_.contributors = static_cast<std::int32_t>(contributors);
+    segment_.tile_begin = worker_ == host ? 0 : cut_of(output, worker_);
+    segment_.tile_end = worker_ == host + contributors - 1 ? output.tiles : cut_of(output, worker_ + 1);
+    // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
+    segment_.slots = {.first = 2 * host + 1, .second = 2 * (host + 1), .stride = 2};
+    return true;
+  }
+
+  LEAN_HD constexpr bool next_item() noexcept {
+    for (; place_ < end_; place_ += plan_.workers) {
+      const std::int64_t output_index = place_ / plan_.splits;
+      const auto split = static_cast<std::int32_t>(place_ % plan_.splits);
+      const Output output = line_.locate(output_index);
+      const std::int64_t tiles_per_split = ceil_div(output.tiles, plan_.splits);
+      const std::int64_t tile_begin = split * tiles_per_split;
+      if (tile_begin >= output.tiles) continue;
+      const std::int64_t first_slot = output_index * plan_.splits;
+      segment_ = {.output = output,
+                  .tile_begin = tile_begin,
+                  .tile_end = min_of(output.tiles, tile_begin + tiles_per_split),
+                  .contributor = split,
+                  .contributors = static_cast<std::int32_t>(ceil_div(output.tiles, tiles_per_split)),
+                  .slots = {.first = first_slot, .second = first_slot + 1, .stride = 1}};
+      place_ += plan_.workers;
+      return true;
+    }
+    return false;
+  }
+
+  const WorkLine<TLengths>& line_;
+  const Plan& plan_;
+  std::int32_t worker_;
+  bool started_ = false;
+  std::int64_t place_ = 0;
+  std::int64_t end_ = 0;
+  Segment segment_;
+};
+
+}  // namespace lean::schedule

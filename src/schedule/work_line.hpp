@@ -1,0 +1,194 @@
+// WorkLine: the line of all LeanTiles, measured, and the search for a place on it.
+//
+// Sequences are grouped in strips; only the strips' sums are kept, so memory does not depend on the batch and a batch
+// of 65,536 sequences costs one pass. On a GPU every thread sums one strip; on a CPU the caller sums them in turn.
+// Invariant: strip_begin is non-decreasing and ends in the line's whole measure.
+#pragma once
+
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "schedule/line_shape.hpp"
+
+namespace lean::schedule {
+
+/// In what the line is measured: cost units (shares of equal cost) or outputs (items dealt out one by one).
+enum class Measure : std::int32_t { kCost, kOutputs };
+
+/// Sums over sequences; adding two is associative, so strips may be summed by any number of threads.
+struct LineSums {
+  std::int64_t cost = 0;
+  std::int64_t tiles = 0;
+  std::int64_t outputs = 0;
+  std::int64_t max_output_tiles = 0;
+  std::int64_t max_tile_cost = 0;
+  std::int64_t min_output_cost = INT64_MAX;
+  std::int64_t max_output_cost = 0;
+
+  [[nodiscard]] LEAN_HD constexpr LineSums plus(const LineSums& other) const noexcept {
+    return {.cost = cost + other.cost,
+            .tiles = tiles + other.tiles,
+            .outputs = outputs + other.outputs,
+            .max_output_tiles = max_of(max_output_tiles, other.max_output_tiles),
+            .max_tile_cost = max_of(max_tile_cost, other.max_tile_cost),
+            .min_output_cost = min_of(min_output_cost, other.min_output_cost),
+            .max_output_cost = max_of(max_output_cost, other.max_output_cost)};
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t in(Measure measure) const noexcept {
+    return measure == Measure::kCost ? cost : outputs;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr bool uniform() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
+};
+
+/// One output and where it lies on the line.
+struct Output {
+  std::int64_t sequence = 0;
+  std::int32_t kv_head = 0;
+  std::int32_t row_block = 0;
+  std::int32_t rows = 0;       // packed rows of this row block
+  std::int64_t tiles = 0;      // >= 1
+  std::int64_t tile_cost = 0;  // units of one of its tiles
+  std::int64_t cost = 0;       // units of the whole output
+  std::int64_t begin = 0;      // place on the line, in the line's measure
+};
+
+/// `TLengths` is callable: sequence index -> Sequence (problem/sequence.hpp) or anything with q_tokens and kv_tokens().
+template <typename TLengths>
+class WorkLine {
+ public:
+  static constexpr std::int32_t kStrips = 256;
+
+  LEAN_HD constexpr WorkLine(const TLengths& lengths, const LineShape& shape, const CostModel& cost_model, Measure measure) noexcept
+      : lengths_(lengths), shape_(shape), cost_model_(cost_model), measure_(measure) {}
+
+  /// Sums of the sequences of one strip.
+  [[nodiscard]] LEAN_HD constexpr LineSums sum_strip(std::int32_t strip) const noexcept {
+    LineSums sums;
+    const std::int64_t end = min_of(shape_.batch, (strip + 1) * sequences_per_strip());
+    for (std::int64_t b = strip * sequences_per_strip(); b < end; ++b) sums = sums.plus(sum_sequence(work_of(b)));
+    return sums;
+  }
+
+  /// Host form of the build: sums every strip in turn.
+  constexpr void build() noexcept {
+    sums_ = {};
+    for (std::int32_t strip = 0; strip < kStrips; ++strip) {
+      strip_begin_[strip] = sums_.in(measure_);
+      sums_ = sums_.plus(sum_strip(strip));
+    }
+    strip_begin_[kStrips] = sums_.in(measure_);
+  }
+
+  [[nodiscard]] LEAN_HD constexpr const LineSums& sums() const noexcept { return sums_; }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t total() const noexcept { return sums_.in(measure_); }
+  [[nodiscard]] LEAN_HD constexpr const LineShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
+
+  /// The output that covers `place`, for 0 <= place < total().
+  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept {
+    std::int32_t low = 0;
+    std::int32_t high = kStrips - 1;
+    while (low < high) {  // the last strip that begins at or before `place`
+      const std::int32_t middle = (low + high + 1) / 2;
+      if (strip_begin_[middle] <= place) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    std::int64_t begin = strip_begin_[low];
+    std::int64_t b = low * sequences_per_strip();
+    SequenceWork work = work_of(b);
+    for (std::int64_t measure = sum_sequence(work).in(measure_); place >= begin + measure; measure = sum_sequence(work).in(measure_)) {
+      begin += measure;
+      work = work_of(++b);
+    }
+    return locate_in_sequence(b, work, begin, place);
+  }
+
+  /// The output after `output` on the line; false at the line's end.
+  LEAN_HD constexpr bool advance(Output& output) const noexcept {
+    const std::int64_t next_begin = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
+    if (next_begin >= total()) return false;
+    SequenceWork work = work_of(output.sequence);
+    std::int64_t sequence = output.sequence;
+    std::int32_t kv_head = output.kv_head;
+    std::int32_t row_block = output.row_block + 1;
+    if (row_block == shape_.row_blocks(work)) {
+      row_block = 0;
+      ++kv_head;
+    }
+    if (kv_head == shape_.kv_heads) {
+      kv_head = 0;
+      do work = work_of(++sequence);
+      while (work.q_tokens == 0);
+    }
+    output = make_output({.sequence = sequence, .kv_head = kv_head, .row_block = row_block, .begin = next_begin}, work);
+    return true;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t sequences_per_strip() const noexcept { return ceil_div(shape_.batch, kStrips); }
+
+ private:
+  [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
+    const auto lengths = lengths_(sequence);
+    return {lengths.q_tokens, lengths.kv_tokens()};
+  }
+
+  [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
+    output.rows = shape_.rows_in(work, output.row_block);
+    output.tiles = shape_.tiles_in(work, output.row_block);
+    output.tile_cost = cost_model_.tile_cost(output.rows);
+    output.cost = cost_model_.output_cost(output.tiles, output.rows);
+    return output;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
+    LineSums head;
+    const std::int32_t blocks = shape_.row_blocks(work);
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      // Full blocks of a non-causal sequence are alike: sum the first, and the last, which may be shorter.
+      const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
+      const std::int64_t copies = skip ? blocks - 1 - block : 1;
+      const Output output = make_output({.row_block = block}, work);
+      head = head.plus({.cost = output.cost * copies,
+                        .tiles = output.tiles * copies,
+                        .outputs = copies,
+                        .max_output_tiles = output.tiles,
+                        .max_tile_cost = output.tile_cost,
+                        .min_output_cost = output.cost,
+                        .max_output_cost = output.cost});
+      block += static_cast<std::int32_t>(copies - 1);
+    }
+    head.cost *= shape_.kv_heads;
+    head.tiles *= shape_.kv_heads;
+    head.outputs *= shape_.kv_heads;
+    return head;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr Output locate_in_sequence(std::int64_t sequence, const SequenceWork& work, std::int64_t begin,
+                                                            std::int64_t place) const noexcept {
+    const std::int64_t head_measure = sum_sequence(work).in(measure_) / shape_.kv_heads;
+    const auto kv_head = static_cast<std::int32_t>((place - begin) / head_measure);
+    Output output = make_output({.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure}, work);
+    while (true) {
+      const std::int64_t end = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
+      if (place < end) return output;
+      output.begin = end;
+      ++output.row_block;
+      output = make_output(output, work);
+    }
+  }
+
+  TLengths lengths_;
+  LineShape shape_;
+  CostModel cost_model_;
+  Measure measure_;
+  LineSums sums_;
+  std::int64_t strip_begin_[kStrips + 1] = {};
+};
+
+}  // namespace lean::schedule

@@ -1,0 +1,25 @@
+// The log2 domain. Scores are kept as s x log2(e), so that one exp2 replaces every exp; lse leaves it at the very end.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/hd.hpp"
+
+namespace lean::softmax {
+
+inline constexpr float kLog2E = 1.44269504088896340736F;  // log2(e)
+inline constexpr float kLn2 = 0.69314718055994530942F;    // ln(2)
+
+/// The factor that turns q k into a log2-domain score. `scale` 0 stands for 1 / sqrt(head_dim).
+[[nodiscard]] inline float log2_scale(float scale, std::int32_t head_dim) noexcept {
+  const double natural = scale != 0.0F ? static_cast<double>(scale) : 1.0 / std::sqrt(static_cast<double>(head_dim));
+  return static_cast<float>(natural * 1.44269504088896340736);
+}
+
+/// Soft cap of a log2-domain score: cap x tanh(s / cap) with both in natural units (Gemma 2, arXiv 2408.00118, sec. 2).
+LEAN_HD [[nodiscard]] inline float soft_cap(float log2_score, float cap) noexcept {
+  return kLog2E * cap * std::tanh(log2_score * kLn2 / cap);
+}
+
+}  // namespace lean::softmax

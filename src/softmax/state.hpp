@@ -1,0 +1,68 @@
+// The softmax state and its algebra: LeanAttention, "Softmax Re-scaling as Reduction".
+//
+// A state (m, l) of a set of scores, log2 domain: m = max, l = sum of exp2(s - m). Together with the un-scaled output
+// O = sum of exp2(s - m) v it stands for attention over the set. merge() is the paper's f(x, y). Laws, tested:
+// empty() is the identity; bitwise commutative (one fma, the larger maximum always in the addend);
+// associative within rounding; never NaN from empty states. The one guard against (-inf) - (-inf) lives here.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "base/hd.hpp"
+#include "softmax/scale.hpp"
+
+namespace lean::softmax {
+
+inline constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+struct State {
+  float m = kNegInf;  // log2 domain
+  float l = 0.0F;
+
+  [[nodiscard]] static LEAN_HD constexpr State empty() noexcept { return {}; }
+};
+
+/// How two partial results combine: O = fma(O_small, factor, O_big) for every element, big and small chosen by m.
+struct MergeStep {
+  State merged;
+  float factor = 0.0F;      // exp2(m_small - m_big), in [0, 1]
+  bool first_is_big = true;
+};
+
+/// exp2(m_small - m_big) for m_small <= m_big, with exp2(-inf - -inf) = 0: an empty side adds nothing.
+LEAN_HD [[nodiscard]] inline float rescale_factor(float m_small, float m_big) noexcept {
+  return m_small == kNegInf ? 0.0F : std::exp2(m_small - m_big);
+}
+
+LEAN_HD [[nodiscard]] inline MergeStep merge_step(State a, State b) noexcept {
+  const bool first_is_big = !(b.m > a.m);
+  const State big = first_is_big ? a : b;
+  const State small = first_is_big ? b : a;
+  const float factor = rescale_factor(small.m, big.m);
+  return {.merged = {.m = big.m, .l = std::fma(small.l, factor, big.l)}, .factor = factor, .first_is_big = first_is_big};
+}
+
+LEAN_HD [[nodiscard]] inline State merge(State a, State b) noexcept { return merge_step(a, b).merged; }
+
+/// One element of O under a merge step.
+LEAN_HD [[nodiscard]] inline float merge_element(const MergeStep& step, float a, float b) noexcept {
+  return step.first_is_big ? std::fma(b, step.factor, a) : std::fma(a, step.factor, b);
+}
+
+/// A finished row: o = O x scale, lse in natural log.
+struct Finished {
+  float scale = 0.0F;
+  float lse = kNegInf;
+};
+
+/// Ends a row. Empty: o = 0, lse = -inf. A sink (natural-log logit) enters here and nowhere else, in the denominator
+/// only (GPT-OSS); -inf means none.
+LEAN_HD [[nodiscard]] inline Finished finalize(State state, float sink = kNegInf) noexcept {
+  const State whole = merge(state, {.m = sink * kLog2E, .l = sink == kNegInf ? 0.0F : 1.0F});
+  if (whole.l == 0.0F) return {};
+  const float to_whole = rescale_factor(state.m, whole.m);
+  return {.scale = to_whole / whole.l, .lse = std::fma(whole.m, kLn2, std::log(whole.l))};
+}
+
+}  // namespace lean::softmax

@@ -1,0 +1,191 @@
+// Sweeps: every kind of problem the CPU backend serves, within the derived bound of the oracle. Lengths are prime or odd
+// and ragged, K and V lie differently, unreachable memory is NaN. One oracle serves all ways of computing a problem.
+#include <gtest/gtest.h>
+
+#include "support/reduced.hpp"
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+/// Runs the case on every instruction set.
+void check_on_every_isa(const Case& c) {
+  const TestExecutor executor(c.executor, 4, c.seed);
+  TestProblem built(c);
+  const reference::Answer answer = reference::decode(built.problem());
+  for (const CpuIsa isa : available_isas()) {
+    SCOPED_TRACE(name_of(isa));
+    Options options = options_of(c, executor);
+    options.cpu_isa = isa;
+    EXPECT_TRUE(run_and_check(built, answer, options));
+  }
+}
+
+TEST(Conformance, EveryHeadDimOfEveryType) {
+  std::vector<std::int32_t> dims{1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 97, 127, 129, 191, 255};
+  for (std::int32_t d = 8; d <= 256; d += full_or_reduced(8, 56)) dims.push_back(d);
+  for (const DType dtype : kDTypes) {
+    for (const std::int32_t d : dims) {
+      check_on_every_isa({.dtype = dtype, .q_heads = 6, .head_dim = d, .lens = {1, 131, 29}, .seed = static_cast<std::uint64_t>(d)});
+    }
+  }
+}
+
+TEST(Conformance, ValueDimMayDifferFromHeadDim) {
+  for (const DType dtype : kDTypes) {
+    for (const auto& [d, dv] : {std::pair{64, 128}, {128, 64}, {192, 128}, {256, 1}, {1, 256}, {40, 33}, {8, 17}}) {
+      check_on_every_isa({.dtype = dtype, .head_dim = d, .value_dim = dv, .lens = {211, 3}});
+    }
+  }
+}
+
+TEST(Conformance, R06_EveryGroupSize) {
+  for (const DType dtype : kDTypes) {
+    for (const std::int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 32, 71}) {
+      const std::int32_t kv_heads = group % 2 == 0 ? 1 : 3;  // 1: MQA
+      check_on_every_isa({.dtype = dtype, .q_heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = 40, .lens = {67, 0, 193}});
+    }
+  }
+}
+
+TEST(Conformance, EveryPolicyFixupAndWorkerCount) {
+  const std::vector<std::int32_t> worker_counts = full_or_reduced<std::vector<std::int32_t>>({1, 2, 3, 5, 7, 16, 33, 64}, {1, 3, 16});
+  Case c{.q_heads = 6, .head_dim = 48, .lens = full_or_reduced<std::vector<std::int32_t>>({1511, 1, 0, 613, 64, 2999}, {613, 1, 0, 97})};
+  const TestExecutor executor(ExecutorKind::kPool, 4);
+  for (const DType dtype : kDTypes) {
+    c.dtype = dtype;
+    TestProblem built(c);
+    const reference::Answer answer = reference::decode(built.problem());
+    for (const Policy& policy : all_policies()) {
+      for (const Fixup fixup : kFixups) {
+        for (const std::int32_t workers : worker_counts) {
+          Options options = options_of(c, executor);
+          options.policy = policy;
+          options.fixup = fixup;
+          options.workers = workers;
+          Case shown = c;
+          shown.policy = policy;
+          shown.fixup = fixup;
+          shown.workers = workers;
+          EXPECT_TRUE(run_and_check(built, answer, options)) << to_text(shown);
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, EveryQueryTokenCount) {
+  for (const bool causal : {false, true}) {
+    for (const std::int32_t n_q : {1, 2, 4, 8, 16, 37}) {
+      for (const DType dtype : kDTypes) {
+        check_on_every_isa({.dtype = dtype, .q_heads = 6, .head_dim = 40, .lens = {41, 197, 37}, .n_q = {n_q}, .causal = causal});
+      }
+    }
+  }
+}
+
+TEST(Conformance, MixedPrefillAndDecodeByCumulativeQueryLengths) {
+  for (const DType dtype : kDTypes) {
+    for (const Policy& policy : all_policies()) {
+      check_on_every_isa({.dtype = dtype,
+                          .head_dim = 40,
+                          .lens = {101, 53, 7, 0, 211},
+                          .n_q = {1, 53, 7, 2, 0},
+                          .causal = true,
+                          .q_layout = "shd",
+                          .k_layout = "hsd",
+                          .v_layout = "bshd",
+                          .policy = policy,
+                          .workers = 7});
+    }
+  }
+}
+
+TEST(Conformance, ThePaperLayoutOfHeadsTotalDim) {
+  for (const DType dtype : kDTypes) {
+    check_on_every_isa({.dtype = dtype, .lens = {311, 1, 89, 523}, .k_layout = "hsd", .v_layout = "hsd", .workers = 5});
+  }
+}
+
+TEST(Conformance, R22_EveryPairOfLayouts) {
+  const std::vector<std::string> dense{"bhsd", "bshd", "sbhd", "hbsd~gap3", "bhds", "bshd~gap8", "bhsd~inner2", "bshd~off1"};
+  const std::vector<std::string> packed{"shd", "hsd", "shd~gap5", "hsd~negs", "sdh", "hsd~off3"};
+  for (const auto* names : {&dense, &packed}) {
+    for (const std::string& k : *names) {
+      for (const std::string& v : *names) {
+        const DType dtype = kDTypes[(k.size() + v.size()) % 3];
+        check_on_every_isa({.dtype = dtype, .head_dim = 24, .value_dim = 40, .lens = {71, 0, 43}, .capacity = 2, .k_layout = k, .v_layout = v});
+      }
+    }
+  }
+}
+
+TEST(Conformance, EveryQueryOutputAndLseLayout) {
+  for (const char* q : {"bhsd", "bshd", "sbhd~gap3", "bhsd~inner3", "bhds", "shd", "hsd~gap1"}) {
+    for (const char* o : {"bhsd", "bshd~gap2", "sbhd", "bhsd~inner2", "bhds", "hbsd~negs"}) {
+      for (const char* lse : {"bhsd", "bshd~gap1", "hbsd~inner3"}) {
+        check_on_every_isa({.head_dim = 24, .lens = {71, 0, 43}, .n_q = {3}, .q_layout = q, .o_layout = o, .lse_layout = lse});
+      }
+    }
+  }
+}
+
+/// A case drawn from everything at once.
+Case random_case(std::uint64_t seed) {
+  Stream random(seed);
+  Case c{.dtype = random.one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16}), .seed = seed};
+  c.kv_heads = static_cast<std::int32_t>(random.between(1, 4));
+  c.q_heads = c.kv_heads * static_cast<std::int32_t>(random.between(1, random.chance(20) ? 17 : 4));
+  c.head_dim = static_cast<std::int32_t>(random.chance(70) ? 8 * random.between(1, 32) : random.between(1, 256));
+  c.value_dim = static_cast<std::int32_t>(random.chance(60) ? 0 : random.between(1, 256));
+  c.lens.clear();
+  const std::int64_t longest = random.one_of<std::int64_t>({3, 40, 300, full_or_reduced(2000, 500)});
+  for (std::int64_t b = random.between(1, 6); b > 0; --b) c.lens.push_back(static_cast<std::int32_t>(random.between(0, longest)));
+  c.n_q = {static_cast<std::int32_t>(random.chance(60) ? 1 : random.between(1, 9))};
+  if (random.chance(30)) {
+    c.q_layout = random.one_of({"shd", "hsd", "shd~gap2"});
+    c.n_q.push_back(static_cast<std::int32_t>(random.between(0, 20)));
+  }
+  if (random.chance(40)) {
+    for (const std::int32_t length : c.lens) c.pad.push_back(static_cast<std::int32_t>(random.between(0, length)));
+  }
+  c.capacity = static_cast<std::int32_t>(random.chance(50) ? 0 : random.between(0, longest + 5));
+  c.causal = random.chance(50);
+  c.lse = random.chance(80);
+  c.k_layout = random.one_of({"bhsd", "bshd", "bhsd~gap4", "bshd~off1", "bhsd~inner2", "shd", "hsd", "bhds", "bhsd~bcasth", "hsd~negs"});
+  c.v_layout = random.one_of({"bhsd", "bshd", "bshd~gap1", "bhsd~negd", "sbhd"});
+  c.input = random.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
+  c.fill = random.one_of({Fill::kNan, Fill::kInfinity});
+  c.guard = random.one_of({Guard::kCanary, Guard::kPage});
+  c.policy = all_policies()[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(all_policies().size()) - 1))];
+  c.workers = static_cast<std::int32_t>(random.between(1, 20));
+  c.executor = random.one_of({ExecutorKind::kDefault, ExecutorKind::kPool, ExecutorKind::kPermuted, ExecutorKind::kDescending});
+  c.fixup = random.one_of({Fixup::kLastArriver, Fixup::kTwoKernels});
+  return c;
+}
+
+TEST(Conformance, RandomCases) {
+  const std::vector<CpuIsa> isas = available_isas();
+  for (std::uint64_t seed = 1; seed <= full_or_reduced(3000U, 150U); ++seed) {
+    Case c = random_case(seed);
+    c.isa = isas[seed % isas.size()];
+    EXPECT_TRUE(run_and_check(c));
+  }
+}
+
+TEST(Conformance, CaseLinesSurviveARoundTrip) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const Case c = random_case(seed);
+    std::string error;
+    const auto parsed = parse_case(to_text(c), error);
+    ASSERT_TRUE(parsed) << error;
+    EXPECT_EQ(to_text(*parsed), to_text(c));
+  }
+  std::string error;
+  EXPECT_FALSE(parse_case("dtype=f31", error));
+  EXPECT_FALSE(parse_case("nonsense=1", error));
+}
+
+}  // namespace
+}  // namespace lean::support

@@ -1,0 +1,30 @@
+// What conformance tests loop over.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lean/lean.hpp"
+
+namespace lean::support {
+
+inline constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock};
+
+/// Every instruction set this machine runs; kScalar always.
+[[nodiscard]] inline std::vector<CpuIsa> available_isas() {
+  std::vector<CpuIsa> isas;
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+    if (cpu_isa_available(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+/// Every policy, with values that cut and values that do not.
+[[nodiscard]] inline std::vector<Policy> all_policies() {
+  return {Policy::lean(),          Policy::fixed_split(),      Policy::fixed_split(1),   Policy::fixed_split(3),
+          Policy::fixed_split(50), Policy::data_parallel(),    Policy::fixed_chunk(),    Policy::fixed_chunk(64),
+          Policy::fixed_chunk(100)};
+}
+
+}  // namespace lean::support

@@ -1,0 +1,291 @@
+#include "support/test_problem.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+#include "backends/reference/load.hpp"
+#include "problem/address.hpp"
+#include "problem/sequence.hpp"
+#include "support/inputs.hpp"
+
+namespace lean::support {
+namespace {
+
+using reference::load_element;
+using reference::store_element;
+
+GuardedBuffer make_ints(const std::vector<std::int32_t>& values, Guard guard) {
+  GuardedBuffer buffer(values.size() * sizeof(std::int32_t), guard);
+  std::memcpy(buffer.data(), values.data(), buffer.size_bytes());
+  return buffer;
+}
+
+std::vector<std::int32_t> running_sum(const std::vector<std::int32_t>& values) {
+  std::vector<std::int32_t> sums{0};
+  for (const std::int32_t value : values) sums.push_back(sums.back() + value);
+  return sums;
+}
+
+/// What is left of a layout's name when tokens are packed.
+std::string without_batch(std::string name) {
+  name.erase(std::remove(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())), 'b'),
+             name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())));
+  return name;
+}
+
+GuardedBuffer make_tensor(const Layout& layout, DType dtype, Guard guard) {
+  const auto element = static_cast<std::size_t>(bytes_of(dtype));
+  return GuardedBuffer(static_cast<std::size_t>(layout.elements) * element, guard,
+                       static_cast<std::size_t>(layout.offset_elements) * element);
+}
+
+void fill_with(const GuardedBuffer& buffer, DType dtype, Fill fill) {
+  if (fill == Fill::kNan) return buffer.fill(kPoison);
+  if (fill == Fill::kZero) return buffer.fill(std::byte{0});
+  const auto elements = static_cast<std::int64_t>(buffer.size_bytes()) / bytes_of(dtype);
+  for (std::int64_t i = 0; i < elements; ++i) store_element(buffer.data(), dtype, i, std::numeric_limits<double>::infinity());
+}
+
+void* data_of(const GuardedBuffer& buffer, const Layout& layout, DType dtype) {
+  return buffer.data() + layout.data_element * bytes_of(dtype);
+}
+
+bool is_poison(const std::byte* element, std::int64_t bytes) {
+  return std::all_of(element, element + bytes, [](std::byte b) { return b == kPoison; });
+}
+
+}  // namespace
+
+TestProblem::TestProblem(const Case& description) : case_(description) {
+  problem_.batch = case_.batch();
+  problem_.q_heads = case_.q_heads;
+  problem_.kv_heads = case_.kv_heads;
+  problem_.head_dim = case_.head_dim;
+  problem_.value_dim = case_.value_dim;
+  problem_.scores.scale = case_.scale;
+  problem_.scores.causal = case_.causal;
+  q_packed_ = is_packed(case_.q_layout);
+  kv_packed_ = is_packed(case_.k_layout);
+  make_length_arrays();
+  lay_out();
+  fill_inputs();
+  poison_outputs();
+  remember();
+}
+
+std::int32_t TestProblem::n_q_of(std::int64_t sequence) const {
+  return case_.n_q[q_packed_ ? static_cast<std::size_t>(sequence) % case_.n_q.size() : 0];
+}
+
+std::int64_t TestProblem::identity_of(std::int64_t sequence) const {
+  return case_.ids.empty() ? sequence : case_.ids[static_cast<std::size_t>(sequence)];
+}
+
+void TestProblem::make_length_arrays() {
+  const std::int32_t longest = case_.lens.empty() ? 0 : *std::max_element(case_.lens.begin(), case_.lens.end());
+  const bool fixed_length = !case_.lengths && !kv_packed_;
+  if (fixed_length) case_.lens.assign(case_.lens.size(), std::max(longest, case_.capacity));
+  if (kv_packed_) {
+    std::vector<std::int32_t> spans = case_.lens;
+    for (std::int32_t& span : spans) span += case_.capacity;
+    cu_kv_tokens_ = make_ints(running_sum(spans), case_.guard);
+    problem_.cu_kv_tokens = cu_kv_tokens();
+    problem_.total_kv_tokens = std::accumulate(spans.begin(), spans.end(), std::int64_t{0});
+    problem_.kv_capacity = longest + case_.capacity;
+  } else {
+    problem_.kv_capacity = std::max(longest, case_.capacity);
+  }
+  if (!fixed_length && (!kv_packed_ || case_.capacity > 0)) {
+    kv_lengths_ = make_ints(case_.lens, case_.guard);
+    problem_.kv_lengths = kv_lengths();
+  }
+  if (!case_.pad.empty()) {
+    kv_left_pad_ = make_ints(case_.pad, case_.guard);
+    problem_.kv_left_pad = kv_left_pad();
+  }
+  problem_.q_tokens = std::max(1, *std::max_element(case_.n_q.begin(), case_.n_q.end()));
+  if (!q_packed_) {
+    problem_.q_tokens = case_.n_q[0];
+    return;
+  }
+  std::vector<std::int32_t> n_q;
+  for (std::int64_t b = 0; b < problem_.batch; ++b) n_q.push_back(n_q_of(b));
+  cu_q_tokens_ = make_ints(running_sum(n_q), case_.guard);
+  problem_.cu_q_tokens = cu_q_tokens();
+  problem_.total_q_tokens = std::accumulate(n_q.begin(), n_q.end(), std::int64_t{0});
+}
+
+Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
+  const auto layout = make_layout(name, extents);
+  if (!layout) throw std::invalid_argument("not a layout: " + name);
+  return *layout;
+}
+
+void TestProblem::lay_out() {
+  const std::int64_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
+  const Extents queries{q_packed_ ? 1 : problem_.batch, case_.q_heads, q_packed_ ? problem_.total_q_tokens : problem_.q_tokens, 0};
+  const Extents keys{kv_packed_ ? 1 : problem_.batch, case_.kv_heads,
+                     kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity, 0};
+  const auto with_dims = [](Extents extents, std::int64_t dims) {
+    extents.dims = dims;
+    return extents;
+  };
+  const auto input = [this](TensorView& view, GuardedBuffer& buffer, const std::string& name, Extents extents) {
+    const Layout layout = layout_of(name, extents);
+    buffer = make_tensor(layout, case_.dtype, case_.guard);
+    fill_with(buffer, case_.dtype, case_.fill);
+    view = {.data = data_of(buffer, layout, case_.dtype), .dtype = case_.dtype, .strides = layout.strides};
+  };
+  input(problem_.q, q_, case_.q_layout, with_dims(queries, case_.head_dim));
+  input(problem_.k, k_, case_.k_layout, with_dims(keys, case_.head_dim));
+  input(problem_.v, v_, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+
+  o_layout_ = layout_of(q_packed_ ? without_batch(case_.o_layout) : case_.o_layout, with_dims(queries, dv));
+  o_ = make_tensor(o_layout_, case_.dtype, Guard::kCanary);
+  problem_.o = {.data = data_of(o_, o_layout_, case_.dtype), .dtype = case_.dtype, .strides = o_layout_.strides};
+  if (!case_.lse) return;
+  lse_layout_ = layout_of(q_packed_ ? without_batch(case_.lse_layout) : case_.lse_layout, with_dims(queries, 1));
+  lse_ = make_tensor(lse_layout_, DType::kFloat32, Guard::kCanary);
+  problem_.lse = {.data = static_cast<float*>(data_of(lse_, lse_layout_, DType::kFloat32)),
+                  .sequence_stride = lse_layout_.strides.sequence,
+                  .head_stride = lse_layout_.strides.head,
+                  .token_stride = lse_layout_.strides.token};
+}
+
+void TestProblem::fill_inputs() {
+  const InputPattern pattern(case_);
+  const std::int32_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    const std::int64_t id = identity_of(b);
+    const std::int32_t n_q = n_q_of(b);
+    for (std::int32_t h = 0; h < case_.q_heads; ++h) {
+      for (std::int32_t t = 0; t < n_q; ++t) {
+        for (std::int32_t i = 0; i < case_.head_dim; ++i) set_q({b, h, t, i}, pattern.q(id, h, n_q - 1 - t, i));
+      }
+    }
+    const std::int32_t begin = case_.pad.empty() ? 0 : case_.pad[static_cast<std::size_t>(b)];
+    for (std::int32_t h = 0; h < case_.kv_heads; ++h) {
+      for (std::int32_t t = begin; t < case_.lens[static_cast<std::size_t>(b)]; ++t) {
+        for (std::int32_t i = 0; i < case_.head_dim; ++i) set_k({b, h, t, i}, pattern.k(id, h, t, i));
+        for (std::int32_t i = 0; i < dv; ++i) set_v({b, h, t, i}, pattern.v(id, h, t, i));
+      }
+    }
+  }
+}
+
+std::int64_t TestProblem::q_offset_of(const Strides& strides, At at) const {
+  const Sequence lengths = LengthSource(problem_)(at.sequence);
+  return q_offset(strides, lengths, {at.sequence, at.head}, q_packed_) + at.token * strides.token + at.dim * strides.dim;
+}
+
+std::int64_t TestProblem::kv_offset_of(const Strides& strides, At at) const {
+  const Sequence lengths = LengthSource(problem_)(at.sequence);
+  return kv_offset(strides, lengths, {at.sequence, at.head}, kv_packed_) + at.token * strides.token + at.dim * strides.dim;
+}
+
+double TestProblem::q(At at) const { return load_element(problem_.q.data, case_.dtype, q_offset_of(problem_.q.strides, at)); }
+double TestProblem::k(At at) const { return load_element(problem_.k.data, case_.dtype, kv_offset_of(problem_.k.strides, at)); }
+double TestProblem::v(At at) const { return load_element(problem_.v.data, case_.dtype, kv_offset_of(problem_.v.strides, at)); }
+double TestProblem::o(At at) const { return load_element(problem_.o.data, case_.dtype, q_offset_of(problem_.o.strides, at)); }
+float TestProblem::lse(At at) const { return problem_.lse.data[q_offset_of(lse_layout_.strides, {at.sequence, at.head, at.token, 0})]; }
+
+namespace {
+void store_input(const TensorView& view, std::int64_t offset, double value) {
+  store_element(const_cast<void*>(view.data), view.dtype, offset, value);
+}
+}  // namespace
+
+void TestProblem::set_q(At at, double value) { store_input(problem_.q, q_offset_of(problem_.q.strides, at), value); }
+void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset_of(problem_.k.strides, at), value); }
+void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
+
+std::vector<std::uint64_t> TestProblem::input_checksums() const {
+  std::vector<std::uint64_t> sums;
+  for (const GuardedBuffer* buffer : {&q_, &k_, &v_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_}) {
+    sums.push_back(buffer->checksum());
+  }
+  return sums;
+}
+
+void TestProblem::remember() { checksums_ = input_checksums(); }
+
+void TestProblem::poison_outputs() {
+  o_.fill(kPoison);
+  lse_.fill(kPoison);
+}
+
+bool TestProblem::outputs_untouched() const {
+  return o_.intact() && lse_.intact() && is_poison(o_.data(), static_cast<std::int64_t>(o_.size_bytes())) &&
+         is_poison(lse_.data(), static_cast<std::int64_t>(lse_.size_bytes()));
+}
+
+std::string TestProblem::output_faults(bool of_lse) const {
+  const GuardedBuffer& buffer = of_lse ? lse_ : o_;
+  const Layout& layout = of_lse ? lse_layout_ : o_layout_;
+  const std::int64_t bytes = of_lse ? 4 : bytes_of(case_.dtype);
+  const std::int32_t dims = of_lse ? 1 : (case_.value_dim != 0 ? case_.value_dim : case_.head_dim);
+  std::vector<bool> owned(static_cast<std::size_t>(layout.elements), false);
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    const std::int32_t n_q = LengthSource(problem_)(b).q_tokens;
+    for (std::int32_t h = 0; h < case_.q_heads; ++h) {
+      for (std::int32_t t = 0; t < n_q; ++t) {
+        for (std::int32_t i = 0; i < dims; ++i) {
+          owned[static_cast<std::size_t>(layout.data_element + q_offset_of(layout.strides, {b, h, t, i}))] = true;
+        }
+      }
+    }
+  }
+  for (std::int64_t e = 0; e < layout.elements; ++e) {
+    const bool poison = is_poison(buffer.data() + e * bytes, bytes);
+    if (poison == owned[static_cast<std::size_t>(e)]) {
+      return std::string(of_lse ? "lse" : "o") + " buffer element " + std::to_string(e) + (poison ? " was not written; " : " is in a gap and was written; ");
+    }
+  }
+  return {};
+}
+
+std::string TestProblem::memory_faults() const {
+  std::string faults;
+  const GuardedBuffer* const buffers[] = {&q_, &k_, &v_, &o_, &lse_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_};
+  for (const GuardedBuffer* buffer : buffers) {
+    if (!buffer->intact()) faults += "memory beside a tensor was written; ";
+  }
+  if (input_checksums() != checksums_) faults += "an input was written; ";
+  faults += output_faults(false);
+  if (case_.lse) faults += output_faults(true);
+  return faults;
+}
+
+std::vector<std::uint8_t> TestProblem::output_bits() const {
+  std::vector<std::uint8_t> bits;
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    const std::vector<std::uint8_t> sequence = output_bits(b);
+    bits.insert(bits.end(), sequence.begin(), sequence.end());
+  }
+  return bits;
+}
+
+std::vector<std::uint8_t> TestProblem::output_bits(std::int64_t sequence) const {
+  std::vector<std::uint8_t> bits;
+  const auto append = [&bits](const void* data, std::int64_t bytes) {
+    const auto* first = static_cast<const std::uint8_t*>(data);
+    bits.insert(bits.end(), first, first + bytes);
+  };
+  const std::int64_t bytes = bytes_of(case_.dtype);
+  const std::int32_t dims = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
+  const std::int32_t n_q = LengthSource(problem_)(sequence).q_tokens;
+  for (std::int32_t t = 0; t < n_q; ++t) {
+    for (std::int32_t h = 0; h < case_.q_heads; ++h) {
+      for (std::int32_t i = 0; i < dims; ++i) {
+        append(static_cast<const std::byte*>(problem_.o.data) + q_offset_of(problem_.o.strides, {sequence, h, t, i}) * bytes, bytes);
+      }
+      if (case_.lse) append(problem_.lse.data + q_offset_of(lse_layout_.strides, {sequence, h, t, 0}), 4);
+    }
+  }
+  return bits;
+}
+
+}  // namespace lean::support

@@ -1,0 +1,87 @@
+// TestProblem: a Case made real. Owns every buffer of a lean::Problem, guarded; reachable elements hold the case's
+// data, all others its fill; outputs are poisoned. Knows afterwards whether memory is as it must be.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lean/problem.hpp"
+#include "support/case.hpp"
+#include "support/guarded_buffer.hpp"
+#include "support/layout.hpp"
+
+namespace lean::support {
+
+/// Which element of q, k, v or o: token counts inside the sequence, also in packed tensors.
+struct At {
+  std::int64_t sequence = 0;
+  std::int32_t head = 0;
+  std::int64_t token = 0;
+  std::int32_t dim = 0;
+};
+
+class TestProblem {
+ public:
+  /// Throws std::invalid_argument when the case cannot be built (a layout that is none, ...).
+  explicit TestProblem(const Case& description);
+
+  [[nodiscard]] const Case& description() const { return case_; }
+  [[nodiscard]] const Problem& problem() const { return problem_; }
+  /// For tests that break something; remember() takes changed inputs as the ones to be left alone.
+  [[nodiscard]] Problem& problem() { return problem_; }
+
+  [[nodiscard]] double q(At at) const;
+  [[nodiscard]] double k(At at) const;
+  [[nodiscard]] double v(At at) const;
+  [[nodiscard]] double o(At at) const;
+  [[nodiscard]] float lse(At at) const;
+  void set_q(At at, double value);
+  void set_k(At at, double value);
+  void set_v(At at, double value);
+
+  /// Length arrays, writable; null when the case has none.
+  [[nodiscard]] std::int32_t* kv_lengths() const { return kv_lengths_.as<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* kv_left_pad() const { return kv_left_pad_.as<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* cu_q_tokens() const { return cu_q_tokens_.as<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* cu_kv_tokens() const { return cu_kv_tokens_.as<std::int32_t>(); }
+
+  /// The buffers that o and lse lie in.
+  [[nodiscard]] const GuardedBuffer& o_buffer() const { return o_; }
+  [[nodiscard]] const GuardedBuffer& lse_buffer() const { return lse_; }
+
+  void remember();
+  void poison_outputs();
+  [[nodiscard]] bool outputs_untouched() const;
+
+  /// Empty if all is well; else what was touched that must not be, or left that must be written.
+  [[nodiscard]] std::string memory_faults() const;
+
+  /// The bytes of every row that exists, o then lse, row by row: equal exactly when results are bit-identical.
+  [[nodiscard]] std::vector<std::uint8_t> output_bits() const;
+  /// The same for one sequence.
+  [[nodiscard]] std::vector<std::uint8_t> output_bits(std::int64_t sequence) const;
+
+ private:
+  void lay_out();
+  void make_length_arrays();
+  void fill_inputs();
+  [[nodiscard]] Layout layout_of(const std::string& name, Extents extents) const;
+  [[nodiscard]] std::int32_t n_q_of(std::int64_t sequence) const;
+  [[nodiscard]] std::int64_t identity_of(std::int64_t sequence) const;
+  [[nodiscard]] std::int64_t q_offset_of(const Strides& strides, At at) const;
+  [[nodiscard]] std::int64_t kv_offset_of(const Strides& strides, At at) const;
+  [[nodiscard]] std::string output_faults(bool of_lse) const;
+  [[nodiscard]] std::vector<std::uint64_t> input_checksums() const;
+
+  Case case_;
+  Problem problem_;
+  bool q_packed_ = false;
+  bool kv_packed_ = false;
+  GuardedBuffer q_, k_, v_, o_, lse_;
+  GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  Layout o_layout_, lse_layout_;
+  std::vector<std::uint64_t> checksums_;
+};
+
+}  // namespace lean::support

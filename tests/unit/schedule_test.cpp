@@ -1,0 +1,299 @@
+// The schedule's first promise: whatever the lengths, the policy, the cost model and the number of workers, every tile of
+// every output is owned exactly once, and all contributors of an output agree on who they are and where their slots lie.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support/random.hpp"
+#include "support/reduced.hpp"
+#include "unit/schedule_checks.hpp"
+
+namespace lean::schedule {
+namespace {
+
+using checks::all_policies;
+using checks::Case;
+using checks::charged_models;
+using checks::Checker;
+using checks::decode_of;
+using support::full_or_reduced;
+using support::Stream;
+
+constexpr LineShape kOneHead = {.kv_heads = 1, .group = 1, .q_rows = 1, .tile_tokens = 1};
+
+std::vector<CostModel> all_models() {
+  std::vector<CostModel> models = charged_models();
+  models.push_back(CostModel::plain());
+  return models;
+}
+
+/// Checks a case under every policy for every grid of [1, tiles + 1] and for 80 workers; returns plans checked.
+std::int64_t expect_sound(const Case& c, std::int64_t tiles) {
+  std::int64_t plans = 0;
+  for (const Measure measure : {Measure::kCost, Measure::kOutputs}) {
+    Checker checker(c, measure);
+    for (const Policy& policy : all_policies()) {
+      if (measure_of(policy.kind) != measure) continue;
+      for (std::int32_t grid = 1; grid <= 80; grid = grid <= tiles ? grid + 1 : (grid < 80 ? 80 : 81)) {
+        const std::string fault = checker.fault(policy, grid);
+        EXPECT_EQ(fault, "");
+        if (!fault.empty()) return plans;
+        ++plans;
+      }
+    }
+  }
+  return plans;
+}
+
+/// Calls visit(lengths) for every list of lengths (0 included) that comes to `tiles` tiles of one token.
+void for_every_list(std::int32_t tiles, std::vector<std::int32_t>& lengths, const std::function<void()>& visit) {
+  if (tiles == 0) return visit();
+  for (std::int32_t length = 0; length <= tiles; ++length) {
+    lengths.push_back(length);
+    for_every_list(tiles - std::max(length, 1), lengths, visit);
+    lengths.pop_back();
+  }
+}
+
+TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEverySmallBatch) {
+  const std::int32_t largest = full_or_reduced(8, 4);
+  std::int64_t plans = 0;
+  for (const CostModel& model : all_models()) {
+    for (std::int32_t tiles = 1; tiles <= largest && !HasFailure(); ++tiles) {
+      std::vector<std::int32_t> lengths;
+      for_every_list(tiles, lengths, [&] { plans += expect_sound({.works = decode_of(lengths), .shape = kOneHead, .model = model}, tiles); });
+    }
+  }
+  EXPECT_GT(plans, 10'000);
+}
+
+// With a cost model that counts tiles only, the segments of an output depend on nothing but its place on the line: where it
+// begins, its tiles, the line's tiles, the workers. So lines of (before, output, after) show every case there is.
+TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEveryPlaceOnEveryLineOf64Tiles) {
+  const std::int32_t longest = full_or_reduced(64, 14);
+  std::int64_t plans = 0;
+  for (std::int32_t tiles = 1; tiles <= longest; ++tiles) {
+    for (std::int32_t before = 0; before < tiles; ++before) {
+      for (std::int32_t after = 0; before + after < tiles; ++after) {
+        std::vector<std::int32_t> lengths;
+        if (before > 0) lengths.push_back(before);
+        lengths.push_back(tiles - before - after);
+        if (after > 0) lengths.push_back(after);
+        Checker checker({.works = decode_of(lengths), .shape = kOneHead, .model = CostModel::plain()}, Measure::kCost);
+        for (std::int32_t grid = 1; grid <= tiles; ++grid, ++plans) ASSERT_EQ(checker.fault(Policy::lean(), grid), "");
+        ASSERT_EQ(checker.fault(Policy::lean(), 80), "");
+        ASSERT_EQ(checker.worker_tiles().size(), static_cast<std::size_t>(tiles)) << "80 workers are as good as one a tile";
+      }
+    }
+  }
+  EXPECT_GT(plans, 5'000);
+}
+
+TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEveryPairOfOutputsAndEverySplit) {
+  const std::int32_t longest = full_or_reduced(64, 12);
+  for (std::int32_t first = 0; first <= longest; ++first) {
+    for (std::int32_t second = 0; first + second <= longest; ++second) {
+      Checker checker({.works = decode_of({first, second}), .shape = kOneHead, .model = CostModel::plain()}, Measure::kOutputs);
+      for (const std::int32_t splits : {1, 2, 3, 4, 7, 8, 13, 32, 64, 100, 128}) {
+        for (const std::int32_t grid : {1, 2, 3, 5, 8, 64, 79, 80}) ASSERT_EQ(checker.fault(Policy::fixed_split(splits), grid), "");
+      }
+    }
+  }
+}
+
+TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEverySmallShape) {
+  std::int64_t plans = 0;
+  const std::int32_t longest = full_or_reduced(3, 1);
+  std::vector<std::vector<SequenceWork>> batches;
+  for (std::int32_t q = 0; q <= 3; ++q) {
+    for (std::int32_t kv = 0; kv <= longest; ++kv) {
+      batches.push_back({{q, kv}});
+      for (std::int32_t q2 = 0; q2 <= 3; ++q2) {
+        for (std::int32_t kv2 = 0; kv2 <= longest; ++kv2) batches.push_back({{q, kv}, {q2, kv2}});
+      }
+    }
+  }
+  for (const bool causal : {false, true}) {
+    for (const std::int32_t kv_heads : {1, 2}) {
+      for (const std::int32_t group : {1, 3}) {
+        for (const std::int32_t q_rows : {1, 2, 4}) {
+          const LineShape shape = {.kv_heads = kv_heads, .group = group, .q_rows = q_rows, .tile_tokens = 1, .causal = causal};
+          for (const CostModel& model : all_models()) {
+            for (const auto& works : batches) plans += expect_sound({.works = works, .shape = shape, .model = model}, 5);
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(plans, 100'000);
+}
+
+TEST(Schedule, BothNeighboursAgreeOnTheCut) {
+  Stream random(11);
+  std::int64_t cuts = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(300, 30); ++round) {
+    std::vector<std::int32_t> lengths(static_cast<std::size_t>(random.between(1, 40)));
+    for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random.between(0, 900));
+    const CostModel model = all_models()[static_cast<std::size_t>(round % 4)];
+    Checker checker({.works = decode_of(lengths), .shape = {.kv_heads = 2, .group = 4, .q_rows = 4, .tile_tokens = 16}, .model = model},
+                    Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), static_cast<std::int32_t>(random.between(2, 200))), "");
+    for (std::size_t i = 1; i < checker.entries().size(); ++i) {
+      const auto& left = checker.entries()[i - 1];
+      const auto& right = checker.entries()[i];
+      if (left.output != right.output) continue;
+      ASSERT_EQ(left.tile_end, right.tile_begin);
+      ASSERT_EQ(left.worker + 1, right.worker) << "contributors of one output are neighbours";
+      ++cuts;
+    }
+  }
+  EXPECT_GT(cuts, 100);
+}
+
+TEST(Schedule, EveryTokenIsOwnedExactlyOnce) {
+  Stream random(23);
+  constexpr std::int32_t kTileTokens = 3;
+  for (std::int32_t round = 0; round < full_or_reduced(200, 20); ++round) {
+    std::vector<std::int32_t> lengths(static_cast<std::size_t>(random.between(1, 12)));
+    for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random.between(0, 50));
+    const LineShape shape = {.kv_heads = 1, .group = 1, .q_rows = 1, .tile_tokens = kTileTokens};
+    for (const Policy& policy : all_policies()) {
+      Checker checker({.works = decode_of(lengths), .shape = shape, .model = charged_models()[0]}, measure_of(policy.kind));
+      ASSERT_EQ(checker.fault(policy, static_cast<std::int32_t>(random.between(1, 80))), "");
+      std::vector<std::vector<std::int32_t>> owners(lengths.size());
+      for (std::size_t b = 0; b < lengths.size(); ++b) owners[b].assign(static_cast<std::size_t>(lengths[b]), 0);
+      for (const auto& entry : checker.entries()) {
+        auto& tokens = owners[static_cast<std::size_t>(entry.output)];  // one output a sequence
+        for (std::int64_t token = entry.tile_begin * kTileTokens; token < entry.tile_end * kTileTokens; ++token) {
+          if (token < static_cast<std::int64_t>(tokens.size())) ++tokens[static_cast<std::size_t>(token)];
+        }
+      }
+      for (const auto& tokens : owners) ASSERT_EQ(std::count(tokens.begin(), tokens.end(), 1), static_cast<std::ptrdiff_t>(tokens.size()));
+    }
+  }
+}
+
+/// A random batch of serving: mostly short, a few very long; decode, speculation and prefill mixed.
+Case random_case(Stream& random, std::int64_t batch) {
+  Case c;
+  const bool mixed = random.chance(50);
+  c.shape = {.kv_heads = static_cast<std::int32_t>(random.one_of({1, 2, 5})),
+             .group = static_cast<std::int32_t>(random.one_of({1, 4, 7})),
+             .q_rows = static_cast<std::int32_t>(random.one_of({16, 64})),
+             .tile_tokens = static_cast<std::int32_t>(random.one_of({64, 128, 100})),
+             .causal = random.chance(60)};
+  c.model = all_models()[static_cast<std::size_t>(random.between(0, 3))];
+  for (std::int64_t b = 0; b < batch; ++b) {
+    SequenceWork work = {.q_tokens = 1, .kv_tokens = static_cast<std::int32_t>(random.between(0, 700))};
+    if (random.chance(3)) work.kv_tokens = static_cast<std::int32_t>(random.between(0, 256 * 1024));
+    if (mixed) work.q_tokens = static_cast<std::int32_t>(random.chance(20) ? 0 : (random.chance(10) ? random.between(1, 90) : 1));
+    c.works.push_back(work);
+  }
+  return c;
+}
+
+TEST(Schedule, R05_EveryTileIsOwnedExactlyOnceForLargeRaggedBatches) {
+  Stream random(5);
+  std::vector<std::int64_t> batches = {1, 255, 256, 257, 511, 513, 1000, 3001};
+  if (!support::reduced()) batches.insert(batches.end(), {7919, 65'536});
+  std::int64_t shared = 0;
+  for (const std::int64_t batch : batches) {
+    const Case c = random_case(random, batch);
+    for (const Measure measure : {Measure::kCost, Measure::kOutputs}) {
+      Checker checker(c, measure);
+      for (const Policy& policy : {Policy::lean(), Policy::fixed_chunk(), Policy::data_parallel(), Policy::fixed_split(3)}) {
+        if (measure_of(policy.kind) != measure) continue;
+        for (const std::int32_t grid : {1, 132, 1057}) {
+          if (batch > 10'000 && grid != 132) continue;
+          ASSERT_EQ(checker.fault(policy, grid), "");
+          for (const auto& entry : checker.entries()) shared += entry.contributors > 1 ? 1 : 0;
+        }
+      }
+    }
+  }
+  EXPECT_GT(shared, 10'000);
+}
+
+TEST(Schedule, R05_SequencesWithoutQueriesHaveNoOutput) {
+  const LineShape shape = {.kv_heads = 3, .group = 2, .q_rows = 16, .tile_tokens = 8};
+  Case c = {.works = {{0, 500}, {1, 40}, {0, 9}, {0, 0}, {1, 24}, {0, 77}}, .shape = shape, .model = CostModel::plain()};
+  Checker checker(c, Measure::kCost);
+  EXPECT_EQ(checker.line().sums().outputs, 6);
+  EXPECT_EQ(checker.line().sums().tiles, 3 * (5 + 3));
+  for (std::int32_t grid = 1; grid <= 80; ++grid) ASSERT_EQ(checker.fault(Policy::lean(), grid), "");
+}
+
+TEST(Schedule, R02_EmptySequencesHaveAnOwner) {
+  Checker checker({.works = decode_of({0, 0, 0}), .shape = kOneHead, .model = CostModel::plain()}, Measure::kCost);
+  ASSERT_EQ(checker.fault(Policy::lean(), 8), "");
+  EXPECT_EQ(checker.entries().size(), 3U);
+}
+
+TEST(Schedule, R01_NothingToDoGivesNobodyWork) {
+  for (const std::vector<SequenceWork>& works : {std::vector<SequenceWork>{}, std::vector<SequenceWork>{{0, 100}, {0, 0}}}) {
+    for (const Policy& policy : all_policies()) {
+      Checker checker({.works = works, .shape = kOneHead, .model = CostModel::plain()}, measure_of(policy.kind));
+      ASSERT_EQ(checker.fault(policy, 7), "");
+      EXPECT_TRUE(checker.entries().empty());
+      EXPECT_EQ(checker.plan(policy, 7).workers, 1);
+    }
+  }
+}
+
+TEST(Schedule, R04_AnOutputWithOneContributorTakesNoSlot) {
+  Checker checker({.works = decode_of({5, 1, 9}), .shape = kOneHead, .model = CostModel::plain()}, Measure::kCost);
+  ASSERT_EQ(checker.fault(Policy::lean(), 1), "");
+  ASSERT_EQ(checker.entries().size(), 3U);
+  for (const auto& entry : checker.entries()) EXPECT_EQ(entry.contributors, 1);
+}
+
+TEST(Schedule, TheLineIsFoundByPlaceAsByWalking) {
+  Stream random(31);
+  for (const std::int64_t batch : {3, 256, 700}) {
+    const Case c = random_case(random, batch);
+    for (const Measure measure : {Measure::kCost, Measure::kOutputs}) {
+      Checker checker(c, measure);
+      const auto& line = checker.line();
+      Output walked = line.locate(0);
+      for (std::size_t i = 0; i < checker.outputs().size(); ++i) {
+        const Output& expected = checker.outputs()[i];
+        const std::int64_t length = measure == Measure::kCost ? expected.cost : 1;
+        for (const std::int64_t place : {expected.begin, expected.begin + length / 2, expected.begin + length - 1}) {
+          const Output found = line.locate(place);
+          ASSERT_EQ(found.begin, expected.begin);
+          ASSERT_EQ(found.sequence, expected.sequence);
+          ASSERT_EQ(found.kv_head, expected.kv_head);
+          ASSERT_EQ(found.row_block, expected.row_block);
+        }
+        ASSERT_EQ(walked.begin, expected.begin);
+        ASSERT_EQ(line.advance(walked), i + 1 < checker.outputs().size());
+      }
+    }
+  }
+}
+
+TEST(Schedule, StripsSumToTheLineInAnyOrder) {
+  Stream random(37);
+  const Case c = random_case(random, 777);
+  Checker checker(c, Measure::kCost);
+  LineSums backwards;
+  for (std::int32_t strip = checks::ListedLine::kStrips - 1; strip >= 0; --strip) backwards = checker.line().sum_strip(strip).plus(backwards);
+  LineSums expected;
+  for (const Output& output : checker.outputs()) {
+    expected = expected.plus({.cost = output.cost, .tiles = output.tiles, .outputs = 1, .max_output_tiles = output.tiles,
+                              .max_tile_cost = output.tile_cost, .min_output_cost = output.cost, .max_output_cost = output.cost});
+  }
+  for (const LineSums& sums : {backwards, checker.line().sums()}) {
+    EXPECT_EQ(sums.cost, expected.cost);
+    EXPECT_EQ(sums.tiles, expected.tiles);
+    EXPECT_EQ(sums.outputs, expected.outputs);
+    EXPECT_EQ(sums.max_output_tiles, expected.max_output_tiles);
+    EXPECT_EQ(sums.max_tile_cost, expected.max_tile_cost);
+    EXPECT_EQ(sums.min_output_cost, expected.min_output_cost);
+    EXPECT_EQ(sums.max_output_cost, expected.max_output_cost);
+  }
+}
+
+}  // namespace
+}  // namespace lean::schedule

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Builds and runs every test: format, three builds (release, address + undefined, thread), quick mutants.
+
+Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
+What counts: each GoogleTest case, each other CTest entry, each mutant, the format check; a build that fails
+counts as one failure. tools/setup.sh check has installed what this needs.
+
+Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-mutants] [--jobs N]
+"""
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
+
+
+@dataclasses.dataclass
+class Tally:
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+
+def say(text: str) -> None:
+    print(f"== {text}", flush=True)
+
+
+def run(*command: str) -> bool:
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def count_cases(report: pathlib.Path, tally: Tally) -> bool:
+    """Adds the cases of one GoogleTest process; False if it left no report, which is how a crash looks."""
+    try:
+        suites = json.loads(report.read_text())["testsuites"]
+    except (OSError, ValueError, KeyError):
+        return False
+    for case in (case for suite in suites for case in suite["testsuite"]):
+        if case.get("failures"):
+            tally.failed += 1
+        elif case["result"] == "SKIPPED":
+            tally.skipped += 1
+        elif case["status"] == "RUN":
+            tally.passed += 1
+    return True
+
+
+def count_ctest(folder: pathlib.Path, tally: Tally) -> None:
+    """Counts a CTest run: entries that left a GoogleTest report by their cases, others as one."""
+    for entry in ElementTree.parse(folder / "ctest.xml").getroot().iter("testcase"):
+        ok = entry.get("status") == "run"
+        before = tally.failed
+        if not count_cases(folder / "test-results" / f"{entry.get('name')}.json", tally):
+            tally.passed, tally.failed = tally.passed + ok, tally.failed + (not ok)
+        elif not ok and tally.failed == before:
+            tally.failed += 1  # every case passed, then the process ended badly: a leak, a race in a destructor
+
+
+def test_preset(preset: str, jobs: int) -> Tally:
+    tally = Tally(preset)
+    begin = time.monotonic()
+    folder = ROOT / BUILD_FOLDERS[preset]
+    say(f"{preset}: build")
+    if not (run("cmake", "--preset", preset) and run("cmake", "--build", "--preset", preset, "--parallel", str(jobs))):
+        tally.failed += 1
+    else:
+        for old in [*(folder / "test-results").glob("*.json"), folder / "ctest.xml"]:
+            old.unlink(missing_ok=True)
+        say(f"{preset}: test")
+        run("ctest", "--preset", preset, "--parallel", str(jobs), "--output-junit", str(folder / "ctest.xml"))
+        count_ctest(folder, tally)
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
+def check_format() -> Tally:
+    say("format")
+    begin = time.monotonic()
+    ok = run("make", "--no-print-directory", "check-format")
+    return Tally("format", passed=int(ok), failed=int(not ok), seconds=time.monotonic() - begin)
+
+
+def test_mutants() -> Tally:
+    say("mutants")
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "tools/mutants.py", "--quick"], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
+    print(done.stdout, end="", flush=True)
+    match = re.search(r"^(\d+) passed, (\d+) failed$", done.stdout, re.MULTILINE)
+    tally = Tally("mutants", *map(int, match.groups())) if match else Tally("mutants", failed=1)
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
+    parser.add_argument("--no-mutants", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+
+    tallies = [check_format()]
+    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",")]
+    if not options.no_mutants:
+        tallies.append(test_mutants())
+
+    say("summary")
+    for tally in tallies:
+        print(f"{tally.name:12} {tally.passed:6} passed {tally.failed:4} failed {tally.skipped:4} skipped {tally.seconds:6.0f} s")
+    passed, failed = sum(t.passed for t in tallies), sum(t.failed for t in tallies)
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

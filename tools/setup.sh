@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Installs what is missing on Debian 12 or Ubuntu 24.04 and newer, and nothing else. Quick when nothing is missing.
+# Usage: tools/setup.sh build     what building and running need
+#        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
+#        tools/setup.sh check     both, and clang with its sanitizers: what `make test` needs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build_packages=(g++ cmake ninja-build pkg-config python3 libhwy-dev libgtest-dev libbenchmark-dev libcli11-dev
+  nlohmann-json3-dev libfmt-dev)
+check_packages=(clang llvm)
+format_packages=(python3 python3-venv)
+clang_format_version=19.1.7
+
+say() { echo "setup: $*"; }
+
+as_root() {
+  if [[ $(id -u) == 0 ]]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    say "needs root to run: $*"
+    return 1
+  fi
+}
+
+# Installs those of the given Debian packages that are missing.
+need_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "no dpkg here; the build expects what these Debian packages hold: $*"
+    return 0
+  fi
+  local missing=() package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  say "apt-get install ${missing[*]}"
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Its package has clang's major version in its name.
+need_sanitizer_runtime() {
+  local major
+  major=$(clang -dumpversion | cut -d. -f1)
+  need_packages "libclang-rt-${major}-dev"
+}
+
+need_clang_format() {
+  local tool=.venv/bin/clang-format
+  if [[ -x $tool ]] && "$tool" --version | grep -qF " $clang_format_version"; then
+    return 0
+  fi
+  need_packages "${format_packages[@]}"
+  say "clang-format $clang_format_version into .venv"
+  python3 -m venv .venv
+  .venv/bin/pip install --quiet --disable-pip-version-check "clang-format==$clang_format_version"
+}
+
+case ${1:-} in
+  build) need_packages "${build_packages[@]}" ;;
+  format) need_clang_format ;;
+  check)
+    need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
+    need_sanitizer_runtime
+    need_clang_format
+    ;;
+  *)
+    echo "usage: tools/setup.sh build|format|check" >&2
+    exit 2
+    ;;
+esac
