@@ -1,6 +1,7 @@
 // The C interface: copies the caller's structs into the C++ ones, field by field, and calls the C++ interface.
 // Enumerators pass through as integers; the preconditions refuse unknown ones with the argument's name.
 #include <cstring>
+#include <initializer_list>
 
 #include "base/message.hpp"
 #include "lean/lean.h"

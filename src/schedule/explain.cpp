@@ -106,7 +106,8 @@ std::string to_text(const ScheduleMap& map) {
     out << right(std::to_string(worker), 8) << right(grouped(share.tiles), 10) << right(grouped(share.cost_units), 10)
         << share_words(share, map) << '\n';
   }
-  if (map.workers.size() > kShownWorkers) out << "      .. and " << grouped(static_cast<std::int64_t>(map.workers.size() - kShownWorkers)) << " more\n";
+  if (map.workers.size() > kShownWorkers)
+    out << "      .. and " << grouped(static_cast<std::int64_t>(map.workers.size() - kShownWorkers)) << " more\n";
   return out.str();
 }
 

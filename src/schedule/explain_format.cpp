@@ -22,9 +22,7 @@ std::string grouped(std::int64_t value) {
   return digits;
 }
 
-std::string counted(std::int64_t count, const std::string& noun) {
-  return grouped(count) + " " + noun + (count == 1 ? "" : "s");
-}
+std::string counted(std::int64_t count, const std::string& noun) { return grouped(count) + " " + noun + (count == 1 ? "" : "s"); }
 
 std::string percent(double ratio) {
   const double shown = std::floor(ratio * 1000.0 + 1e-9) / 10.0;

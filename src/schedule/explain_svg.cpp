@@ -86,9 +86,10 @@ class PanelPainter {
     const double left = place_.bars.x - kGutter;
     const double y = place_.bars.y - kPanelHeader;
     canvas_.text({left, y + 14.0}, format::policy_words(map_), {.size_px = 14.0, .fill = kInk, .bold = true});
-    canvas_.text({left, y + 32.0},
-                 "balance " + format::percent(map_.tiles.ratio()) + " in tiles, " + format::percent(map_.cost_units.ratio()) + " in cost",
-                 {.size_px = 12.5, .fill = kInk});
+    canvas_.text(
+        {left, y + 32.0},
+        "balance " + format::percent(map_.tiles.ratio()) + " in tiles, " + format::percent(map_.cost_units.ratio()) + " in cost",
+        {.size_px = 12.5, .fill = kInk});
     canvas_.text({left, y + 48.0}, format::workers_words(map_) + ", " + format::sharing_words(map_),
                  {.size_px = 11.5, .fill = kSoftInk});
   }
@@ -118,11 +119,11 @@ class PanelPainter {
   }
 
   void paint_worker_number(std::int32_t worker) {
-    const std::int64_t step = pitch_ >= 11.0 ? 1 : tick_step(map_.workers_asked, static_cast<std::int64_t>(place_.bars.height / 30.0));
+    const std::int64_t step =
+        pitch_ >= 11.0 ? 1 : tick_step(map_.workers_asked, static_cast<std::int64_t>(place_.bars.height / 30.0));
     if (worker % step != 0) return;
     const double middle = row_y(worker) + bar_height_ / 2.0;
-    canvas_.text({place_.bars.x - 8.0, middle + 3.5}, std::to_string(worker),
-                 {.size_px = 10.5, .fill = kSoftInk, .anchor = "end"});
+    canvas_.text({place_.bars.x - 8.0, middle + 3.5}, std::to_string(worker), {.size_px = 10.5, .fill = kSoftInk, .anchor = "end"});
   }
 
   [[nodiscard]] Box span(std::int64_t tile_begin, std::int64_t tile_end, double y) const {
@@ -186,7 +187,8 @@ class PanelPainter {
   }
 
   void paint_equal_share() {
-    const double x = place_.bars.x + place_.bars.width * map_.tiles.mean / static_cast<double>(std::max<std::int64_t>(place_.axis_tiles, 1));
+    const double x =
+        place_.bars.x + place_.bars.width * map_.tiles.mean / static_cast<double>(std::max<std::int64_t>(place_.axis_tiles, 1));
     canvas_.line({x, place_.bars.y - 5.0}, {x, place_.bars.y + place_.bars.height}, "#b91c1c",
                  "stroke-width=\"1.3\" stroke-dasharray=\"4 3\"");
   }
@@ -209,7 +211,8 @@ void paint_lengths(SvgCanvas& canvas, const ScheduleMap& map, const Box& box) {
   for (std::int64_t bar = 0; bar < bars; ++bar) {
     std::int64_t tallest = share_begin(count, bar, bars);
     for (std::int64_t b = tallest; b < share_begin(count, bar + 1, bars); ++b) {
-      if (map.sequences[static_cast<std::size_t>(b)].kv_tokens > map.sequences[static_cast<std::size_t>(tallest)].kv_tokens) tallest = b;
+      if (map.sequences[static_cast<std::size_t>(b)].kv_tokens > map.sequences[static_cast<std::size_t>(tallest)].kv_tokens)
+        tallest = b;
     }
     const double tokens = map.sequences[static_cast<std::size_t>(tallest)].kv_tokens;
     const double height = std::max(1.0, box.height * tokens / longest);
@@ -221,7 +224,8 @@ void paint_lengths(SvgCanvas& canvas, const ScheduleMap& map, const Box& box) {
     }
   }
   canvas.line({box.x, box.y + box.height + 0.5}, {box.x + pitch * static_cast<double>(bars), box.y + box.height + 0.5}, kGrid);
-  canvas.text({box.x, box.y - 8.0}, "tokens of each sequence, up to " + format::grouped(longest), {.size_px = 11.5, .fill = kSoftInk});
+  canvas.text({box.x, box.y - 8.0}, "tokens of each sequence, up to " + format::grouped(longest),
+              {.size_px = 11.5, .fill = kSoftInk});
 }
 
 void paint_legend(SvgCanvas& canvas, const ScheduleMap& map, Point at) {
@@ -263,15 +267,17 @@ std::int64_t axis_tiles_for(std::int32_t workers_asked, const std::vector<Schedu
 /// Paints the panels in rows of `columns`; returns where the next thing may begin.
 double paint_panels(SvgCanvas& canvas, const std::vector<ScheduleMap>& maps, const SvgOptions& options, double y) {
   const auto columns = static_cast<std::size_t>(std::max(1, options.columns));
-  const double column_width = (options.width_px - 2.0 * kMargin - kColumnGap * static_cast<double>(columns - 1)) / static_cast<double>(columns);
+  const double column_width =
+      (options.width_px - 2.0 * kMargin - kColumnGap * static_cast<double>(columns - 1)) / static_cast<double>(columns);
   for (std::size_t first = 0; first < maps.size(); first += columns) {
     double tallest = 0.0;
     for (std::size_t i = first; i < std::min(first + columns, maps.size()); ++i) {
       const ScheduleMap& map = maps[i];
       const double height = row_pitch(map.workers_asked) * map.workers_asked;
       const double x = kMargin + static_cast<double>(i - first) * (column_width + kColumnGap) + kGutter;
-      PanelPainter(canvas, map,
-                   {.bars = {x, y + kPanelHeader, column_width - kGutter, height}, .axis_tiles = axis_tiles_for(map.workers_asked, maps)})
+      PanelPainter(
+          canvas, map,
+          {.bars = {x, y + kPanelHeader, column_width - kGutter, height}, .axis_tiles = axis_tiles_for(map.workers_asked, maps)})
           .paint();
       tallest = std::max(tallest, height);
     }

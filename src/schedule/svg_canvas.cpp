@@ -66,8 +66,8 @@ void SvgCanvas::rect(const Box& box, const std::string& fill) {
 }
 
 void SvgCanvas::line(Point from, Point to, const char* stroke, const char* extra) {
-  out_ << "<line x1=\"" << px(from.x) << "\" y1=\"" << px(from.y) << "\" x2=\"" << px(to.x) << "\" y2=\"" << px(to.y) << "\" stroke=\""
-       << stroke << "\" " << extra << "/>\n";
+  out_ << "<line x1=\"" << px(from.x) << "\" y1=\"" << px(from.y) << "\" x2=\"" << px(to.x) << "\" y2=\"" << px(to.y)
+       << "\" stroke=\"" << stroke << "\" " << extra << "/>\n";
 }
 
 void SvgCanvas::text(Point at, const std::string& words, const TextStyle& style) {
@@ -78,8 +78,8 @@ void SvgCanvas::text(Point at, const std::string& words, const TextStyle& style)
 
 std::string SvgCanvas::document(double width_px, double height_px, const std::string& title) const {
   std::ostringstream out = format::stream();
-  out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\"" << px(width_px)
-      << "\" height=\"" << px(height_px) << "\" viewBox=\"0 0 " << px(width_px) << ' ' << px(height_px)
+  out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\""
+      << px(width_px) << "\" height=\"" << px(height_px) << "\" viewBox=\"0 0 " << px(width_px) << ' ' << px(height_px)
       << "\" font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n<title>" << escaped(title) << "</title>\n"
       << "<defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
       << "<rect width=\"6\" height=\"6\" fill=\"#f3f4f6\"/><line x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\" stroke=\"#d1d5db\" "

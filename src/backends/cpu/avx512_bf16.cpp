@@ -1,2 +1,212 @@
+// LeanTile on AVX-512-BF16: bf16 scores and accumulate by vdpbf16ps, which multiplies pairs of bf16 and adds them in fp32. The
+// rest of the table is AVX-512's. Highway 1.0 has no such target, hence intrinsics, in this one file, with its own cpuid check.
+//
+// Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree;
+// a lane of O adds token pairs in order. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
-namespace lean::cpu { const TileKernels* avx512_bf16_kernels() noexcept { return nullptr; } }
+
+#if defined(__x86_64__)
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // likewise
+#endif
+#include <immintrin.h>
+
+#include <optional>
+
+// Function-level targets: nothing else in this file, or inline code it shares, may use these instructions.
+#define LEAN_TARGET_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,avx2")))
+
+namespace lean::cpu {
+namespace {
+
+constexpr std::int32_t kPairLanes = 32;  // bf16 in a vector
+constexpr std::int32_t kSumLanes = 16;   // fp32 in a vector
+
+using Sum = __m512;
+
+/// The lanes that exist of a vector that begins `left` elements before its row's end.
+LEAN_TARGET_BF16 inline __mmask32 lanes_left(std::int32_t left) {
+  return left >= kPairLanes ? ~__mmask32{0} : (__mmask32{1} << left) - 1U;
+}
+
+/// A masked load never touches what the mask leaves out, and costs what a plain one does.
+LEAN_TARGET_BF16 inline __m512i load_bf16(const std::uint16_t* p, __mmask32 lanes) { return _mm512_maskz_loadu_epi16(lanes, p); }
+
+LEAN_TARGET_BF16 inline Sum multiply_pairs(Sum sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept {
+  return reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
+}
+
+/// Lane sums of four accumulators side by side, by one tree.
+LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
+  const Sum ab = _mm512_add_ps(_mm512_unpacklo_ps(sums[0], sums[1]), _mm512_unpackhi_ps(sums[0], sums[1]));
+  const Sum cd = _mm512_add_ps(_mm512_unpacklo_ps(sums[2], sums[3]), _mm512_unpackhi_ps(sums[2], sums[3]));
+  const Sum abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+// ---- scores ---------------------------------------------------------------------------------------------------------
+
+/// Tokens past the end repeat the last one and are masked later.
+template <int kRows, int kTokens>
+LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s) {
+  static_assert(kTokens % 4 == 0);
+  const std::uint16_t* keys[std::size_t{kTokens}];
+  for (int t = 0; t < kTokens; ++t) keys[t] = token_row(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride;
+  Sum sums[std::size_t{kRows * kTokens}];
+  for (Sum& sum : sums) sum = _mm512_setzero_ps();
+  for (std::int32_t d = 0; d < k.dims; d += kPairLanes) {
+    const __mmask32 lanes = lanes_left(k.dims - d);
+    __m512i key[std::size_t{kTokens}];
+    for (int t = 0; t < kTokens; ++t) key[t] = load_bf16(keys[t] + d, lanes);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i query = load_bf16(queries + r * q.f32.stride + d, lanes);
+      for (int t = 0; t < kTokens; ++t) sums[r * kTokens + t] = multiply_pairs(sums[r * kTokens + t], query, key[t]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTokens; t += 4) store_lane_sums(sums + r * kTokens + t, s.row(row + r) + token + t);
+  }
+}
+
+template <int kRows, int kTokens>
+LEAN_TARGET_BF16 inline void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, PrefetchStream& next) {
+  for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
+    next.step();
+    scores_block<kRows, kTokens>(q, row, k, token, s);
+  }
+}
+
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept {
+  PrefetchStream next(rows, score_steps(s.rows, k.tokens, 4));
+  std::int32_t row = 0;
+  for (; row + 4 <= s.rows; row += 4) scores_rows<4, 4>(q, row, k, s, next);
+  for (; row + 2 <= s.rows; row += 2) scores_rows<2, 8>(q, row, k, s, next);
+  if (row < s.rows) scores_rows<1, 8>(q, row, k, s, next);
+}
+
+// ---- accumulate -----------------------------------------------------------------------------------------------------
+
+/// 32 values of O as the interleave of two rows of V leaves them: 128-bit lanes 0, 2 of both halves, then lanes 1, 3.
+struct Interleaved {
+  Sum even;
+  Sum odd;
+};
+
+LEAN_TARGET_BF16 inline Interleaved load_values(const float* o, std::int32_t left, Sum factor) {
+  const Sum low = _mm512_mul_ps(_mm512_loadu_ps(o), factor);
+  const Sum high = left > kSumLanes ? _mm512_mul_ps(_mm512_loadu_ps(o + kSumLanes), factor) : _mm512_setzero_ps();
+  return {_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD)};
+}
+
+LEAN_TARGET_BF16 inline void store_values(const Interleaved& values, float* o, std::int32_t left) {
+  const Sum low = _mm512_shuffle_f32x4(values.even, values.odd, 0x44);
+  const Sum high = _mm512_shuffle_f32x4(values.even, values.odd, 0xEE);
+  _mm512_storeu_ps(o, _mm512_shuffle_f32x4(low, low, 0xD8));
+  if (left > kSumLanes) _mm512_storeu_ps(o + kSumLanes, _mm512_shuffle_f32x4(high, high, 0xD8));
+}
+
+/// O of kRows rows and kGroups x 32 values from dim `d` on, in registers over all tokens of the tile, two tokens a step.
+/// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
+template <int kRows, int kGroups>
+LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
+                                              const float* rescale, std::int32_t d, PrefetchStream& next) {
+  Interleaved sums[std::size_t{kRows * kGroups}];
+  for (int r = 0; r < kRows; ++r) {
+    const Sum factor = _mm512_set1_ps(rescale[row + r]);
+    for (int g = 0; g < kGroups; ++g) {
+      sums[r * kGroups + g] = load_values(o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes, factor);
+    }
+  }
+  __mmask32 lanes[std::size_t{kGroups}];
+  for (int g = 0; g < kGroups; ++g) lanes[g] = lanes_left(v.dims - d - g * kPairLanes);
+  for (std::int32_t t = 0; t < v.tokens; t += 2) {
+    next.step();
+    const std::uint16_t* first_row = token_row(v, t);
+    const bool pair = t + 1 < v.tokens;
+    const std::uint16_t* second_row = pair ? token_row(v, t + 1) : first_row;
+    __m512i even[std::size_t{kGroups}];
+    __m512i odd[std::size_t{kGroups}];
+    for (int g = 0; g < kGroups; ++g) {
+      const std::int32_t at = d + g * kPairLanes;
+      const __m512i first = load_bf16(first_row + at, lanes[g]);
+      const __m512i second = load_bf16(second_row + at, pair ? lanes[g] : __mmask32{0});
+      even[g] = _mm512_unpacklo_epi16(first, second);
+      odd[g] = _mm512_unpackhi_epi16(first, second);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i weight = _mm512_set1_epi32(reinterpret_cast<const std::int32_t*>(weights.row(row + r))[t / 2]);
+      for (int g = 0; g < kGroups; ++g) {
+        Interleaved& sum = sums[r * kGroups + g];
+        sum = {multiply_pairs(sum.even, weight, even[g]), multiply_pairs(sum.odd, weight, odd[g])};
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int g = 0; g < kGroups; ++g) store_values(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes);
+  }
+}
+
+template <int kRows, int kGroups>
+LEAN_TARGET_BF16 inline void accumulate_rows(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
+                                             const float* rescale, PrefetchStream& next) {
+  std::int32_t d = 0;
+  for (; d + kGroups * kPairLanes <= v.dims; d += kGroups * kPairLanes) {
+    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, next);
+  }
+  for (; d < v.dims; d += kPairLanes) {
+    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, next);
+  }
+}
+
+/// Rounds P to bf16 in place, row by row; the zeros behind the last token stay zeros.
+LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t tokens) {
+  for (std::int32_t r = 0; r < p.rows; ++r) {
+    float* row = p.row(r);
+    for (std::int32_t t = 0; t < tokens; t += kSumLanes) {
+      const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(row + t));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(row) + t), reinterpret_cast<__m256i>(rounded));
+    }
+  }
+}
+
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept {
+  round_weights(p, v.tokens);
+  PrefetchStream next(rows, accumulate_steps(o.rows, v, 2 * kPairLanes) / 2);
+  std::int32_t row = 0;
+  for (; row + 4 <= o.rows; row += 4) accumulate_rows<4, 2>(o, p, row, v, rescale, next);
+  for (; row + 2 <= o.rows; row += 2) accumulate_rows<2, 4>(o, p, row, v, rescale, next);
+  if (row < o.rows) accumulate_rows<1, 4>(o, p, row, v, rescale, next);
+}
+
+}  // namespace
+
+const TileKernels* avx512_bf16_kernels() noexcept {
+  static const std::optional<TileKernels> kernels = []() -> std::optional<TileKernels> {
+    const TileKernels* avx512 = avx512_kernels();
+    if (avx512 == nullptr || __builtin_cpu_supports("avx512bf16") == 0) return std::nullopt;
+    TileKernels table = *avx512;
+    table.name = "AVX-512-BF16";
+    table.scores[table_index(DType::kBFloat16)] = scores;
+    table.accumulate[table_index(DType::kBFloat16)] = accumulate;
+    return table;
+  }();
+  return kernels ? &*kernels : nullptr;
+}
+
+}  // namespace lean::cpu
+
+#else
+
+namespace lean::cpu {
+const TileKernels* avx512_bf16_kernels() noexcept { return nullptr; }
+}  // namespace lean::cpu
+
+#endif

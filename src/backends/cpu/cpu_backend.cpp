@@ -55,8 +55,8 @@ constexpr std::array kRefused = {
                           [](P p) noexcept { return p.append.k.data == nullptr; }},
 };
 
-/// K and V of one LeanTile stay within the L1 and L2: found by the sweep in docs/schedule.md.
-constexpr std::int64_t kTileBytes = 32 * 1024;
+/// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
+constexpr std::int64_t kTileBytes = 64 * 1024;
 constexpr std::int32_t kMinTileTokens = 16;
 constexpr std::int32_t kMaxTileTokens = 256;
 
@@ -199,6 +199,10 @@ Status supports(const Problem& problem, const Options& options) noexcept {
   const Executor& executor = executor_of(options);
   if (executor.run == nullptr || executor.worker_count < 1) {
     return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count, "run must be given, worker_count 1 or more");
+  }
+  if (options.fixup == Fixup::kHostBlock && options.policy.kind == Policy::Kind::kFixedSplit) {
+    return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
+                  "host_block needs a policy whose hosts wait for higher-numbered workers only: fixed_split deals items out in turn");
   }
   if (options.fixup == Fixup::kHostBlock && !executor.descending_or_concurrent) {
     return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),

@@ -4,7 +4,6 @@
 // Register plan: scores keep kRows x kTokens sums in registers and reduce them four at a time; accumulate keeps
 // kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded.
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,6 +18,7 @@ using I32 = hn::RebindToSigned<F32>;
 using U32 = hn::RebindToUnsigned<F32>;
 
 constexpr std::int32_t kLanes = HWY_LANES(float);  // fixed-size targets only
+constexpr bool kManyRegisters = HWY_MAX_BYTES >= 64;  // 32 vector registers: 24 sums fit, else 12 of 16
 
 // ---- loads and stores by element type -------------------------------------------------------------------------------
 
@@ -75,17 +75,6 @@ using StorageOf = typename Element<T>::Storage;
 template <typename T>
 const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
   return reinterpret_cast<const StorageOf<T>*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
-}
-
-// ---- prefetch: one step of the next tile's rows for each step of this one ---------------------------------------------
-
-HWY_INLINE void prefetch_tokens(const Prefetch& next, std::int32_t begin, std::int32_t end) {
-  constexpr std::int32_t kLineBytes = 64;
-  if (end > next.tokens) end = next.tokens;
-  for (std::int32_t t = begin; t < end; ++t) {
-    const auto* row = static_cast<const std::byte*>(next.data) + t * next.token_stride_bytes;
-    for (std::int32_t b = 0; b < next.bytes; b += kLineBytes) hwy::Prefetch(row + b);
-  }
 }
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
@@ -151,27 +140,22 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
 }
 
 template <typename T, int kRows, int kTokens>
-HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, const Prefetch& next) {
+HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, PrefetchStream& next) {
   for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
-    prefetch_tokens(next, token, token + kTokens);
+    next.step();
     scores_block<T, kRows, kTokens>(q, row, k, token, s);
   }
 }
 
 template <typename T>
-void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& next) noexcept {
-  constexpr int kWide = HWY_MAX_BYTES >= 64 ? 4 : 3;  // sums of 4 rows that fit 32 registers or 16
-  Prefetch pending = next;                           // only the first pass over the tile prefetches
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept {
+  constexpr int kWide = kManyRegisters ? 4 : 3;
+  PrefetchStream next(rows, score_steps(s.rows, k.tokens, kWide));
   std::int32_t row = 0;
-  for (; row + 4 <= s.rows; row += 4) {
-    scores_rows<T, 4, kWide>(q, row, k, s, pending);
-    pending = {};
-  }
-  for (; row + 2 <= s.rows; row += 2) {
-    scores_rows<T, 2, 4>(q, row, k, s, pending);
-    pending = {};
-  }
-  if (row < s.rows) scores_rows<T, 1, 8>(q, row, k, s, pending);
+  for (; kManyRegisters && row + 8 <= s.rows; row += 8) scores_rows<T, 8, 3>(q, row, k, s, next);
+  for (; row + 4 <= s.rows; row += 4) scores_rows<T, 4, kWide>(q, row, k, s, next);
+  for (; row + 2 <= s.rows; row += 2) scores_rows<T, 2, 4>(q, row, k, s, next);
+  if (row < s.rows) scores_rows<T, 1, 8>(q, row, k, s, next);
 }
 
 // ---- online softmax -------------------------------------------------------------------------------------------------
@@ -247,7 +231,7 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 /// O of kRows rows and kVectors vectors from dim `d` on, held in registers over all tokens of the tile.
 template <typename T, int kRows, int kVectors>
 HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
-                                 std::int32_t d, const Prefetch& next) {
+                                 std::int32_t d, PrefetchStream& next) {
   const F32 f32;
   float* out = o.row(row) + d;
   Vec acc[std::size_t{kRows * kVectors}];
@@ -258,7 +242,7 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
   const float* weights = p.row(row);
   const bool whole = kVectors > 1 || d + kLanes <= v.dims;  // only the last single vector may be cut short
   for (std::int32_t t = 0; t < v.tokens; ++t) {
-    prefetch_tokens(next, t, t + 1);
+    next.step();
     const StorageOf<T>* values = token_row<T>(v, t) + d;
     Vec value[std::size_t{kVectors}];
     for (int i = 0; i < kVectors; ++i) {
@@ -276,35 +260,25 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
 
 template <typename T, int kRows, int kVectors>
 HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
-                                const Prefetch& next) {
-  Prefetch pending = next;
+                                PrefetchStream& next) {
   std::int32_t d = 0;
   for (; d + kVectors * kLanes <= v.dims; d += kVectors * kLanes) {
     if (kVectors == 3 && d + 4 * kLanes == v.dims) break;  // four left: two and two, not three and one
-    accumulate_block<T, kRows, kVectors>(o, p, row, v, rescale, d, pending);
-    pending = {};
+    accumulate_block<T, kRows, kVectors>(o, p, row, v, rescale, d, next);
   }
-  for (; kVectors == 3 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, pending);
-  for (; d < v.dims; d += kLanes) {
-    accumulate_block<T, kRows, 1>(o, p, row, v, rescale, d, pending);
-    pending = {};
-  }
+  for (; kVectors == 3 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, next);
+  for (; d < v.dims; d += kLanes) accumulate_block<T, kRows, 1>(o, p, row, v, rescale, d, next);
 }
 
 template <typename T>
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& next) noexcept {
-  constexpr int kWide = HWY_MAX_BYTES >= 64 ? 4 : 3;  // vectors of 4 rows that fit 32 registers or 16
-  Prefetch pending = next;
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept {
+  constexpr int kWide = kManyRegisters ? 4 : 3;
+  PrefetchStream next(rows, accumulate_steps(o.rows, v, kWide * kLanes));
   std::int32_t row = 0;
-  for (; row + 4 <= o.rows; row += 4) {
-    accumulate_rows<T, 4, kWide>(o, p, row, v, rescale, pending);
-    pending = {};
-  }
-  for (; row + 2 <= o.rows; row += 2) {
-    accumulate_rows<T, 2, 4>(o, p, row, v, rescale, pending);
-    pending = {};
-  }
-  if (row < o.rows) accumulate_rows<T, 1, 8>(o, p, row, v, rescale, pending);
+  for (; kManyRegisters && row + 8 <= o.rows; row += 8) accumulate_rows<T, 8, 2>(o, p, row, v, rescale, next);
+  for (; row + 4 <= o.rows; row += 4) accumulate_rows<T, 4, kWide>(o, p, row, v, rescale, next);
+  for (; row + 2 <= o.rows; row += 2) accumulate_rows<T, 2, 4>(o, p, row, v, rescale, next);
+  if (row < o.rows) accumulate_rows<T, 1, 8>(o, p, row, v, rescale, next);
 }
 
 // ---- rows in and out, merge -----------------------------------------------------------------------------------------

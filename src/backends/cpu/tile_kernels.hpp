@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "backends/cpu/prefetch.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
 #include "softmax/state.hpp"
@@ -23,14 +24,6 @@ struct TokenRows {
   std::int64_t token_stride_bytes = 0;
   std::int32_t tokens = 0;
   std::int32_t dims = 0;
-};
-
-/// The next rows to be read, to prefetch while computing; null: none.
-struct Prefetch {
-  const void* data = nullptr;
-  std::int64_t token_stride_bytes = 0;
-  std::int32_t tokens = 0;
-  std::int32_t bytes = 0;  // of one row
 };
 
 /// Private buffers of one segment, fp32: rows x stride.
@@ -59,11 +52,11 @@ struct SoftmaxRows {
 struct TileKernels {
   const char* name;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
-  void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& next) noexcept;
+  void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
   /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
-  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& next) noexcept;
+  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept;
   /// out[i] = float(in[i]).
   void (*load_row[3])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.
@@ -71,6 +64,15 @@ struct TileKernels {
   /// O of two partials under a merge step, into the first.
   void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
 };
+
+/// Steps a kernel takes over a tile when four rows at a time meet `wide` tokens, or `wide` dims of one token: at least; what
+/// the prefetch is spread over.
+[[nodiscard]] constexpr std::int64_t score_steps(std::int32_t rows, std::int32_t tokens, std::int32_t wide) noexcept {
+  return rows >= 4 ? std::int64_t{rows / 4} * (tokens / wide + 1) : tokens / 8 + 1;
+}
+[[nodiscard]] constexpr std::int64_t accumulate_steps(std::int32_t rows, const TokenRows& v, std::int32_t wide) noexcept {
+  return std::int64_t{v.tokens} * (rows >= 4 ? std::int64_t{rows / 4} * (v.dims / wide + (v.dims % wide != 0 ? 1 : 0)) : 1);
+}
 
 /// Index into the tables above; fp8 has none.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
