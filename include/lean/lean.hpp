@@ -25,7 +25,7 @@ inline constexpr std::size_t kWorkspaceAlignment = 256;
 /// Memory a call needs. `state` holds counters and sticky codes: zero it once, then leave it to the library, one per
 /// call in flight. `scratch` holds partial results: uninitialised, may be shared by calls that follow each other.
 struct WorkspaceSize {
-  Status status;
+  Status status{};
   std::size_t state_bytes = 0;
   std::size_t scratch_bytes = 0;
 };

@@ -64,7 +64,7 @@ struct Executor {
 
 struct Options {
   Backend backend = Backend::kCpu;
-  Policy policy;
+  Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
   std::int32_t workers = 0;            // 0: as many as the executor or the GPU has

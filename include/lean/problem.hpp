@@ -46,14 +46,14 @@ struct Strides {
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
-  Strides strides;
+  Strides strides{};
 };
 
 /// An output tensor. Its elements must not overlap each other or any input.
 struct OutputView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  Strides strides;
+  Strides strides{};
 };
 
 /// Log-sum-exp of every (sequence, query head, query token): fp32, natural logarithm. Null data: not wanted.
@@ -87,14 +87,14 @@ struct Scores {
   const void* mask = nullptr;                 // additive (mask_dtype) or boolean (mask_is_boolean) mask
   DType mask_dtype = DType::kFloat32;
   bool mask_is_boolean = false;               // bytes: nonzero = seen
-  Strides mask_strides;                       // (sequence, head, query token = token, key = dim)
+  Strides mask_strides{};                       // (sequence, head, query token = token, key = dim)
   const std::uint32_t* tree_mask = nullptr;   // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
 };
 
 /// New keys and values written to the cache in the same call and attended to from the inputs.
 struct Append {
-  TensorView k;                         // null data: nothing to append
-  TensorView v;
+  TensorView k{};                         // null data: nothing to append
+  TensorView v{};
   const float* rotary_cos = nullptr;    // [positions, rotary_dim / 2]
   const float* rotary_sin = nullptr;
   std::int32_t rotary_dim = 0;          // 0: no rotary
@@ -110,11 +110,11 @@ struct Problem {
   std::int32_t value_dim = 0;  // dv, 1 to 256; 0 means head_dim
 
   // Tensors. q [B, Hq, n_q, d], k [B, Hkv, n_kv, d], v [B, Hkv, n_kv, dv], o [B, Hq, n_q, dv], lse [B, Hq, n_q].
-  TensorView q;
-  TensorView k;
-  TensorView v;
-  OutputView o;
-  LseView lse;
+  TensorView q{};
+  TensorView k{};
+  TensorView v{};
+  OutputView o{};
+  LseView lse{};
 
   // Query tokens: q_tokens of each sequence; with cu_q_tokens sequence b owns [cu[b], cu[b+1]) of total_q_tokens.
   std::int32_t q_tokens = 1;                    // n_q; with cu_q_tokens: the longest, an upper bound
@@ -127,10 +127,10 @@ struct Problem {
   const std::int32_t* kv_left_pad = nullptr;    // [B], or null: first token that counts
   const std::int32_t* cu_kv_tokens = nullptr;   // [B + 1], or null: ragged K/V, tokens packed end to end
   std::int64_t total_kv_tokens = 0;             // tokens k and v hold; with cu_kv_tokens only
-  PagedKv pages;
+  PagedKv pages{};
 
-  Scores scores;
-  Append append;
+  Scores scores{};
+  Append append{};
 
   // fp8 K/V only: value = stored x scale.
   const float* k_scales = nullptr;              // [1] or [Hkv]

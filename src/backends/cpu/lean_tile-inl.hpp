@@ -2,7 +2,8 @@
 // Included by highway_targets.cpp once per target and by scalar_target.cpp; not a header that compiles alone.
 //
 // Register plan: scores keep kRows x kTokens sums in registers and reduce them four at a time; accumulate keeps
-// kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded.
+// kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded; two
+// vectors of bf16 at a time, even elements by a shift and odd ones by a mask, which is half the work of widening them.
 
 #include "hwy/highway.h"
 
@@ -40,6 +41,7 @@ struct Element;
 template <>
 struct Element<float> {
   using Storage = float;
+  static constexpr bool kPairs = false;
   static HWY_INLINE Vec load(const Storage* p) { return hn::LoadU(F32(), p); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return load_first_lanes(F32(), p, n); }
   static float get(Storage x) { return x; }
@@ -49,6 +51,7 @@ struct Element<float> {
 template <>
 struct Element<Half> {
   using Storage = std::uint16_t;
+  static constexpr bool kPairs = false;
   using Tag = hn::Rebind<hwy::float16_t, F32>;
   using BitsTag = hn::Rebind<std::uint16_t, F32>;
   static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits)); }
@@ -61,10 +64,17 @@ struct Element<Half> {
 template <>
 struct Element<BFloat16> {
   using Storage = std::uint16_t;
+  static constexpr bool kPairs = HWY_TARGET != HWY_SCALAR;
   using BitsTag = hn::Rebind<std::uint16_t, F32>;
   static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits))); }
   static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
+  /// Elements 0, 2, 4, ... and 1, 3, 5, ... of the next 2 kLanes.
+  static HWY_INLINE Vec load_even(const Storage* p) { return hn::BitCast(F32(), hn::ShiftLeft<16>(load_words(p))); }
+  static HWY_INLINE Vec load_odd(const Storage* p) {
+    return hn::BitCast(F32(), hn::And(load_words(p), hn::Set(U32(), 0xFFFF0000U)));
+  }
+  static HWY_INLINE hn::Vec<U32> load_words(const Storage* p) { return hn::LoadU(U32(), reinterpret_cast<const std::uint32_t*>(p)); }
   static float get(Storage x) { return to_float(BFloat16{x}); }
   static Storage put(float x) { return from_float<BFloat16>(x).bits; }
 };
@@ -132,11 +142,33 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
     }
   };
   std::int32_t d = 0;
+  if constexpr (Element<T>::kPairs) {  // queries lie in the same order: order_query()
+    for (; d + 2 * kLanes <= k.dims; d += 2 * kLanes) {
+      step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_even(p); });
+      step(d + kLanes, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_odd(p - kLanes); });
+    }
+  }
   for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
   if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < kPadded; t += 4) store_lane_sums(acc + r * kPadded + t, s.row(row + r) + token + t);
   }
+}
+
+/// Puts a query row in the order in which scores<T> reads keys: pairs of vectors become even elements, then odd ones.
+template <typename T>
+void order_query(float* row, std::int32_t dims) noexcept {
+  if constexpr (Element<T>::kPairs) {
+    for (std::int32_t d = 0; d + 2 * kLanes <= dims; d += 2 * kLanes) {
+      Vec even;
+      Vec odd;
+      hn::LoadInterleaved2(F32(), row + d, even, odd);
+      hn::StoreU(even, F32(), row + d);
+      hn::StoreU(odd, F32(), row + d + kLanes);
+    }
+  }
+  (void)row;
+  (void)dims;
 }
 
 template <typename T, int kRows, int kTokens>
@@ -228,16 +260,42 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
+/// kVectors vectors of a row of O, scaled; in pairs: even elements, then odd ones.
+template <bool kInPairs, int kVectors>
+HWY_INLINE void load_values(const float* row, Vec factor, Vec* acc) {
+  for (int i = 0; i < kVectors; i += kInPairs ? 2 : 1) {
+    if constexpr (kInPairs) {
+      hn::LoadInterleaved2(F32(), row + i * kLanes, acc[i], acc[i + 1]);
+      acc[i + 1] = hn::Mul(acc[i + 1], factor);
+    } else {
+      acc[i] = hn::Load(F32(), row + i * kLanes);
+    }
+    acc[i] = hn::Mul(acc[i], factor);
+  }
+}
+
+template <bool kInPairs, int kVectors>
+HWY_INLINE void store_values(const Vec* acc, float* row) {
+  for (int i = 0; i < kVectors; i += kInPairs ? 2 : 1) {
+    if constexpr (kInPairs) {
+      hn::StoreInterleaved2(acc[i], acc[i + 1], F32(), row + i * kLanes);
+    } else {
+      hn::Store(acc[i], F32(), row + i * kLanes);
+    }
+  }
+}
+
 /// O of kRows rows and kVectors vectors from dim `d` on, held in registers over all tokens of the tile.
 template <typename T, int kRows, int kVectors>
 HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
                                  std::int32_t d, PrefetchStream& next) {
   const F32 f32;
+  // Pairs of vectors save conversions only where few rows share them.
+  constexpr bool kInPairs = Element<T>::kPairs && kVectors % 2 == 0 && kRows <= 2;
   float* out = o.row(row) + d;
   Vec acc[std::size_t{kRows * kVectors}];
   for (int r = 0; r < kRows; ++r) {
-    const Vec factor = hn::Set(f32, rescale[row + r]);
-    for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::Mul(hn::Load(f32, out + r * o.stride + i * kLanes), factor);
+    load_values<kInPairs, kVectors>(out + r * o.stride, hn::Set(f32, rescale[row + r]), acc + r * kVectors);
   }
   const float* weights = p.row(row);
   const bool whole = kVectors > 1 || d + kLanes <= v.dims;  // only the last single vector may be cut short
@@ -246,16 +304,19 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
     const StorageOf<T>* values = token_row<T>(v, t) + d;
     Vec value[std::size_t{kVectors}];
     for (int i = 0; i < kVectors; ++i) {
-      value[i] = whole ? Element<T>::load(values + i * kLanes) : Element<T>::load_first(values, v.dims - d);
+      if constexpr (kInPairs) {
+        const StorageOf<T>* pair = values + i / 2 * 2 * kLanes;
+        value[i] = i % 2 == 0 ? Element<T>::load_even(pair) : Element<T>::load_odd(pair);
+      } else {
+        value[i] = whole ? Element<T>::load(values + i * kLanes) : Element<T>::load_first(values, v.dims - d);
+      }
     }
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = hn::Set(f32, weights[r * p.stride + t]);
       for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::MulAdd(weight, value[i], acc[r * kVectors + i]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < kVectors; ++i) hn::Store(acc[r * kVectors + i], f32, out + r * o.stride + i * kLanes);
-  }
+  for (int r = 0; r < kRows; ++r) store_values<kInPairs, kVectors>(acc + r * kVectors, out + r * o.stride);
 }
 
 template <typename T, int kRows, int kVectors>
@@ -266,7 +327,7 @@ HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, std::int
     if (kVectors == 3 && d + 4 * kLanes == v.dims) break;  // four left: two and two, not three and one
     accumulate_block<T, kRows, kVectors>(o, p, row, v, rescale, d, next);
   }
-  for (; kVectors == 3 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, next);
+  for (; kVectors > 2 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, next);
   for (; d < v.dims; d += kLanes) accumulate_block<T, kRows, 1>(o, p, row, v, rescale, d, next);
 }
 
@@ -311,6 +372,7 @@ void merge_row(const softmax::MergeStep& step, float* into, const float* other, 
 [[maybe_unused]] TileKernels tile_kernels() noexcept {
   return {
       .name = hwy::TargetName(HWY_TARGET),
+      .order_query = {order_query<float>, order_query<Half>, order_query<BFloat16>},
       .scores = {scores<float>, scores<Half>, scores<BFloat16>},
       .online_softmax = online_softmax,
       .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>},

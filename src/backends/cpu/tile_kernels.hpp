@@ -35,7 +35,7 @@ struct RowBuffer {
   [[nodiscard]] float* row(std::int32_t r) const noexcept { return data + static_cast<std::int64_t>(r) * stride; }
 };
 
-/// Queries of a segment as the scores function wants them: fp32, and bf16 pairs where the instruction set multiplies those.
+/// Queries of a segment as scores wants them: fp32 after order_query(), and bf16 where the instruction set multiplies those.
 struct QueryRows {
   RowBuffer f32;
   std::uint16_t* bf16 = nullptr;  // rows x f32.stride
@@ -51,6 +51,8 @@ struct SoftmaxRows {
 
 struct TileKernels {
   const char* name;
+  /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
+  void (*order_query[3])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
   void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
