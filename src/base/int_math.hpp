@@ -1,4 +1,4 @@
-// Integer arithmetic that cannot wrap: used by every room for counts, offsets and shares.
+// Integer arithmetic for counts, offsets and shares, in 64 bits, without products that could leave them.
 #pragma once
 
 #include <cstdint>

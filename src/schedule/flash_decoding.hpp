@@ -18,17 +18,20 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t flash_decoding_splits(std::int64_t 
   const std::int64_t limit = min_of(Policy::kMaxSplits, min_of(workers, max_tiles));
   // A split count is worth trying only if it makes the splits shorter.
   const auto eligible = [max_tiles](std::int64_t s) { return s == 1 || ceil_div(max_tiles, s) != ceil_div(max_tiles, s - 1); };
-  // Filling of the waves = n / ceil(n) with n = outputs x splits / workers, kept as an integer ratio in 2^-20.
-  const auto filling = [outputs, workers](std::int64_t s) {
-    const std::int64_t items = outputs * s;
-    return (items << 20) / (ceil_div(items, workers) * workers);
+  // Filling of the waves: items / waves, exact, so that a count at 85 % of the best to the last bit is taken.
+  struct Filling {
+    std::int64_t items;
+    std::int64_t waves;
   };
-  std::int64_t best = 0;
-  for (std::int64_t s = 1; s <= limit; ++s) {
-    if (eligible(s)) best = max_of(best, filling(s));
+  const auto filling = [outputs, workers](std::int64_t s) { return Filling{outputs * s, ceil_div(outputs * s, workers)}; };
+  Filling best = filling(1);
+  for (std::int64_t s = 2; s <= limit; ++s) {
+    const Filling f = filling(s);
+    if (eligible(s) && f.items * best.waves > best.items * f.waves) best = f;
   }
   for (std::int64_t s = 1; s <= limit; ++s) {
-    if (eligible(s) && filling(s) * 100 >= best * 85) return static_cast<std::int32_t>(s);
+    const Filling f = filling(s);
+    if (eligible(s) && f.items * best.waves * 100 >= best.items * f.waves * 85) return static_cast<std::int32_t>(s);
   }
   return 1;
 }

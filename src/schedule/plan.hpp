@@ -59,9 +59,11 @@ LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const 
 
 }  // namespace detail
 
-/// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test:
-///  - a worker's cost is at most share + one granule + 2 snap, share = total / workers, snap <= max(share x align / 200, share / 8);
-///  - with CostModel::plain(), work per worker differs by at most one granule.
+/// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
+/// snap <= max(share x align_percent / 200, share / 8):
+///  - a worker's cost is at most share + one granule + segment_units + 2 snap;
+///  - with whole_outputs it is at most total / grid x (1 + align_percent / 100);
+///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Policy& policy, const CostModel& model,
                                                std::int32_t tile_tokens, std::int32_t grid) noexcept {
   Plan plan{.kind = policy.kind, .workers = grid};
@@ -77,9 +79,11 @@ LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Polic
     return plan;
   }
   plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
-  // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct.
+  // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct (an output of
+  // one granule or less is never cut, so no granule is larger than the longest output).
   const std::int64_t by_floor = max_of(1, sums.tiles / max_of(1, model.min_worker_tiles));
-  const std::int64_t by_granule = max_of(1, sums.cost / (plan.granularity_tiles * sums.max_tile_cost));
+  const std::int64_t granule_tiles = min_of(plan.granularity_tiles, sums.max_output_tiles);
+  const std::int64_t by_granule = max_of(1, sums.cost / (granule_tiles * sums.max_tile_cost));
   plan.workers = static_cast<std::int32_t>(min_of(grid, min_of(by_floor, by_granule)));
   detail::align_to_outputs(plan, sums, model);
   const std::int64_t share = sums.cost / plan.workers;

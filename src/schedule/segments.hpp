@@ -135,7 +135,7 @@ class SegmentCursor {
     for (; place_ < end_; place_ += plan_.workers) {
       const std::int64_t output_index = place_ / plan_.splits;
       const auto split = static_cast<std::int32_t>(place_ % plan_.splits);
-      const Output output = line_.locate(output_index);
+      const Output output = line_.locate(output_index, segment_.output);
       const std::int64_t tiles_per_split = ceil_div(output.tiles, plan_.splits);
       const std::int64_t tile_begin = split * tiles_per_split;
       if (tile_begin >= output.tiles) continue;

@@ -53,6 +53,7 @@ struct Output {
   std::int64_t tile_cost = 0;  // units of one of its tiles
   std::int64_t cost = 0;       // units of the whole output
   std::int64_t begin = 0;      // place on the line, in the line's measure
+  std::int64_t sequence_begin = 0;  // place where its sequence begins
 };
 
 /// `TLengths` is callable: sequence index -> Sequence (problem/sequence.hpp) or anything with q_tokens and kv_tokens().
@@ -88,7 +89,10 @@ class WorkLine {
   [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
 
   /// The output that covers `place`, for 0 <= place < total().
-  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept { return locate(place, {}); }
+
+  /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
+  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place, const Output& from) const noexcept {
     std::int32_t low = 0;
     std::int32_t high = kStrips - 1;
     while (low < high) {  // the last strip that begins at or before `place`
@@ -99,8 +103,9 @@ class WorkLine {
         high = middle - 1;
       }
     }
-    std::int64_t begin = strip_begin_[low];
-    std::int64_t b = low * sequences_per_strip();
+    const bool onward = from.sequence > low * sequences_per_strip();
+    std::int64_t begin = onward ? from.sequence_begin : strip_begin_[low];
+    std::int64_t b = onward ? from.sequence : low * sequences_per_strip();
     SequenceWork work = work_of(b);
     for (std::int64_t measure = sum_sequence(work).in(measure_); place >= begin + measure; measure = sum_sequence(work).in(measure_)) {
       begin += measure;
@@ -115,6 +120,7 @@ class WorkLine {
     if (next_begin >= total()) return false;
     SequenceWork work = work_of(output.sequence);
     std::int64_t sequence = output.sequence;
+    std::int64_t sequence_begin = output.sequence_begin;
     std::int32_t kv_head = output.kv_head;
     std::int32_t row_block = output.row_block + 1;
     if (row_block == shape_.row_blocks(work)) {
@@ -123,10 +129,11 @@ class WorkLine {
     }
     if (kv_head == shape_.kv_heads) {
       kv_head = 0;
+      sequence_begin = next_begin;
       do work = work_of(++sequence);
       while (work.q_tokens == 0);
     }
-    output = make_output({.sequence = sequence, .kv_head = kv_head, .row_block = row_block, .begin = next_begin}, work);
+    output = make_output({.sequence = sequence, .kv_head = kv_head, .row_block = row_block, .begin = next_begin, .sequence_begin = sequence_begin}, work);
     return true;
   }
 
@@ -173,7 +180,8 @@ class WorkLine {
                                                             std::int64_t place) const noexcept {
     const std::int64_t head_measure = sum_sequence(work).in(measure_) / shape_.kv_heads;
     const auto kv_head = static_cast<std::int32_t>((place - begin) / head_measure);
-    Output output = make_output({.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure}, work);
+    Output output = make_output(
+        {.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure, .sequence_begin = begin}, work);
     while (true) {
       const std::int64_t end = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
       if (place < end) return output;

@@ -154,7 +154,8 @@ class Checker {
         const std::int64_t tiles = segment.tile_end - segment.tile_begin;
         if (tiles <= 0) return "a segment without tiles";
         const std::int64_t output = index_of(segment.output);
-        if (output < 0 || !same(segment.output, outputs_[static_cast<std::size_t>(output)])) return "an output the problem does not have";
+        if (output < 0 || !same(segment.output, outputs_[static_cast<std::size_t>(output)]))
+          return "an output the problem does not have";
         entries_.push_back({.output = output,
                             .contributor = segment.contributor,
                             .contributors = segment.contributors,
@@ -200,7 +201,8 @@ class Checker {
   }
 
   [[nodiscard]] bool take_slot(std::int64_t slot) {
-    if (slot < 0 || slot >= static_cast<std::int64_t>(slot_used_.size()) || slot_used_[static_cast<std::size_t>(slot)]) return false;
+    if (slot < 0 || slot >= static_cast<std::int64_t>(slot_used_.size()) || slot_used_[static_cast<std::size_t>(slot)])
+      return false;
     slot_used_[static_cast<std::size_t>(slot)] = true;
     return true;
   }
@@ -208,8 +210,10 @@ class Checker {
   [[nodiscard]] std::int64_t index_of(const Output& output) const {
     if (output.sequence < 0 || output.sequence >= static_cast<std::int64_t>(case_.works.size())) return -1;
     const std::int32_t blocks = blocks_of(case_.works[static_cast<std::size_t>(output.sequence)]);
-    if (output.kv_head < 0 || output.kv_head >= case_.shape.kv_heads || output.row_block < 0 || output.row_block >= blocks) return -1;
-    return first_output_[static_cast<std::size_t>(output.sequence)] + static_cast<std::int64_t>(output.kv_head) * blocks + output.row_block;
+    if (output.kv_head < 0 || output.kv_head >= case_.shape.kv_heads || output.row_block < 0 || output.row_block >= blocks)
+      return -1;
+    return first_output_[static_cast<std::size_t>(output.sequence)] + static_cast<std::int64_t>(output.kv_head) * blocks +
+           output.row_block;
   }
 
   [[nodiscard]] static bool same(const Output& a, const Output& b) {
@@ -218,11 +222,12 @@ class Checker {
 
   [[nodiscard]] std::string words(const Policy& policy, std::int32_t grid) const {
     std::ostringstream out;
-    out << ": policy kind " << static_cast<int>(policy.kind) << " splits " << policy.splits << " chunk_tokens " << policy.chunk_tokens
-        << ", grid " << grid << ", kv_heads " << case_.shape.kv_heads << " group " << case_.shape.group << " q_rows " << case_.shape.q_rows
-        << " tile_tokens " << case_.shape.tile_tokens << " causal " << case_.shape.causal << ", model {" << case_.model.tile_units << ", "
-        << case_.model.free_rows << ", " << case_.model.row_units << ", " << case_.model.segment_units << ", "
-        << case_.model.min_worker_tiles << ", " << case_.model.sliver_tiles << ", " << case_.model.align_percent << "}, q:kv";
+    out << ": policy kind " << static_cast<int>(policy.kind) << " splits " << policy.splits << " chunk_tokens "
+        << policy.chunk_tokens << ", grid " << grid << ", kv_heads " << case_.shape.kv_heads << " group " << case_.shape.group
+        << " q_rows " << case_.shape.q_rows << " tile_tokens " << case_.shape.tile_tokens << " causal " << case_.shape.causal
+        << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", " << case_.model.row_units << ", "
+        << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", " << case_.model.sliver_tiles << ", "
+        << case_.model.align_percent << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
       out << ' ' << case_.works[b].q_tokens << ':' << case_.works[b].kv_tokens;
     }
@@ -251,7 +256,7 @@ class Checker {
 
 /// Policies with every kind of parameter; with tiles of one token a chunk of n tokens has n tiles.
 [[nodiscard]] inline std::vector<Policy> all_policies() {
-  return {Policy::lean(),          Policy::fixed_chunk(2),  Policy::fixed_chunk(3),  Policy::fixed_chunk(),   Policy::data_parallel(),
+  return {Policy::lean(),         Policy::fixed_chunk(2), Policy::fixed_chunk(3), Policy::fixed_chunk(), Policy::data_parallel(),
           Policy::fixed_split(0), Policy::fixed_split(1), Policy::fixed_split(2), Policy::fixed_split(5)};
 }
 

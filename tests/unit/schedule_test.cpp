@@ -61,7 +61,8 @@ TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEverySmallBatch) {
   for (const CostModel& model : all_models()) {
     for (std::int32_t tiles = 1; tiles <= largest && !HasFailure(); ++tiles) {
       std::vector<std::int32_t> lengths;
-      for_every_list(tiles, lengths, [&] { plans += expect_sound({.works = decode_of(lengths), .shape = kOneHead, .model = model}, tiles); });
+      for_every_list(tiles, lengths,
+                     [&] { plans += expect_sound({.works = decode_of(lengths), .shape = kOneHead, .model = model}, tiles); });
     }
   }
   EXPECT_GT(plans, 10'000);
@@ -136,8 +137,9 @@ TEST(Schedule, BothNeighboursAgreeOnTheCut) {
     std::vector<std::int32_t> lengths(static_cast<std::size_t>(random.between(1, 40)));
     for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random.between(0, 900));
     const CostModel model = all_models()[static_cast<std::size_t>(round % 4)];
-    Checker checker({.works = decode_of(lengths), .shape = {.kv_heads = 2, .group = 4, .q_rows = 4, .tile_tokens = 16}, .model = model},
-                    Measure::kCost);
+    Checker checker(
+        {.works = decode_of(lengths), .shape = {.kv_heads = 2, .group = 4, .q_rows = 4, .tile_tokens = 16}, .model = model},
+        Measure::kCost);
     ASSERT_EQ(checker.fault(Policy::lean(), static_cast<std::int32_t>(random.between(2, 200))), "");
     for (std::size_t i = 1; i < checker.entries().size(); ++i) {
       const auto& left = checker.entries()[i - 1];
@@ -169,7 +171,8 @@ TEST(Schedule, EveryTokenIsOwnedExactlyOnce) {
           if (token < static_cast<std::int64_t>(tokens.size())) ++tokens[static_cast<std::size_t>(token)];
         }
       }
-      for (const auto& tokens : owners) ASSERT_EQ(std::count(tokens.begin(), tokens.end(), 1), static_cast<std::ptrdiff_t>(tokens.size()));
+      for (const auto& tokens : owners)
+        ASSERT_EQ(std::count(tokens.begin(), tokens.end(), 1), static_cast<std::ptrdiff_t>(tokens.size()));
     }
   }
 }
@@ -278,11 +281,17 @@ TEST(Schedule, StripsSumToTheLineInAnyOrder) {
   const Case c = random_case(random, 777);
   Checker checker(c, Measure::kCost);
   LineSums backwards;
-  for (std::int32_t strip = checks::ListedLine::kStrips - 1; strip >= 0; --strip) backwards = checker.line().sum_strip(strip).plus(backwards);
+  for (std::int32_t strip = checks::ListedLine::kStrips - 1; strip >= 0; --strip)
+    backwards = checker.line().sum_strip(strip).plus(backwards);
   LineSums expected;
   for (const Output& output : checker.outputs()) {
-    expected = expected.plus({.cost = output.cost, .tiles = output.tiles, .outputs = 1, .max_output_tiles = output.tiles,
-                              .max_tile_cost = output.tile_cost, .min_output_cost = output.cost, .max_output_cost = output.cost});
+    expected = expected.plus({.cost = output.cost,
+                              .tiles = output.tiles,
+                              .outputs = 1,
+                              .max_output_tiles = output.tiles,
+                              .max_tile_cost = output.tile_cost,
+                              .min_output_cost = output.cost,
+                              .max_output_cost = output.cost});
   }
   for (const LineSums& sums : {backwards, checker.line().sums()}) {
     EXPECT_EQ(sums.cost, expected.cost);

@@ -71,6 +71,9 @@ struct Sizes {
   [[nodiscard]] std::int64_t scratch_bytes() const noexcept { return workspace.scratch_bytes() + workers * memory.bytes(); }
 };
 
+/// A bound that keeps every byte count of the workspace within 63 bits.
+constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
+
 /// Slots for any lengths within the capacities: the worst case of schedule::slot_count.
 std::int64_t slot_capacity(P problem, const Policy& policy, const tile::TileConfig& config, std::int32_t workers) noexcept {
   if (schedule::measure_of(policy.kind) == schedule::Measure::kCost) return 2 * std::int64_t{workers};
@@ -203,6 +206,9 @@ Status supports(const Problem& problem, const Options& options) noexcept {
   if (options.fixup == Fixup::kHostBlock && options.policy.kind == Policy::Kind::kFixedSplit) {
     return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
                   "host_block needs a policy whose hosts wait for higher-numbered workers only: fixed_split deals items out in turn");
+  }
+  if (slot_capacity(problem, options.policy, select_tile(problem), worker_count(options)) > kMaxSlots) {
+    return refuse(StatusCode::kTooLarge, "options.policy.splits", options.policy.splits, "outputs x splits must not exceed 2^40");
   }
   if (options.fixup == Fixup::kHostBlock && !executor.descending_or_concurrent) {
     return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),

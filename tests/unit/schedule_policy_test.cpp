@@ -1,0 +1,326 @@
+// The plan: how many workers, how even their shares, where cuts may lie, and when the schedule is that of
+// FlashAttention-2 or FlashDecoding.
+#include <gtest/gtest.h>
+
+#include "support/random.hpp"
+#include "support/reduced.hpp"
+#include "unit/schedule_checks.hpp"
+
+namespace lean::schedule {
+namespace {
+
+using checks::Case;
+using checks::charged_models;
+using checks::Checker;
+using checks::decode_of;
+using support::full_or_reduced;
+using support::Stream;
+
+constexpr LineShape kOneHead = {.kv_heads = 1, .group = 1, .q_rows = 1, .tile_tokens = 1};
+
+/// `outputs` sequences of one output each, all of `tiles` tiles.
+Case alike(std::int32_t outputs, std::int32_t tiles, const CostModel& model) {
+  return {.works = std::vector<SequenceWork>(static_cast<std::size_t>(outputs), {.q_tokens = 1, .kv_tokens = tiles}),
+          .shape = kOneHead,
+          .model = model};
+}
+
+std::int64_t most(const std::vector<std::int64_t>& of_workers) { return *std::max_element(of_workers.begin(), of_workers.end()); }
+std::int64_t least(const std::vector<std::int64_t>& of_workers) { return *std::min_element(of_workers.begin(), of_workers.end()); }
+
+/// A random batch, alike or ragged, with a random cost model whose rules are on or off one by one.
+Case random_case(Stream& random) {
+  const auto pick = [&random](std::initializer_list<std::int32_t> values) { return random.one_of(values); };
+  Case c;
+  c.shape = {.kv_heads = static_cast<std::int32_t>(random.between(1, 8)),
+             .group = pick({1, 4}),
+             .q_rows = 16,
+             .tile_tokens = pick({1, 16}),
+             .causal = random.chance(50)};
+  c.model = {.tile_units = pick({1, 4, 16}),
+             .free_rows = pick({8, 128}),
+             .row_units = pick({0, 2}),
+             .segment_units = pick({0, 3, 8, 40}),
+             .min_worker_tiles = pick({1, 2, 4, 8}),
+             .sliver_tiles = pick({0, 2, 4}),
+             .align_percent = pick({0, 5, 20})};
+  const bool all_alike = random.chance(40);
+  const bool mixed = !all_alike && random.chance(50);
+  const auto length = static_cast<std::int32_t>(random.between(0, 400));
+  const std::int64_t batch = random.between(1, random.chance(50) ? 4 : 60);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    c.works.push_back({.q_tokens = mixed ? static_cast<std::int32_t>(random.between(0, 20)) : 1,
+                       .kv_tokens = all_alike ? length : static_cast<std::int32_t>(random.between(0, 400))});
+  }
+  return c;
+}
+
+TEST(SchedulePolicy, ImbalanceIsAtMostOneTileBeforeEdgesAreSnapped) {
+  Stream random(1);
+  for (std::int32_t round = 0; round < full_or_reduced(4000, 400); ++round) {
+    Case c = random_case(random);
+    c.model = CostModel::plain();
+    Checker checker(std::move(c), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), static_cast<std::int32_t>(random.between(1, 300))), "");
+    ASSERT_LE(most(checker.worker_tiles()) - least(checker.worker_tiles()), 1);
+  }
+}
+
+TEST(SchedulePolicy, AFixedChunkShareIsWithinOneChunkOfTheEqualShare) {
+  Stream random(2);
+  for (std::int32_t round = 0; round < full_or_reduced(4000, 400); ++round) {
+    Case c = random_case(random);
+    c.model = CostModel::plain();
+    const Policy policy = Policy::fixed_chunk(static_cast<std::int32_t>(random.between(1, 40)) * c.shape.tile_tokens);
+    Checker checker(std::move(c), Measure::kCost);
+    const auto grid = static_cast<std::int32_t>(random.between(1, 300));
+    ASSERT_EQ(checker.fault(policy, grid), "");
+    const Plan plan = checker.plan(policy, grid);
+    for (const std::int64_t tiles : checker.worker_tiles()) {  // |tiles - total / workers| < granularity
+      ASSERT_LT(std::abs(tiles * plan.workers - checker.line().sums().tiles), plan.granularity_tiles * plan.workers);
+    }
+  }
+}
+
+TEST(SchedulePolicy, FixedChunkCutsOnlyAtMultiplesOfTheChunk) {
+  Stream random(3);
+  std::int64_t cuts = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(500, 50); ++round) {
+    Case c = random_case(random);
+    const std::int32_t chunk_tiles = static_cast<std::int32_t>(random.between(1, 9));
+    const Policy policy = Policy::fixed_chunk(chunk_tiles * c.shape.tile_tokens);
+    Checker checker(std::move(c), Measure::kCost);
+    ASSERT_EQ(checker.fault(policy, static_cast<std::int32_t>(random.between(1, 200))), "");
+    for (const auto& entry : checker.entries()) {
+      ASSERT_EQ(entry.tile_begin % chunk_tiles, 0);
+      cuts += entry.tile_begin > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(cuts, 500);
+}
+
+TEST(SchedulePolicy, ChunksAreWholeTiles) {
+  EXPECT_EQ(chunk_tiles_of(Policy::fixed_chunk(), 128), Policy::kDefaultChunkTokens / 128);
+  EXPECT_EQ(chunk_tiles_of(Policy::fixed_chunk(256), 128), 2);
+  EXPECT_EQ(chunk_tiles_of(Policy::fixed_chunk(257), 128), 3);
+  EXPECT_EQ(chunk_tiles_of(Policy::fixed_chunk(1), 128), 1);
+  EXPECT_EQ(chunk_tiles_of(Policy::lean(), 128), 1);
+}
+
+// A share begins up to one granule and one segment charge before its boundary, ends up to a snap after it or begins a snap
+// earlier, and pays a segment charge of its own when it begins inside an output.
+TEST(SchedulePolicy, AShareCostsAtMostTheEqualShareAndAGranuleAndASegmentChargeAndTwoSnaps) {
+  Stream random(4);
+  std::int64_t snapped = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(6000, 600); ++round) {
+    Case c = random_case(random);
+    const CostModel model = c.model;
+    const Policy policy = random.chance(70)
+                              ? Policy::lean()
+                              : Policy::fixed_chunk(static_cast<std::int32_t>(random.between(1, 40)) * c.shape.tile_tokens);
+    Checker checker(std::move(c), Measure::kCost);
+    const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+    ASSERT_EQ(checker.fault(policy, grid), "");
+    const Plan plan = checker.plan(policy, grid);
+    const LineSums& sums = checker.line().sums();
+    if (sums.outputs == 0 || plan.whole_outputs) continue;
+    const std::int64_t share = ceil_div(sums.cost, plan.workers);
+    const std::int64_t granule = plan.granularity_tiles * sums.max_tile_cost;
+    ASSERT_LE(most(checker.worker_cost()), share + granule + model.segment_units + 2 * plan.snap_units);
+    ASSERT_LE(plan.snap_units, std::max(share * model.align_percent / 200, share / 8));
+    if (sums.cost > (2 * plan.snap_units + granule + model.segment_units) * plan.workers) {
+      ASSERT_GT(least(checker.worker_tiles()), 0) << "a worker of the plan has nothing to do";
+    }
+    snapped += plan.snap_units > 0 ? 1 : 0;
+  }
+  EXPECT_GT(snapped, full_or_reduced(1000, 100));
+}
+
+TEST(SchedulePolicy, NoCutLiesWithinASnapOfAnOutputsEdge) {
+  Stream random(5);
+  std::int64_t slivers_prevented = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(2000, 200); ++round) {
+    Case c = random_case(random);
+    c.model.sliver_tiles = 3;
+    const CostModel model = c.model;
+    Checker checker(std::move(c), Measure::kCost);
+    const auto grid = static_cast<std::int32_t>(random.between(1, 60));
+    ASSERT_EQ(checker.fault(Policy::lean(), grid), "");
+    const Plan plan = checker.plan(Policy::lean(), grid);
+    const std::int64_t share = checker.line().sums().cost / plan.workers;
+    ASSERT_GE(plan.snap_units, checker.line().sums().outputs == 0 ? 0 : std::min<std::int64_t>(3 * model.tile_units, share / 8));
+    for (const auto& entry : checker.entries()) {
+      const Output& output = checker.outputs()[static_cast<std::size_t>(entry.output)];
+      if (entry.tile_begin > 0) {
+        ASSERT_GT(entry.tile_begin * output.tile_cost, plan.snap_units);
+        ASSERT_GT((output.tiles - entry.tile_begin) * output.tile_cost, plan.snap_units);
+        ASSERT_FALSE(plan.whole_outputs);
+      }
+    }
+    slivers_prevented += plan.snap_units >= 2 * model.tile_units ? 1 : 0;
+  }
+  EXPECT_GT(slivers_prevented, 50);
+}
+
+/// The segments of two policies are the same, worker by worker.
+void expect_same_work(const Case& c, const Policy& one, const Policy& other, std::int32_t grid) {
+  Checker a(c, measure_of(one.kind));
+  Checker b(c, measure_of(other.kind));
+  ASSERT_EQ(a.fault(one, grid), "");
+  ASSERT_EQ(b.fault(other, grid), "");
+  ASSERT_EQ(a.plan(one, grid).workers, b.plan(other, grid).workers);
+  ASSERT_EQ(a.entries().size(), b.entries().size());
+  for (std::size_t i = 0; i < a.entries().size(); ++i) {
+    const auto& left = a.entries()[i];
+    const auto& right = b.entries()[i];
+    ASSERT_EQ(left.output, right.output);
+    ASSERT_EQ(left.worker, right.worker);
+    ASSERT_EQ(left.tile_begin, right.tile_begin);
+    ASSERT_EQ(left.tile_end, right.tile_end);
+    ASSERT_EQ(left.contributor, right.contributor);
+    ASSERT_EQ(left.contributors, right.contributors);
+  }
+}
+
+// "generalizes to FlashAttention-2 in the case where the number of output tiles is equal to grid size, and generalizes to
+// FlashDecoding when grid size is an even multiple of number of output tiles": Decomposition and Mapping.
+TEST(SchedulePolicy, LeanIsFlashAttention2WhenTheGridIsTheNumberOfOutputs) {
+  for (const CostModel& model : {CostModel::plain(), charged_models()[1], charged_models()[2]}) {
+    for (std::int32_t outputs = 1; outputs <= 140; outputs += full_or_reduced(1, 11)) {
+      for (const std::int32_t tiles : {1, 2, 7, 64, 1023}) {
+        if (tiles < model.min_worker_tiles) continue;
+        expect_same_work(alike(outputs, tiles, model), Policy::lean(), Policy::data_parallel(), outputs);
+      }
+    }
+  }
+}
+
+TEST(SchedulePolicy, LeanIsFlashDecodingWhenTheGridIsOutputsTimesSplitsAndTilesDivide) {
+  for (std::int32_t outputs = 1; outputs <= 40; outputs += full_or_reduced(1, 7)) {
+    for (std::int32_t splits = 1; splits <= 32; ++splits) {
+      for (const std::int32_t tiles_per_split : {1, 2, 7}) {
+        const Case c = alike(outputs, splits * tiles_per_split, CostModel::plain());
+        expect_same_work(c, Policy::lean(), Policy::fixed_split(splits), outputs * splits);
+      }
+    }
+  }
+}
+
+TEST(SchedulePolicy, OneSplitIsDataParallel) {
+  Stream random(6);
+  for (std::int32_t round = 0; round < 100; ++round) {
+    expect_same_work(random_case(random), Policy::fixed_split(1), Policy::data_parallel(),
+                     static_cast<std::int32_t>(random.between(1, 200)));
+  }
+}
+
+TEST(SchedulePolicy, FixedSplitFollowsFlashDecodingsRuleUnlessTold) {
+  Stream random(7);
+  for (std::int32_t round = 0; round < 200; ++round) {
+    Checker checker(random_case(random), Measure::kOutputs);
+    const auto grid = static_cast<std::int32_t>(random.between(1, 300));
+    const LineSums& sums = checker.line().sums();
+    if (sums.outputs == 0) continue;
+    EXPECT_EQ(checker.plan(Policy::fixed_split(), grid).splits, flash_decoding_splits(sums.outputs, sums.max_output_tiles, grid));
+    EXPECT_EQ(checker.plan(Policy::fixed_split(9), grid).splits, 9);
+    EXPECT_EQ(checker.plan(Policy::data_parallel(), grid).splits, 1);
+  }
+}
+
+TEST(SchedulePolicy, WorkersShrinkWithTheWork) {
+  for (std::int32_t tiles = 1; tiles <= 300; ++tiles) {
+    for (const std::int32_t floor_tiles : {1, 2, 4, 16}) {
+      const CostModel model = {.min_worker_tiles = floor_tiles};
+      Checker checker(alike(1, tiles, model), Measure::kCost);
+      ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+      const Plan plan = checker.plan(Policy::lean(), 132);
+      ASSERT_EQ(plan.workers, std::clamp(tiles / floor_tiles, 1, 132));
+      if (tiles >= floor_tiles) {
+        ASSERT_GE(least(checker.worker_tiles()), floor_tiles);
+      }
+    }
+  }
+}
+
+TEST(SchedulePolicy, EightOutputsOn132WorkersTake128WithOneSegmentEach) {
+  const CostModel model = {.segment_units = 8, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5};
+  for (const std::int32_t tiles : {64, 1000, 1024, 8191}) {
+    Checker checker(alike(8, tiles, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, 128);
+    EXPECT_EQ(most(checker.worker_segments()), 1);
+    EXPECT_EQ(least(checker.worker_segments()), 1);
+  }
+}
+
+TEST(SchedulePolicy, OutputsThatFillTheMachineWithinFivePercentStayWhole) {
+  const CostModel model = {.segment_units = 8, .min_worker_tiles = 1, .sliver_tiles = 2, .align_percent = 5};
+  for (const std::int32_t outputs : {126, 132, 256, 264, 380, 1010, 1056}) {
+    Checker checker(alike(outputs, 37, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, 1) << outputs << " outputs";
+    EXPECT_EQ(most(checker.worker_segments()), ceil_div(outputs, 132));
+  }
+  for (const std::int32_t outputs : {100, 140, 200, 280}) {  // more than 5 % would be lost: cut
+    Checker checker(alike(outputs, 37, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    EXPECT_TRUE(std::any_of(checker.entries().begin(), checker.entries().end(), [](const auto& e) { return e.contributors > 1; }))
+        << outputs << " outputs";
+  }
+}
+
+TEST(SchedulePolicy, LiningUpCostsAtMostWhatItMay) {
+  for (const std::int32_t percent : {1, 5, 20}) {
+    for (std::int32_t outputs = 1; outputs <= 600; outputs += full_or_reduced(1, 13)) {
+      Checker checker(alike(outputs, 200, {.segment_units = 8, .align_percent = percent}), Measure::kCost);
+      ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+      const Plan plan = checker.plan(Policy::lean(), 132);
+      if (plan.whole_outputs) {
+        ASSERT_LE(most(checker.worker_cost()) * 132 * 100, checker.line().sums().cost * (100 + percent)) << outputs << " outputs";
+      } else {
+        ASSERT_GE(plan.workers * 100, 132 * (100 - percent)) << outputs << " outputs";
+      }
+    }
+  }
+}
+
+// Any schedule of these outputs on `grid` workers has a worker that does at least total / grid.
+TEST(SchedulePolicy, LeanIsNeverWorseThanItsSpecialCasesByMoreThanItsLimits) {
+  Stream random(8);
+  std::int64_t better = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(1500, 150); ++round) {
+    Case c = random_case(random);
+    c.model.min_worker_tiles = 1;
+    const CostModel model = c.model;
+    const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+    Checker line(c, Measure::kCost);
+    Checker items(std::move(c), Measure::kOutputs);
+    if (line.outputs().empty() || line.line().sums().cost < grid * line.line().sums().max_tile_cost) continue;
+    ASSERT_EQ(line.fault(Policy::lean(), grid), "");
+    const Plan plan = line.plan(Policy::lean(), grid);
+    const std::int64_t lean_cost = most(line.worker_cost());
+    const std::int64_t slack = line.line().sums().max_tile_cost + model.segment_units + 2 * plan.snap_units + 1;
+    for (const Policy& policy : {Policy::data_parallel(), Policy::fixed_split()}) {
+      ASSERT_EQ(items.fault(policy, grid), "");
+      const std::int64_t other = most(items.worker_cost());
+      const double given_up = plan.whole_outputs ? 1.0 + model.align_percent / 100.0 : 100.0 / (100.0 - model.align_percent);
+      ASSERT_LE(static_cast<double>(lean_cost), given_up * static_cast<double>(other) + static_cast<double>(slack));
+      better += lean_cost < other ? 1 : 0;
+    }
+  }
+  EXPECT_GT(better, full_or_reduced(800, 80));
+}
+
+TEST(SchedulePolicy, R04_OneWorkerOneTileAndMoreWorkersThanTiles) {
+  for (std::int32_t grid = 1; grid <= 80; ++grid) {
+    Checker one_tile(alike(1, 1, CostModel::plain()), Measure::kCost);
+    ASSERT_EQ(one_tile.fault(Policy::lean(), grid), "");
+    EXPECT_EQ(one_tile.plan(Policy::lean(), grid).workers, 1);
+    Checker few(alike(3, 5, CostModel::plain()), Measure::kCost);
+    ASSERT_EQ(few.fault(Policy::lean(), grid), "");
+    EXPECT_EQ(few.plan(Policy::lean(), grid).workers, std::min(grid, 15));
+  }
+}
+
+}  // namespace
+}  // namespace lean::schedule
