@@ -7,7 +7,7 @@ namespace {
 
 using O = const Options&;
 
-/// Counters of two slots a worker and a second bank of them fill 64 KB of state.
+/// Keeps the state, three counters a worker, within 64 KB.
 constexpr std::int32_t kMaxWorkers = 4096;
 
 template <typename T>

@@ -1,7 +1,7 @@
 // Workspace layout: where counters and slots lie. `state` is small, zeroed once and always left zero; `scratch` needs no
 // initialisation: nothing is read there that the same call has not written.
 //
-//   state    [StateHeader | level-1 counters, one a slot | level-2 counters, one a slot]
+//   state    [StateHeader | level-1 counters, one a slot | level-2 counters, one for every two slots]
 //   scratch  [slots: q_rows x (dv + 2) floats x nodes | second bank, for groups | the backend's private part]
 #pragma once
 
@@ -35,7 +35,8 @@ struct WorkspaceLayout {
   std::int32_t nodes_per_slot = 1; // > 1: chunked partials, each slot begins with a NodeList
   PartialLayout partial;
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t counters() const noexcept { return slots * (second_bank ? 2 : 1); }
+  /// An output with two levels has two slots or more, so half as many level-2 counters are enough.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t counters() const noexcept { return slots + (second_bank ? ceil_div(slots, 2) : 0); }
   [[nodiscard]] LEAN_HD constexpr std::int64_t state_bytes() const noexcept {
     return kStateHeaderBytes + round_up(counters() * static_cast<std::int64_t>(sizeof(Counter)), kAlignmentBytes);
   }
@@ -43,7 +44,7 @@ struct WorkspaceLayout {
     const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
     return list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
   }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes() * counters(); }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes() * slots * (second_bank ? 2 : 1); }
 };
 
 /// Pointers into a workspace laid out as above.
@@ -57,7 +58,7 @@ struct Slots {
 
   /// Level 1 for groups of contributors, level 2 for groups of groups; indexed by the group's or output's first slot.
   [[nodiscard]] LEAN_HD Counter& counter(std::int64_t slot) const noexcept { return counters()[slot]; }
-  [[nodiscard]] LEAN_HD Counter& second_counter(std::int64_t slot) const noexcept { return counters()[layout.slots + slot]; }
+  [[nodiscard]] LEAN_HD Counter& second_counter(std::int64_t slot) const noexcept { return counters()[layout.slots + slot / 2]; }
 
   [[nodiscard]] LEAN_HD NodeList& node_list(std::int64_t slot) const noexcept {
     return *reinterpret_cast<NodeList*>(scratch + slot * layout.slot_bytes());

@@ -42,6 +42,8 @@ template <>
 struct Element<float> {
   using Storage = float;
   static constexpr bool kPairs = false;
+  static constexpr bool kStoresVectors = true;
+  static HWY_INLINE void store(Vec x, Storage* p) { hn::StoreU(x, F32(), p); }
   static HWY_INLINE Vec load(const Storage* p) { return hn::LoadU(F32(), p); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return load_first_lanes(F32(), p, n); }
   static float get(Storage x) { return x; }
@@ -52,8 +54,11 @@ template <>
 struct Element<Half> {
   using Storage = std::uint16_t;
   static constexpr bool kPairs = false;
+  // Highway's emulation where there is no F16C does not round to nearest even: put() does.
+  static constexpr bool kStoresVectors = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
   using Tag = hn::Rebind<hwy::float16_t, F32>;
   using BitsTag = hn::Rebind<std::uint16_t, F32>;
+  static HWY_INLINE void store(Vec x, Storage* p) { hn::StoreU(hn::BitCast(BitsTag(), hn::DemoteTo(Tag(), x)), BitsTag(), p); }
   static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits)); }
   static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
@@ -65,7 +70,17 @@ template <>
 struct Element<BFloat16> {
   using Storage = std::uint16_t;
   static constexpr bool kPairs = HWY_TARGET != HWY_SCALAR;
+  static constexpr bool kStoresVectors = HWY_TARGET != HWY_SCALAR;
   using BitsTag = hn::Rebind<std::uint16_t, F32>;
+  /// Round to nearest even by integers, as from_float() does: add half of what is cut off, less one where the result is even.
+  static HWY_INLINE void store(Vec x, Storage* p) {
+    const auto bits = hn::BitCast(U32(), x);
+    const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(U32(), 0x7FFF))));
+    const auto quiet_nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(U32(), 0x40));
+    const auto is_nan = hn::RebindMask(U32(), hn::Ne(x, x));
+    hn::StoreU(hn::DemoteTo(BitsTag(), hn::BitCast(I32(), hn::IfThenElse(is_nan, quiet_nan, rounded))), BitsTag(), p);
+  }
   static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits))); }
   static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
@@ -355,8 +370,16 @@ void load_row(const void* in, float* out, std::int32_t dims) noexcept {
 template <typename T>
 void store_row(const float* in, float scale, void* out, std::int32_t dims) noexcept {
   auto* values = static_cast<StorageOf<T>*>(out);
-  // A row without weight is 0 even where O holds NaN * 0.
-  for (std::int32_t d = 0; d < dims; ++d) values[d] = Element<T>::put(scale == 0.0F ? 0.0F : in[d] * scale);
+  if (scale == 0.0F) {  // a row without weight is 0 even where O holds NaN
+    for (std::int32_t d = 0; d < dims; ++d) values[d] = Element<T>::put(0.0F);
+    return;
+  }
+  std::int32_t d = 0;
+  if constexpr (Element<T>::kStoresVectors) {
+    const Vec factor = hn::Set(F32(), scale);
+    for (; d + kLanes <= dims; d += kLanes) Element<T>::store(hn::Mul(hn::LoadU(F32(), in + d), factor), values + d);
+  }
+  for (; d < dims; ++d) values[d] = Element<T>::put(in[d] * scale);
 }
 
 void merge_row(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept {
