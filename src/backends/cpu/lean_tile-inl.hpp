@@ -78,7 +78,7 @@ struct Element<BFloat16> {
     const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(U32(), 0x7FFF))));
     const auto quiet_nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(U32(), 0x40));
-    const auto is_nan = hn::RebindMask(U32(), hn::Ne(x, x));
+    const auto is_nan = hn::RebindMask(U32(), hn::IsNaN(x));
     hn::StoreU(hn::DemoteTo(BitsTag(), hn::BitCast(I32(), hn::IfThenElse(is_nan, quiet_nan, rounded))), BitsTag(), p);
   }
   static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits))); }
@@ -242,7 +242,7 @@ HWY_INLINE float mask_and_max(float* s, std::int32_t padded, std::int32_t visibl
     }
     hn::Store(x, f32, s + t);
     best = hn::Max(best, x);
-    nan_seen = hn::Add(nan_seen, hn::IfThenElseZero(hn::Ne(x, x), x));
+    nan_seen = hn::Add(nan_seen, hn::IfThenElseZero(hn::IsNaN(x), x));
   }
   return hn::GetLane(hn::Add(hn::MaxOfLanes(f32, best), hn::SumOfLanes(f32, nan_seen)));
 }
