@@ -1,0 +1,219 @@
+// lean demo: the main job on real request lengths. Decode attention of one Llama-3-8B layer for a batch of conversation
+// requests, by each of the paper's schedules, in one table; and the paper's first figure for this very batch.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+
+#include "cli/bad_argument.hpp"
+#include "cli/call_options.hpp"
+#include "cli/ceilings.hpp"
+#include "cli/command.hpp"
+#include "cli/machine.hpp"
+#include "cli/measure.hpp"
+#include "cli/oracle.hpp"
+#include "cli/prepared_call.hpp"
+#include "cli/print.hpp"
+#include "cli/problem_json.hpp"
+#include "cli/trace.hpp"
+#include "lean/version.hpp"
+#include "schedule/explain_format.hpp"
+
+namespace lean::cli {
+namespace {
+
+constexpr std::int32_t kPredictedWorkers = 132;              // one a streaming multiprocessor of an H100 or H200
+constexpr std::int64_t kMaxKvBytes = std::int64_t{2} << 30;  // of a whole trace: keeps the demo under a minute
+constexpr std::int64_t kMaxCheckedProducts = 1'000'000'000;  // a few seconds of the oracle
+constexpr std::uint64_t kSeed = 1;
+
+constexpr const char* kAttribution =
+    "Azure LLM inference trace 2023, conversations (Azure/AzurePublicDataset, CC-BY 4.0; Patel et al., \"Splitwise\", ISCA 2024)";
+
+struct DemoRow {
+  Policy policy{};
+  schedule::ScheduleMap map{};        // for the workers used
+  schedule::ScheduleMap predicted{};  // for kPredictedWorkers
+  Samples call{};
+  Verdict verdict{};
+};
+
+struct Demo {
+  ProblemSpec spec;
+  std::string source;
+  std::string note;
+  Samples ceiling;
+  std::vector<DemoRow> rows;
+
+  [[nodiscard]] double gbps(const Samples& samples) const { return static_cast<double>(spec.kv_bytes()) / samples.median() / 1e3; }
+  [[nodiscard]] bool passes() const {
+    return std::all_of(rows.begin(), rows.end(), [](const DemoRow& row) { return row.verdict.passes(); });
+  }
+};
+
+ProblemSpec llama_layer(std::vector<std::int32_t> kv_lens) {
+  ProblemSpec spec{.kv_lens = std::move(kv_lens), .q_heads = 32, .kv_heads = 8, .head_dim = 128, .dtype = DType::kBFloat16};
+  spec.layout = natural_layout(spec.kv_lens);
+  return spec;
+}
+
+/// As many requests of a trace, evenly spread, as memory and a minute allow.
+ProblemSpec whole_trace(const std::string& path) {
+  const std::vector<std::int32_t> all = trace_lengths(path, 0, Pick::kSpread);
+  const std::int64_t limit = std::min(kMaxKvBytes, available_memory_bytes() / 2);
+  ProblemSpec spec = llama_layer(all);
+  for (auto count = static_cast<std::int64_t>(all.size()); spec.kv_bytes() > limit && count > 1;) {
+    count = std::max<std::int64_t>(1, std::min(count - 1, count * limit / spec.kv_bytes()));
+    spec = llama_layer(pick_lengths(all, count, Pick::kSpread));
+  }
+  return spec;
+}
+
+std::string to_text(const Demo& demo, const std::string& svg_path) {
+  const Machine machine = inspect_machine();
+  const std::string workers = std::to_string(demo.rows[0].map.workers_asked);
+  Table table({"schedule", "time", "min", "max", "GB/s", "of read bandwidth", "balance, " + workers + " workers",
+               fmt::format("balance, {} workers", kPredictedWorkers), "error / bound"});
+  for (const DemoRow& row : demo.rows) {
+    table.add({schedule::format::policy_words(row.map), time_text(row.call.median()), time_text(row.call.min()),
+               time_text(row.call.max()), fmt::format("{:.2f}", demo.gbps(row.call)),
+               percent_text(demo.ceiling.median() / row.call.median()), schedule::format::percent(row.map.tiles.ratio()),
+               schedule::format::percent(row.predicted.tiles.ratio()), ratio_text(row.verdict.error_ratio)});
+  }
+  std::string text = fmt::format("lean-attention {} on {}: {} threads ({}), {}\n", LEAN_VERSION_STRING, machine.cpu_model,
+                                 machine.threads, machine.executor, name_of(best_cpu_isa()));
+  text += fmt::format("Decode attention, one layer of Llama-3-8B: {}\n  lengths: {}\n", describe(demo.spec), demo.source);
+  if (!demo.note.empty()) text += "  " + demo.note + "\n";
+  text += fmt::format("\n{}\nread bandwidth: {:.2f} GB/s, a pure read of the same bytes by the same threads in the same run\n",
+                      table.text(), demo.gbps(demo.ceiling));
+  text += "balance: mean / longest work per worker, in tiles\n";
+  for (const DemoRow& row : demo.rows) {
+    if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
+  }
+  return text + "wrote " + svg_path + "\n";
+}
+
+Json to_json(const Demo& demo, const std::string& svg_path) {
+  Json json{
+      {"command", "demo"}, {"device", inspect_machine().cpu_model}, {"isa", name_of(best_cpu_isa())}, {"source", demo.source}};
+  add_problem(json, demo.spec);
+  json["ceiling_us"] = demo.ceiling.median();
+  json["rows"] = Json::array();
+  for (const DemoRow& row : demo.rows) {
+    Json line{{"schedule", policy_text(row.policy)}};
+    add_times(line, row.call);
+    line["gbps"] = demo.gbps(row.call);
+    line["read_fraction"] = demo.ceiling.median() / row.call.median();
+    line["workers"] = row.map.workers_asked;
+    line["balance"] = row.map.tiles.ratio();
+    line["predicted_workers"] = kPredictedWorkers;
+    line["predicted_balance"] = row.predicted.tiles.ratio();
+    line["error_ratio"] = row.verdict.error_ratio;
+    line["rows_checked"] = row.verdict.rows_checked;
+    line["passes"] = row.verdict.passes();
+    json["rows"].push_back(std::move(line));
+  }
+  json["svg"] = svg_path;
+  json["passes"] = demo.passes();
+  return json;
+}
+
+void draw(const Demo& demo, const std::string& path) {
+  std::vector<schedule::ScheduleMap> maps;
+  for (const DemoRow& row : demo.rows) maps.push_back(row.map);
+  for (const DemoRow& row : demo.rows) maps.push_back(row.predicted);
+  const auto columns = static_cast<std::int32_t>(demo.rows.size());
+  write_file("--svg", path, schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800}));
+}
+
+class DemoCommand final : public Command {
+ public:
+  std::string name() const override { return "demo"; }
+  std::string description() const override { return "Every schedule on real request lengths: one table and a drawing"; }
+  std::string example() const override { return "lean demo --trace AzureLLMInferenceTrace_conv.csv --batch 64"; }
+
+  void add_options(CLI::App& app) override {
+    app.add_option("--trace", trace_, "CSV with a column ContextTokens, in place of the built-in 32 lengths");
+    app.add_option("--batch", batch_, "Requests to take from the trace, evenly spread; 0: as many as fit")
+        ->check(CLI::Range(0, 1 << 20));
+    app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads")
+        ->check(CLI::Range(0, 4096));
+    app.add_option("--repeat", repeat_, "Rounds to time")->check(CLI::Range(1, 100'000))->capture_default_str();
+    app.add_option("--svg", svg_path_, "Where to write the drawing")->capture_default_str();
+  }
+
+  int run(bool json) override {
+    if (trace_.empty() && batch_ != 0) throw BadArgument("--batch", std::to_string(batch_), "goes with --trace");
+    Demo demo = choose_batch();
+    measure_and_check(demo);
+    draw(demo, svg_path_);
+    print(json ? to_json(demo, svg_path_).dump() + "\n" : to_text(demo, svg_path_));
+    return demo.passes() ? kExitOk : kExitCheckFailed;
+  }
+
+ private:
+  [[nodiscard]] Demo choose_batch() const {
+    Demo demo;
+    if (trace_.empty()) {
+      demo.spec = llama_layer(conv32_lengths());
+      demo.source = kAttribution;
+      return demo;
+    }
+    demo.source = trace_;
+    if (batch_ > 0) {
+      demo.spec = llama_layer(trace_lengths(trace_, batch_, Pick::kSpread));
+    } else {
+      demo.spec = whole_trace(trace_);
+      demo.note = "evenly spread over the trace: what fits memory and a minute; --batch N takes another number";
+    }
+    return demo;
+  }
+
+  void measure_and_check(Demo& demo) const {
+    Progress progress;
+    require_memory(2 * demo.spec.stored_elements() * bytes_of(demo.spec.dtype), "take fewer requests with --batch");
+    progress.say("making K and V");
+    const KvPool pool(demo.spec.dtype, demo.spec.stored_elements(), kSeed);
+    const DecodeProblem problem(demo.spec, pool, kSeed);
+    progress.say("computing the fp64 answers to check against");
+    const Oracle oracle(problem.problem(), kMaxCheckedProducts);
+
+    std::vector<PreparedCall> calls;
+    for (const Policy& policy : {Policy::lean(), Policy::fixed_split(), Policy::data_parallel()}) {
+      Options options{.policy = policy, .workers = workers_};
+      calls.emplace_back(problem, options);
+      DemoRow row{.policy = policy, .map = map_of(problem.problem(), options)};
+      progress.say("checking " + schedule::format::policy_words(row.map));
+      problem.poison_outputs();
+      calls.back().run();
+      row.verdict = oracle.check(rounding_of(problem.problem(), options));
+      options.workers = kPredictedWorkers;
+      row.predicted = map_of(problem.problem(), options);
+      demo.rows.push_back(std::move(row));
+    }
+    progress.say("measuring");
+    time_calls(demo, problem, calls);
+  }
+
+  void time_calls(Demo& demo, const DecodeProblem& problem, const std::vector<PreparedCall>& calls) const {
+    const ReadCeiling ceiling(problem, demo.rows[0].map.workers_asked);
+    std::vector<std::function<void()>> subjects;
+    for (const PreparedCall& call : calls) subjects.emplace_back([&call] { call.run(); });
+    subjects.emplace_back([&ceiling] { ceiling.run(); });
+    const auto samples = measure(subjects, {.rounds = repeat_, .min_rounds = std::min(repeat_, 3), .max_seconds = 20.0});
+    for (std::size_t i = 0; i < demo.rows.size(); ++i) demo.rows[i].call = samples[i];
+    demo.ceiling = samples.back();
+  }
+
+  std::string trace_;
+  std::int64_t batch_ = 0;
+  std::int32_t workers_ = 0;
+  int repeat_ = 21;
+  std::string svg_path_ = "lean-schedule.svg";
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_demo_command() { return std::make_unique<DemoCommand>(); }
+
+}  // namespace lean::cli

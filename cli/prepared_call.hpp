@@ -1,0 +1,38 @@
+// PreparedCall: a problem, options and a workspace of the right size, ready to be called again and again; and what the
+// library's schedule for it looks like.
+#pragma once
+
+#include "backends/reference/error_bound.hpp"
+#include "cli/decode_problem.hpp"
+#include "cli/memory.hpp"
+#include "lean/lean.hpp"
+#include "schedule/explain.hpp"
+
+namespace lean::cli {
+
+class PreparedCall {
+ public:
+  /// Throws BadArgument when the library refuses. `problem` outlives this.
+  PreparedCall(const DecodeProblem& problem, const Options& options);
+
+  /// One call; throws std::runtime_error when it fails.
+  void run() const;
+
+  [[nodiscard]] const Problem& problem() const { return problem_; }
+  [[nodiscard]] const Options& options() const { return options_; }
+
+ private:
+  const Problem& problem_;
+  Options options_;
+  Buffer state_;
+  Buffer scratch_;
+  Workspace workspace_;
+};
+
+/// The schedule the CPU backend follows for these lengths on options.workers workers (0: its threads).
+[[nodiscard]] schedule::ScheduleMap map_of(const Problem& problem, const Options& options);
+
+/// How a result of these options rounds, for the error bound.
+[[nodiscard]] reference::Rounding rounding_of(const Problem& problem, const Options& options);
+
+}  // namespace lean::cli

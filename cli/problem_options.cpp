@@ -1,0 +1,114 @@
+#include "cli/problem_options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
+#include <string_view>
+
+#include "cli/bad_argument.hpp"
+#include "cli/choice.hpp"
+
+namespace lean::cli {
+namespace {
+
+constexpr std::int64_t kMaxTokens = INT32_MAX;
+constexpr std::int64_t kMaxBatch = 1 << 20;  // of the command, not of the library: lengths are listed in its output
+
+const Choices<DType> kDTypes{{"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
+const Choices<Pick> kPicks{{"spread", Pick::kSpread}, {"first", Pick::kFirst}};
+
+/// A whole number with an optional k (x 1024) behind it; -1 when it is none or too large.
+std::int64_t parse_count(std::string_view text) {
+  const bool kilo = !text.empty() && text.back() == 'k';
+  if (kilo) text.remove_suffix(1);
+  std::int64_t value = -1;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < 0 || value > kMaxTokens) return -1;
+  value *= kilo ? 1024 : 1;
+  return value > kMaxTokens ? -1 : value;
+}
+
+Layout layout_of(const std::string& name, const std::vector<std::int32_t>& kv_lens) {
+  for (const Layout layout : {Layout::kBhsd, Layout::kBshd, Layout::kHsd, Layout::kShd}) {
+    if (name == name_of(layout)) return layout;
+  }
+  return natural_layout(kv_lens);
+}
+
+}  // namespace
+
+std::vector<std::int32_t> parse_lengths(const std::string& option, const std::string& text) {
+  constexpr const char* kAllowed = "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096";
+  std::vector<std::int32_t> lengths;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view item = std::string_view(text).substr(begin, end - begin);
+    const std::size_t times = item.find('x');
+    const std::int64_t count = times == std::string_view::npos ? 1 : parse_count(item.substr(0, times));
+    const std::int64_t tokens = parse_count(times == std::string_view::npos ? item : item.substr(times + 1));
+    if (count < 0 || tokens < 0) throw BadArgument(option, std::string(item), kAllowed);
+    if (count + static_cast<std::int64_t>(lengths.size()) > kMaxBatch)
+      throw BadArgument(option, std::string(item), "up to 1048576 requests");
+    lengths.insert(lengths.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(tokens));
+    begin = end + 1;
+  }
+  return lengths;
+}
+
+void ProblemOptions::add_to(CLI::App& app) {
+  const std::string group = "Problem";
+  app.add_option("--lens", lens_, "Key/value tokens of each request: 1000,37,4k or 8x4096")->group(group);
+  app.add_option("--preset", preset_, "Ready-made lengths; conv32: 32 requests of the Azure conversation trace")
+      ->check(CLI::IsMember({"conv32"}))
+      ->group(group);
+  app.add_option("--trace", trace_, "CSV with a column ContextTokens, a line a request")->group(group);
+  app.add_option("--batch", batch_, "Requests to take from the trace; 0: all")
+      ->check(CLI::Range(std::int64_t{0}, kMaxBatch))
+      ->group(group);
+  add_choice(app, "--pick", pick_, kPicks, "Which requests of the trace: spread (every k-th, default) or the first ones")
+      ->group(group);
+  app.add_option("--q-heads", q_heads_, "Query heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
+  app.add_option("--kv-heads", kv_heads_, "Key/value heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
+  app.add_option("--head-dim", head_dim_, "Head dimension")->check(CLI::Range(1, 256))->capture_default_str()->group(group);
+  add_choice(app, "--dtype", dtype_, kDTypes, "Element type; bf16 by default")->group(group);
+  app.add_option("--n-q", q_tokens_, "Query tokens of each request")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--causal", causal_, "Bottom-right causal mask; auto: with more than one query token")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--layout", layout_, "Axes of K and V, slowest first; auto: bhsd for a uniform batch, packed hsd for a ragged one")
+      ->check(CLI::IsMember({"auto", "bhsd", "bshd", "hsd", "shd"}))
+      ->capture_default_str()
+      ->group(group);
+}
+
+std::vector<std::int32_t> ProblemOptions::lengths() const {
+  const int sources = static_cast<int>(!lens_.empty()) + static_cast<int>(!preset_.empty()) + static_cast<int>(!trace_.empty());
+  if (sources > 1) throw BadArgument("only one of --lens, --preset and --trace may be given");
+  if (trace_.empty() && batch_ != 0) throw BadArgument("--batch", std::to_string(batch_), "goes with --trace");
+  if (!lens_.empty()) return parse_lengths("--lens", lens_);
+  return trace_.empty() ? conv32_lengths() : trace_lengths(trace_, batch_, pick_);
+}
+
+ProblemSpec ProblemOptions::spec() const {
+  if (q_heads_ % kv_heads_ != 0) {
+    throw BadArgument("--q-heads", std::to_string(q_heads_), "a multiple of --kv-heads, which is " + std::to_string(kv_heads_));
+  }
+  ProblemSpec spec{.kv_lens = lengths(),
+                   .q_heads = q_heads_,
+                   .kv_heads = kv_heads_,
+                   .head_dim = head_dim_,
+                   .dtype = dtype_,
+                   .q_tokens = q_tokens_,
+                   .causal = causal_ == "on" || (causal_ == "auto" && q_tokens_ > 1)};
+  spec.layout = layout_of(layout_, spec.kv_lens);
+  if (spec.packed() && spec.kv_tokens() > kMaxTokens) {
+    throw BadArgument("the requests", std::to_string(spec.kv_tokens()) + " tokens in all", "up to 2147483647 in a packed layout");
+  }
+  return spec;
+}
+
+}  // namespace lean::cli

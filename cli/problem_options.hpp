@@ -1,0 +1,45 @@
+// The options that say what to compute, the same for every command that takes a problem: --lens, --trace, --preset,
+// heads, head dimension, dtype, query tokens, layout.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/problem_spec.hpp"
+#include "cli/trace.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace lean::cli {
+
+class ProblemOptions {
+ public:
+  void add_to(CLI::App& app);
+
+  /// Throws BadArgument.
+  [[nodiscard]] ProblemSpec spec() const;
+
+ private:
+  [[nodiscard]] std::vector<std::int32_t> lengths() const;
+
+  std::string lens_;
+  std::string preset_;
+  std::string trace_;
+  std::int64_t batch_ = 0;
+  Pick pick_ = Pick::kSpread;
+  std::int32_t q_heads_ = 32;
+  std::int32_t kv_heads_ = 8;
+  std::int32_t head_dim_ = 128;
+  DType dtype_ = DType::kBFloat16;
+  std::int32_t q_tokens_ = 1;
+  std::string causal_ = "auto";
+  std::string layout_ = "auto";
+};
+
+/// "1000,37,5001", "8x4096" (eight of them), "4k" (1024 each). Throws BadArgument.
+[[nodiscard]] std::vector<std::int32_t> parse_lengths(const std::string& option, const std::string& text);
+
+}  // namespace lean::cli

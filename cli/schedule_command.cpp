@@ -1,0 +1,47 @@
+// lean schedule: who computes what, for any number of workers, without computing it.
+#include <CLI/CLI.hpp>
+
+#include "api/option_preconditions.hpp"
+#include "cli/call_options.hpp"
+#include "cli/command.hpp"
+#include "cli/prepared_call.hpp"
+#include "cli/print.hpp"
+#include "cli/problem_options.hpp"
+
+namespace lean::cli {
+namespace {
+
+class ScheduleCommand final : public Command {
+ public:
+  std::string name() const override { return "schedule"; }
+  std::string description() const override { return "Draw or print the schedule of a batch for any number of workers"; }
+  std::string example() const override { return "lean schedule --lens 1000,37,5001 --workers 132 --svg schedule.svg"; }
+
+  void add_options(CLI::App& app) override {
+    problem_.add_to(app);
+    call_.add_schedule_to(app);
+    app.add_option("--svg", svg_path_, "Write a drawing to this file");
+  }
+
+  int run(bool json) override {
+    const Options options = resolve(call_.options());
+    const ProblemSpec spec = problem_.spec();
+    const ProblemShape shape(spec);
+    const schedule::ScheduleMap map = map_of(shape.problem(), options);
+    if (!svg_path_.empty()) write_file("--svg", svg_path_, schedule::to_svg({map}, {}));
+    print(json ? schedule::to_json(map) : schedule::to_text(map));
+    if (!json && !svg_path_.empty()) print("\nwrote " + svg_path_ + "\n");
+    return kExitOk;
+  }
+
+ private:
+  ProblemOptions problem_;
+  CallOptions call_;
+  std::string svg_path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_schedule_command() { return std::make_unique<ScheduleCommand>(); }
+
+}  // namespace lean::cli
