@@ -35,12 +35,14 @@ Status adopt(const char* name, const TStruct* given, std::size_t oldest_bytes, T
   if (given == nullptr) return refuse(StatusCode::kInvalidArgument, name, 0, "must not be null");
   const std::size_t bytes = given->struct_size;
   if (bytes < oldest_bytes) {
-    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes), "too small: set it with the struct's _init function");
+    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes),
+                  "too small: set it with the struct's _init function");
   }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
     if (raw[i] != 0) {
-      return refuse(StatusCode::kUnsupported, "struct_size", static_cast<std::int64_t>(bytes), "the caller's header is newer and uses a field this library does not know");
+      return refuse(StatusCode::kUnsupported, "struct_size", static_cast<std::int64_t>(bytes),
+                    "the caller's header is newer and uses a field this library does not know");
     }
   }
   std::memcpy(&adopted, given, bytes < sizeof(TStruct) ? bytes : sizeof(TStruct));
@@ -156,7 +158,8 @@ void lean_problem_init(lean_problem* problem) {
   problem->q_tokens = 1;
   problem->window_left = -1;
   problem->window_right = -1;
-  for (lean_tensor* t : {&problem->q, &problem->k, &problem->v, &problem->o, &problem->append_k, &problem->append_v}) t->dim_stride = 1;
+  for (lean_tensor* t : {&problem->q, &problem->k, &problem->v, &problem->o, &problem->append_k, &problem->append_v})
+    t->dim_stride = 1;
 }
 
 void lean_options_init(lean_options* options) {
@@ -170,7 +173,8 @@ lean_status lean_supports(const lean_problem* problem, const lean_options* optio
   return lean::to_c(call.status.ok() ? lean::supports(call.problem, call.options) : call.status);
 }
 
-lean_status lean_workspace_size(const lean_problem* problem, const lean_options* options, std::size_t* state_bytes, std::size_t* scratch_bytes) {
+lean_status lean_workspace_size(const lean_problem* problem, const lean_options* options, std::size_t* state_bytes,
+                                std::size_t* scratch_bytes) {
   const lean::Adopted call(problem, options);
   if (!call.status.ok()) return lean::to_c(call.status);
   if (state_bytes == nullptr || scratch_bytes == nullptr) {
@@ -203,7 +207,8 @@ lean_status lean_check_lengths(const lean_problem* problem) {
   return lean::to_c(call.status.ok() ? lean::check_lengths(call.problem) : call.status);
 }
 
-lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim) {
+lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
+                              std::int32_t value_dim) {
   return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim));
 }
 

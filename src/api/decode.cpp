@@ -47,7 +47,8 @@ bool overlaps(const void* a, std::size_t a_bytes, const void* b) noexcept {
 Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::size_t needed) noexcept {
   if (pointer == nullptr || bytes < needed) {
     Status status{.code = StatusCode::kWorkspaceTooSmall};
-    std::snprintf(status.message, sizeof(status.message), "%s_bytes = %zu%s: %zu needed", name, bytes, pointer == nullptr ? " (null)" : "", needed);
+    std::snprintf(status.message, sizeof(status.message), "%s_bytes = %zu%s: %zu needed", name, bytes,
+                  pointer == nullptr ? " (null)" : "", needed);
     return status;
   }
   if (misaligned(pointer)) {
@@ -59,9 +60,11 @@ Status check_memory(const char* name, const void* pointer, std::size_t bytes, st
 
 Status check_workspace(const Problem& problem, const Workspace& workspace, const WorkspaceSize& need) noexcept {
   if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, need.state_bytes); !s.ok()) return s;
-  if (const Status s = check_memory("workspace.scratch", workspace.scratch, workspace.scratch_bytes, need.scratch_bytes); !s.ok()) return s;
+  if (const Status s = check_memory("workspace.scratch", workspace.scratch, workspace.scratch_bytes, need.scratch_bytes); !s.ok())
+    return s;
   for (const void* tensor : {static_cast<const void*>(problem.o.data), problem.q.data, problem.k.data, problem.v.data}) {
-    if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) || overlaps(workspace.state, workspace.state_bytes, tensor))) {
+    if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) ||
+                              overlaps(workspace.state, workspace.state_bytes, tensor))) {
       return refuse(StatusCode::kInvalidArgument, "workspace", static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor)),
                     "must not overlap a tensor");
     }
@@ -84,12 +87,14 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   if (const Status status = check(problem, resolved); !status.ok()) return status;
   if (problem.batch == 0) return {};
   const BackendEntry& backend = *backend_of(resolved.backend);
-  if (const Status status = check_workspace(problem, workspace, backend.workspace_size(problem, resolved)); !status.ok()) return status;
+  if (const Status status = check_workspace(problem, workspace, backend.workspace_size(problem, resolved)); !status.ok())
+    return status;
   return backend.decode(problem, resolved, workspace);
 }
 
 Status reset_workspace(const Workspace& workspace, const Options& options) noexcept {
-  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok()) return s;
+  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok())
+    return s;
   if (backend_of(options.backend) == nullptr) {
     return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
   }
@@ -98,13 +103,15 @@ Status reset_workspace(const Workspace& workspace, const Options& options) noexc
 }
 
 Status sticky_status(const Workspace& workspace, const Options& options) noexcept {
-  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok()) return s;
+  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok())
+    return s;
   if (backend_of(options.backend) == nullptr) {
     return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
   }
   const auto code = static_cast<const fixup::StateHeader*>(workspace.state)->sticky_code;
   if (code == 0) return {};
-  return refuse(static_cast<StatusCode>(code), "lengths", code, "a length array held a value outside [0, capacity]; it was clamped");
+  return refuse(static_cast<StatusCode>(code), "lengths", code,
+                "a length array held a value outside [0, capacity]; it was clamped");
 }
 
 }  // namespace lean

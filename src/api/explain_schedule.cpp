@@ -27,10 +27,12 @@ std::string explain(const Problem& problem, const Options& options, ScheduleForm
 
 }  // namespace
 
-std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format, char* buffer, std::size_t buffer_bytes) {
+std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format, char* buffer,
+                             std::size_t buffer_bytes) {
   const Options resolved = resolve(options);
   if (!supports(problem, resolved).ok()) return 0;
   const std::string text = explain(problem, resolved, format);
+  if (text.empty()) return 0;  // not a ScheduleFormat
   if (buffer != nullptr && buffer_bytes > 0) {
     const std::size_t kept = text.size() < buffer_bytes ? text.size() : buffer_bytes - 1;
     std::memcpy(buffer, text.data(), kept);

@@ -8,7 +8,8 @@
 
 namespace lean {
 
-Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim) noexcept {
+Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
+                    std::int32_t value_dim) noexcept {
   if (rows < 0) return refuse(StatusCode::kInvalidArgument, "rows", rows, "allowed 0 or more");
   if (value_dim < 1) return refuse(StatusCode::kInvalidArgument, "value_dim", value_dim, "allowed 1 or more");
   const char* const names[] = {"o_a", "lse_a", "o_b", "lse_b"};

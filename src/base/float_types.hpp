@@ -19,7 +19,9 @@ struct BFloat16 {
 
 [[nodiscard]] constexpr float to_float(float x) noexcept { return x; }
 
-[[nodiscard]] constexpr float to_float(BFloat16 x) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+[[nodiscard]] constexpr float to_float(BFloat16 x) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
 
 [[nodiscard]] constexpr float to_float(Half x) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000U) << 16;

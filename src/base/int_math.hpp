@@ -13,7 +13,9 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64
 }
 
 /// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.
-LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept { return ceil_div(a, step) * step; }
+LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept {
+  return ceil_div(a, step) * step;
+}
 
 LEAN_HD [[nodiscard]] constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? a : b; }
 LEAN_HD [[nodiscard]] constexpr std::int64_t max_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? b : a; }

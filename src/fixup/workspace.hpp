@@ -30,9 +30,9 @@ struct NodeList {
 };
 
 struct WorkspaceLayout {
-  std::int64_t slots = 0;          // slots of the first bank
-  bool second_bank = false;        // an output may have more than kMaxOneLevel contributors
-  std::int32_t nodes_per_slot = 1; // > 1: chunked partials, each slot begins with a NodeList
+  std::int64_t slots = 0;           // slots of the first bank
+  bool second_bank = false;         // an output may have more than kMaxOneLevel contributors
+  std::int32_t nodes_per_slot = 1;  // > 1: chunked partials, each slot begins with a NodeList
   PartialLayout partial;
 
   /// An output with two levels has two slots or more, so half as many level-2 counters are enough.
@@ -44,7 +44,9 @@ struct WorkspaceLayout {
     const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
     return list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
   }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes() * slots * (second_bank ? 2 : 1); }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept {
+    return slot_bytes() * slots * (second_bank ? 2 : 1);
+  }
 };
 
 /// Pointers into a workspace laid out as above.

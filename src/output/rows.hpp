@@ -21,7 +21,8 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t row_offset(const Problem& problem, 
 }
 
 /// Writes the row's lse where the caller asked for it.
-LEAN_HD inline void write_lse(const Problem& problem, const Sequence& lengths, HeadPosition kv_head, std::int64_t row, float lse) noexcept {
+LEAN_HD inline void write_lse(const Problem& problem, const Sequence& lengths, HeadPosition kv_head, std::int64_t row,
+                              float lse) noexcept {
   if (problem.lse.data == nullptr) return;
   const std::int32_t group = problem.q_heads / problem.kv_heads;
   const PackedRow at = packed_row(row, group);

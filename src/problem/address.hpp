@@ -33,7 +33,7 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t kv_offset(const Strides& strides, c
 /// A packed row of a kv head: rows are ordered token by token, the G query heads of a token side by side, so that a
 /// row block covers neighbouring tokens and a causal limit cuts whole tiles.
 struct PackedRow {
-  std::int32_t token = 0;       // query token, in [0, n_q)
+  std::int32_t token = 0;          // query token, in [0, n_q)
   std::int32_t head_in_group = 0;  // query head = kv_head * G + head_in_group
 };
 

@@ -5,16 +5,19 @@
 namespace lean {
 namespace {
 
-Status check_cumulative(const char* name, const std::int32_t* cumulative, std::int64_t batch, std::int64_t total, std::int64_t longest) noexcept {
+Status check_cumulative(const char* name, const std::int32_t* cumulative, std::int64_t batch, std::int64_t total,
+                        std::int64_t longest) noexcept {
   if (cumulative == nullptr) return {};
   if (cumulative[0] != 0) return refuse_element(StatusCode::kBadLengths, name, 0, cumulative[0], "must be 0");
   for (std::int64_t b = 0; b < batch; ++b) {
     if (cumulative[b + 1] < cumulative[b]) {
       return refuse_element(StatusCode::kBadLengths, name, b + 1, cumulative[b + 1], "must not be smaller than the entry before");
     }
-    if (cumulative[b + 1] > total) return refuse_element(StatusCode::kBadLengths, name, b + 1, cumulative[b + 1], "must not exceed the total");
+    if (cumulative[b + 1] > total)
+      return refuse_element(StatusCode::kBadLengths, name, b + 1, cumulative[b + 1], "must not exceed the total");
     if (std::int64_t{cumulative[b + 1]} - cumulative[b] > longest) {
-      return refuse_element(StatusCode::kBadLengths, name, b + 1, cumulative[b + 1], "the sequence must not be longer than q_tokens or kv_capacity");
+      return refuse_element(StatusCode::kBadLengths, name, b + 1, cumulative[b + 1],
+                            "the sequence must not be longer than q_tokens or kv_capacity");
     }
   }
   return {};
@@ -28,9 +31,11 @@ Status check_lengths(const Problem& problem) noexcept {
   status = check_cumulative("cu_kv_tokens", problem.cu_kv_tokens, problem.batch, problem.total_kv_tokens, problem.kv_capacity);
   if (!status.ok()) return status;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int32_t capacity = problem.cu_kv_tokens != nullptr ? problem.cu_kv_tokens[b + 1] - problem.cu_kv_tokens[b] : problem.kv_capacity;
+    const std::int32_t capacity =
+        problem.cu_kv_tokens != nullptr ? problem.cu_kv_tokens[b + 1] - problem.cu_kv_tokens[b] : problem.kv_capacity;
     const std::int32_t length = problem.kv_lengths != nullptr ? problem.kv_lengths[b] : capacity;
-    if (length < 0 || length > capacity) return refuse_element(StatusCode::kBadLengths, "kv_lengths", b, length, "allowed 0 to the capacity");
+    if (length < 0 || length > capacity)
+      return refuse_element(StatusCode::kBadLengths, "kv_lengths", b, length, "allowed 0 to the capacity");
     const std::int32_t pad = problem.kv_left_pad != nullptr ? problem.kv_left_pad[b] : 0;
     if (pad < 0 || pad > length) return refuse_element(StatusCode::kBadLengths, "kv_left_pad", b, pad, "allowed 0 to the length");
   }

@@ -20,8 +20,9 @@ constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3
 constexpr bool is_query_type(DType dtype) noexcept { return bytes_of(dtype) >= 2; }
 constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
-std::int64_t as_int(float x) noexcept { return std::isfinite(x) ? static_cast<std::int64_t>(x) : INT64_MIN; }
-bool aligned(const void* data, DType dtype) noexcept { return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes_of(dtype)) == 0; }
+bool aligned(const void* data, DType dtype) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes_of(dtype)) == 0;
+}
 
 bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
 bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }
@@ -53,7 +54,8 @@ bool addressable(const Extents& n, const Strides& s) noexcept {
     return checked_product(count > 0 ? count - 1 : 0, stride < 0 ? -stride : stride);
   };
   constexpr std::int64_t kMaxReach = INT64_MAX / 16 / 4;  // four axes, element size up to 16
-  for (const std::int64_t r : {reach(n.sequences, s.sequence), reach(n.heads, s.head), reach(n.tokens, s.token), reach(n.dims, s.dim)}) {
+  for (const std::int64_t r :
+       {reach(n.sequences, s.sequence), reach(n.heads, s.head), reach(n.tokens, s.token), reach(n.dims, s.dim)}) {
     if (r < 0 || r > kMaxReach) return false;
   }
   return true;
@@ -180,11 +182,13 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return p.batch; },
                  [](P p) noexcept { return line_work(p) >= 0 && line_work(p) <= kMaxLineWork; }},
     Precondition<Problem>{kInvalid, "scores.scale", "must be finite",
-                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.scale); },
-                 [](P p) noexcept { return std::isfinite(p.scores.scale); }},
+                 nullptr,
+                 [](P p) noexcept { return std::isfinite(p.scores.scale); },
+                 [](P p) noexcept -> double { return p.scores.scale; }},
     Precondition<Problem>{kInvalid, "scores.softcap", "allowed 0 (none) or a finite positive number",
-                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.softcap); },
-                 [](P p) noexcept { return std::isfinite(p.scores.softcap) && p.scores.softcap >= 0.0F; }},
+                 nullptr,
+                 [](P p) noexcept { return std::isfinite(p.scores.softcap) && p.scores.softcap >= 0.0F; },
+                 [](P p) noexcept -> double { return p.scores.softcap; }},
     Precondition<Problem>{kInvalid, "scores.window_left", "allowed -1 (all) or more",
                  [](P p) noexcept -> std::int64_t { return p.scores.window_left; },
                  [](P p) noexcept { return p.scores.window_left >= -1; }},

@@ -19,6 +19,7 @@ struct Precondition {
   const char* allowed;
   std::int64_t (*seen)(const TSubject& subject) noexcept;
   bool (*holds)(const TSubject& subject) noexcept;
+  double (*seen_real)(const TSubject& subject) noexcept = nullptr;  // in place of `seen` where the argument is a float
 };
 
 /// The rows of one table, in the order they are checked: later rows may rely on earlier ones.
@@ -31,7 +32,9 @@ struct PreconditionTable {
   [[nodiscard]] Status check(const TSubject& subject) const noexcept {
     for (std::size_t i = 0; i < count; ++i) {
       const Precondition<TSubject>& row = rows[i];
-      if (!row.holds(subject)) return refuse(row.code, row.argument, row.seen(subject), row.allowed);
+      if (row.holds(subject)) continue;
+      if (row.seen_real != nullptr) return refuse_real(row.code, row.argument, row.seen_real(subject), row.allowed);
+      return refuse(row.code, row.argument, row.seen(subject), row.allowed);
     }
     return {};
   }

@@ -12,12 +12,12 @@
 namespace lean {
 
 struct Sequence {
-  std::int32_t q_tokens = 0;         // n_q
-  std::int64_t q_first_token = 0;    // cumulative query lengths: where its queries start; else 0
-  std::int32_t kv_begin = 0;         // first token that counts (left padding)
-  std::int32_t kv_end = 0;           // one past the last token
-  std::int64_t kv_first_token = 0;   // cumulative K/V lengths: where its tokens start; else 0
-  bool clamped = false;              // a length array held a value that cannot be
+  std::int32_t q_tokens = 0;        // n_q
+  std::int64_t q_first_token = 0;   // cumulative query lengths: where its queries start; else 0
+  std::int32_t kv_begin = 0;        // first token that counts (left padding)
+  std::int32_t kv_end = 0;          // one past the last token
+  std::int64_t kv_first_token = 0;  // cumulative K/V lengths: where its tokens start; else 0
+  bool clamped = false;             // a length array held a value that cannot be
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t kv_tokens() const noexcept { return kv_end - kv_begin; }
 };

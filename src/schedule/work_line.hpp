@@ -48,11 +48,11 @@ struct Output {
   std::int64_t sequence = 0;
   std::int32_t kv_head = 0;
   std::int32_t row_block = 0;
-  std::int32_t rows = 0;       // packed rows of this row block
-  std::int64_t tiles = 0;      // >= 1
-  std::int64_t tile_cost = 0;  // units of one of its tiles
-  std::int64_t cost = 0;       // units of the whole output
-  std::int64_t begin = 0;      // place on the line, in the line's measure
+  std::int32_t rows = 0;            // packed rows of this row block
+  std::int64_t tiles = 0;           // >= 1
+  std::int64_t tile_cost = 0;       // units of one of its tiles
+  std::int64_t cost = 0;            // units of the whole output
+  std::int64_t begin = 0;           // place on the line, in the line's measure
   std::int64_t sequence_begin = 0;  // place where its sequence begins
 };
 
@@ -107,7 +107,8 @@ class WorkLine {
     std::int64_t begin = onward ? from.sequence_begin : strip_begin_[low];
     std::int64_t b = onward ? from.sequence : low * sequences_per_strip();
     SequenceWork work = work_of(b);
-    for (std::int64_t measure = sum_sequence(work).in(measure_); place >= begin + measure; measure = sum_sequence(work).in(measure_)) {
+    for (std::int64_t measure = sum_sequence(work).in(measure_); place >= begin + measure;
+         measure = sum_sequence(work).in(measure_)) {
       begin += measure;
       work = work_of(++b);
     }
@@ -133,7 +134,9 @@ class WorkLine {
       do work = work_of(++sequence);
       while (work.q_tokens == 0);
     }
-    output = make_output({.sequence = sequence, .kv_head = kv_head, .row_block = row_block, .begin = next_begin, .sequence_begin = sequence_begin}, work);
+    output = make_output(
+        {.sequence = sequence, .kv_head = kv_head, .row_block = row_block, .begin = next_begin, .sequence_begin = sequence_begin},
+        work);
     return true;
   }
 

@@ -26,7 +26,7 @@ struct State {
 /// How two partial results combine: O = fma(O_small, factor, O_big) for every element, big and small chosen by m.
 struct MergeStep {
   State merged;
-  float factor = 0.0F;      // exp2(m_small - m_big), in [0, 1]
+  float factor = 0.0F;  // exp2(m_small - m_big), in [0, 1]
   bool first_is_big = true;
 };
 

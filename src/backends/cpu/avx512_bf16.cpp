@@ -55,7 +55,8 @@ LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
 
 /// Tokens past the end repeat the last one and are masked later.
 template <int kRows, int kTokens>
-LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s) {
+LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token,
+                                          const RowBuffer& s) {
   static_assert(kTokens % 4 == 0);
   const std::uint16_t* keys[std::size_t{kTokens}];
   for (int t = 0; t < kTokens; ++t) keys[t] = token_row(k, token + t < k.tokens ? token + t : k.tokens - 1);
@@ -77,7 +78,8 @@ LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, 
 }
 
 template <int kRows, int kTokens>
-LEAN_TARGET_BF16 inline void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, PrefetchStream& next) {
+LEAN_TARGET_BF16 inline void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s,
+                                         PrefetchStream& next) {
   for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
     next.step();
     scores_block<kRows, kTokens>(q, row, k, token, s);
@@ -150,7 +152,8 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int g = 0; g < kGroups; ++g) store_values(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes);
+    for (int g = 0; g < kGroups; ++g)
+      store_values(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes);
   }
 }
 
@@ -172,7 +175,8 @@ LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t toke
     float* row = p.row(r);
     for (std::int32_t t = 0; t < tokens; t += kSumLanes) {
       const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(row + t));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(row) + t), reinterpret_cast<__m256i>(rounded));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(row) + t),
+                          reinterpret_cast<__m256i>(rounded));
     }
   }
 }

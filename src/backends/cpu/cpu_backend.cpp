@@ -35,9 +35,9 @@ constexpr std::array kRefused = {
     Precondition<Problem>{kUnsupported, "scores.window_right", "the CPU backend has no sliding window: must be -1",
                           [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
                           [](P p) noexcept { return p.scores.window_right == -1; }},
-    Precondition<Problem>{kUnsupported, "scores.softcap", "the CPU backend has no softcap: must be 0",
-                          [](P p) noexcept { return static_cast<std::int64_t>(p.scores.softcap); },
-                          [](P p) noexcept { return p.scores.softcap == 0.0F; }},
+    Precondition<Problem>{kUnsupported, "scores.softcap", "the CPU backend has no softcap: must be 0", nullptr,
+                          [](P p) noexcept { return p.scores.softcap == 0.0F; },
+                          [](P p) noexcept -> double { return p.scores.softcap; }},
     Precondition<Problem>{kUnsupported, "scores.alibi_slopes", "the CPU backend has no ALiBi: must be null",
                           [](P p) noexcept -> std::int64_t { return p.scores.alibi_slopes != nullptr; },
                           [](P p) noexcept { return p.scores.alibi_slopes == nullptr; }},
@@ -106,7 +106,8 @@ class WorkspaceLease {
  public:
   explicit WorkspaceLease(const fixup::Slots& slots) noexcept : owner_(slots.header().owner) {
     if (owner_.exchange(1, std::memory_order_acquire) != 0) {
-      status_ = refuse(StatusCode::kWorkspaceInUse, "workspace.state", 1, "must not serve two calls in flight; or reset_workspace() after an aborted one");
+      status_ = refuse(StatusCode::kWorkspaceInUse, "workspace.state", 1,
+                       "must not serve two calls in flight; or reset_workspace() after an aborted one");
       return;
     }
     held_ = true;
@@ -141,7 +142,8 @@ void report_clamped(P problem, const LengthSource& lengths, fixup::StateHeader& 
   }
 }
 
-void for_each_worker(const Executor& executor, std::int32_t workers, const Call& call, void (*work)(const Call&, std::int32_t) noexcept) {
+void for_each_worker(const Executor& executor, std::int32_t workers, const Call& call,
+                     void (*work)(const Call&, std::int32_t) noexcept) {
   struct Argument {
     const Call* call;
     void (*work)(const Call&, std::int32_t) noexcept;
@@ -197,22 +199,26 @@ Status supports(const Problem& problem, const Options& options) noexcept {
   const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem);
   if (!status.ok()) return status;
   if (!cpu_isa_available(options.cpu_isa)) {
-    return refuse(StatusCode::kUnsupported, "options.cpu_isa", static_cast<std::int64_t>(options.cpu_isa), "this machine does not run it");
+    return refuse(StatusCode::kUnsupported, "options.cpu_isa", static_cast<std::int64_t>(options.cpu_isa),
+                  "this machine does not run it");
   }
   const Executor& executor = executor_of(options);
   if (executor.run == nullptr || executor.worker_count < 1) {
-    return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count, "run must be given, worker_count 1 or more");
+    return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count,
+                  "run must be given, worker_count 1 or more");
   }
   if (options.fixup == Fixup::kHostBlock && options.policy.kind == Policy::Kind::kFixedSplit) {
-    return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
-                  "host_block needs a policy whose hosts wait for higher-numbered workers only: fixed_split deals items out in turn");
+    return refuse(
+        StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
+        "host_block needs a policy whose hosts wait for higher-numbered workers only: fixed_split deals items out in turn");
   }
   if (slot_capacity(problem, options.policy, select_tile(problem), worker_count(options)) > kMaxSlots) {
     return refuse(StatusCode::kTooLarge, "options.policy.splits", options.policy.splits, "outputs x splits must not exceed 2^40");
   }
   if (options.fixup == Fixup::kHostBlock && !executor.descending_or_concurrent) {
-    return refuse(StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
-                  "host_block waits for higher-numbered workers: the executor must run them at the same time or in descending order");
+    return refuse(
+        StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
+        "host_block waits for higher-numbered workers: the executor must run them at the same time or in descending order");
   }
   return {};
 }

@@ -18,7 +18,7 @@ using Vec = hn::Vec<F32>;
 using I32 = hn::RebindToSigned<F32>;
 using U32 = hn::RebindToUnsigned<F32>;
 
-constexpr std::int32_t kLanes = HWY_LANES(float);  // fixed-size targets only
+constexpr std::int32_t kLanes = HWY_LANES(float);     // fixed-size targets only
 constexpr bool kManyRegisters = HWY_MAX_BYTES >= 64;  // 32 vector registers: 24 sums fit, else 12 of 16
 
 // ---- loads and stores by element type -------------------------------------------------------------------------------
@@ -54,12 +54,26 @@ template <>
 struct Element<Half> {
   using Storage = std::uint16_t;
   static constexpr bool kPairs = false;
-  // Highway's emulation where there is no F16C does not round to nearest even: put() does.
+  // Highway's emulation where there is no F16C does not round to nearest even: put() does. Nor does it know infinities.
   static constexpr bool kStoresVectors = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
+  static constexpr bool kWidensInHardware = kStoresVectors || HWY_TARGET == HWY_NEON;
   using Tag = hn::Rebind<hwy::float16_t, F32>;
   using BitsTag = hn::Rebind<std::uint16_t, F32>;
   static HWY_INLINE void store(Vec x, Storage* p) { hn::StoreU(hn::BitCast(BitsTag(), hn::DemoteTo(Tag(), x)), BitsTag(), p); }
-  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits)); }
+  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) {
+    if constexpr (kWidensInHardware) {
+      return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits));
+    } else {  // move the fields to their fp32 places; 2^112 is the difference of the exponents' biases
+      const U32 u32;
+      const auto wide = hn::PromoteTo(u32, bits);
+      const auto sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(u32, 0x8000U)));
+      const auto fields = hn::ShiftLeft<13>(hn::And(wide, hn::Set(u32, 0x7FFFU)));
+      const auto finite = hn::BitCast(u32, hn::Mul(hn::BitCast(F32(), fields), hn::Set(F32(), 0x1p112F)));
+      const auto infinite = hn::Or(fields, hn::Set(u32, 0x7F800000U));  // and NaN
+      const auto top = hn::Set(u32, 0x0F800000U);                       // the largest exponent, where fields has it
+      return hn::BitCast(F32(), hn::Or(sign, hn::IfThenElse(hn::Eq(hn::And(fields, top), top), infinite, finite)));
+    }
+  }
   static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
   static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
   static float get(Storage x) { return to_float(Half{x}); }
@@ -89,7 +103,9 @@ struct Element<BFloat16> {
   static HWY_INLINE Vec load_odd(const Storage* p) {
     return hn::BitCast(F32(), hn::And(load_words(p), hn::Set(U32(), 0xFFFF0000U)));
   }
-  static HWY_INLINE hn::Vec<U32> load_words(const Storage* p) { return hn::LoadU(U32(), reinterpret_cast<const std::uint32_t*>(p)); }
+  static HWY_INLINE hn::Vec<U32> load_words(const Storage* p) {
+    return hn::LoadU(U32(), reinterpret_cast<const std::uint32_t*>(p));
+  }
   static float get(Storage x) { return to_float(BFloat16{x}); }
   static Storage put(float x) { return from_float<BFloat16>(x).bits; }
 };
@@ -115,7 +131,8 @@ HWY_INLINE void store_lane_sums(const Vec* acc, float* out) {
   const Vec cd = hn::Add(hn::InterleaveLower(f32, acc[2], acc[3]), hn::InterleaveUpper(f32, acc[2], acc[3]));
   const auto ab64 = hn::BitCast(u64, ab);
   const auto cd64 = hn::BitCast(u64, cd);
-  Vec sums = hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)), hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
+  Vec sums =
+      hn::Add(hn::BitCast(f32, hn::InterleaveLower(u64, ab64, cd64)), hn::BitCast(f32, hn::InterleaveUpper(u64, ab64, cd64)));
   // Each 128-bit block now holds (a, b, c, d) over its own lanes: add the blocks.
 #if HWY_MAX_BYTES >= 32
   const hn::Half<F32> half;
@@ -145,15 +162,14 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   const StorageOf<T>* keys[std::size_t{kTokens}];
   for (int t = 0; t < kTokens; ++t) keys[t] = token_row<T>(k, token + t < k.tokens ? token + t : k.tokens - 1);
   const float* queries = q.f32.row(row);
-  constexpr int kPadded = (kTokens + 3) / 4 * 4;
-  Vec acc[std::size_t{kRows * kPadded}];
+  Vec acc[std::size_t{kRows * kTokens}];
   for (Vec& a : acc) a = hn::Zero(f32);
   const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
     Vec key[std::size_t{kTokens}];
     for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
     for (int r = 0; r < kRows; ++r) {
       const Vec query = hn::Load(f32, queries + r * q.f32.stride + d);
-      for (int t = 0; t < kTokens; ++t) acc[r * kPadded + t] = hn::MulAdd(query, key[t], acc[r * kPadded + t]);
+      for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
     }
   };
   std::int32_t d = 0;
@@ -166,7 +182,11 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
   if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
   for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kPadded; t += 4) store_lane_sums(acc + r * kPadded + t, s.row(row + r) + token + t);
+    for (int t = 0; t < kTokens; t += 4) {
+      Vec four[4];
+      for (int i = 0; i < 4; ++i) four[i] = t + i < kTokens ? acc[r * kTokens + t + i] : hn::Zero(f32);
+      store_lane_sums(four, s.row(row + r) + token + t);
+    }
   }
 }
 

@@ -44,7 +44,7 @@ class PrefetchStream {
   Prefetch rows_;
   std::int32_t lines_per_step_ = 0;
   std::int32_t token_ = 0;
-  std::int32_t line_ = 0;     // bytes into the row
+  std::int32_t line_ = 0;    // bytes into the row
   std::int64_t offset_ = 0;  // bytes from rows_.data
 };
 

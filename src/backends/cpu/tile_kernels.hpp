@@ -46,7 +46,7 @@ struct SoftmaxRows {
   const std::int32_t* visible = nullptr;  // tokens of this tile each row sees, [0, tokens]
   float* m = nullptr;
   float* l = nullptr;
-  float* rescale = nullptr;               // out: exp2(m_old - m_new), to be applied to O
+  float* rescale = nullptr;  // out: exp2(m_old - m_new), to be applied to O
 };
 
 struct TileKernels {
@@ -58,7 +58,8 @@ struct TileKernels {
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
   /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
-  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept;
+  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                        const Prefetch& rows) noexcept;
   /// out[i] = float(in[i]).
   void (*load_row[3])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.

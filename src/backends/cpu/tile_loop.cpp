@@ -29,7 +29,8 @@ void TileLoop::begin(const TileOutput& output) noexcept {
   for (std::int32_t r = 0; r < output.rows; ++r) {
     const PackedRow at = packed_row(output.first_row + r, group);
     const HeadPosition head{output.kv_head.sequence, output.kv_head.head * group + at.head_in_group};
-    const std::int64_t offset = q_offset(problem_.q.strides, output.lengths, head, cumulative) + at.token * problem_.q.strides.token;
+    const std::int64_t offset =
+        q_offset(problem_.q.strides, output.lengths, head, cumulative) + at.token * problem_.q.strides.token;
     float* row = memory_.query + std::int64_t{r} * stride;
     load_row(kernels_, problem_.q, offset, row, problem_.head_dim);
     for (std::int32_t d = problem_.head_dim; d < stride; ++d) row[d] = 0.0F;
@@ -57,14 +58,16 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   for (std::int64_t token = lengths.kv_begin + tile_begin * tile_tokens; token < end; token += tile_tokens) {
     const auto tokens = static_cast<std::int32_t>(min_of(tile_tokens, end - token));
     const std::int64_t next = token + tile_tokens;
-    const TokenRows k = tile_rows(problem_.k, k_base + token * problem_.k.strides.token, tokens, problem_.head_dim, memory_.packed_k);
+    const TokenRows k =
+        tile_rows(problem_.k, k_base + token * problem_.k.strides.token, tokens, problem_.head_dim, memory_.packed_k);
     const TokenRows v = tile_rows(problem_.v, v_base + token * problem_.v.strides.token, tokens, value_dim, memory_.packed_v);
     set_visible(token, tokens);
-    kernels_.scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, v_base + token * problem_.v.strides.token, tokens, value_dim));
+    kernels_.scores[kernel_of(problem_.k)](q, k, s,
+                                           prefetch_of(problem_.v, v_base + token * problem_.v.strides.token, tokens, value_dim));
     kernels_.online_softmax(s, tokens, softmax_rows);
-    kernels_.accumulate[kernel_of(problem_.v)](o, s, v, memory_.rescale,
-                                               prefetch_of(problem_.k, k_base + next * problem_.k.strides.token,
-                                                           min_of(tile_tokens, end - next), problem_.head_dim));
+    kernels_.accumulate[kernel_of(problem_.v)](
+        o, s, v, memory_.rescale,
+        prefetch_of(problem_.k, k_base + next * problem_.k.strides.token, min_of(tile_tokens, end - next), problem_.head_dim));
   }
 }
 
@@ -84,7 +87,8 @@ TokenRows TileLoop::tile_rows(const TensorView& tensor, std::int64_t first_elem,
                               float* packed) const noexcept {
   if (in_place(tensor)) return {element(tensor, first_elem), tensor.strides.token * bytes_of(tensor.dtype), tokens, dims};
   const std::int64_t stride = round_up(dims, kLaneMultiple);
-  for (std::int32_t t = 0; t < tokens; ++t) load_row(kernels_, tensor, first_elem + t * tensor.strides.token, packed + t * stride, dims);
+  for (std::int32_t t = 0; t < tokens; ++t)
+    load_row(kernels_, tensor, first_elem + t * tensor.strides.token, packed + t * stride, dims);
   return {packed, stride * static_cast<std::int64_t>(sizeof(float)), tokens, dims};
 }
 

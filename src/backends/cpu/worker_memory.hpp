@@ -12,9 +12,9 @@
 namespace lean::cpu {
 
 struct WorkerMemoryLayout {
-  tile::TileConfig config;         // head_dim and value_dim padded to kLaneMultiple
-  std::int32_t accumulators = 1;   // partials held at once: 1, or the chunk tree's stack
-  bool packs_tiles = false;        // K or V needs a contiguous fp32 copy of each tile
+  tile::TileConfig config;        // head_dim and value_dim padded to kLaneMultiple
+  std::int32_t accumulators = 1;  // partials held at once: 1, or the chunk tree's stack
+  bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile
 
   [[nodiscard]] constexpr fixup::PartialLayout partial() const noexcept { return {config.q_rows, config.value_dim}; }
   [[nodiscard]] constexpr std::int32_t score_stride() const noexcept {
@@ -38,11 +38,11 @@ struct WorkerMemoryLayout {
 
 struct WorkerMemory {
   WorkerMemoryLayout layout;
-  float* query = nullptr;            // q_rows x head_dim
+  float* query = nullptr;  // q_rows x head_dim
   std::uint16_t* query_bf16 = nullptr;
-  float* scores = nullptr;           // q_rows x score_stride
-  float* rescale = nullptr;          // q_rows
-  std::int32_t* visible = nullptr;   // q_rows
+  float* scores = nullptr;          // q_rows x score_stride
+  float* rescale = nullptr;         // q_rows
+  std::int32_t* visible = nullptr;  // q_rows
   float* partials = nullptr;
   float* packed_k = nullptr;
   float* packed_v = nullptr;

@@ -32,10 +32,10 @@ double gamma(std::int64_t n, double u) { return static_cast<double>(n) * u / (1.
 
 /// What all elements of a row share.
 struct RowBound {
-  double relative = 0.0;   // of A: 2 (2 ds + D u32)
+  double relative = 0.0;  // of A: 2 (2 ds + D u32)
   double p_roundoff = 0.0;
-  double absolute = 0.0;   // underflow: of products, of v where flushed, of P (fp16 only)
-  double lse = 0.0;        // of the LSE, without the term in |L|
+  double absolute = 0.0;  // underflow: of products, of v where flushed, of P (fp16 only)
+  double lse = 0.0;       // of the LSE, without the term in |L|
 };
 
 RowBound row_bound(const Problem& problem, const RowFacts& facts, const Rounding& rounding) {
@@ -188,13 +188,13 @@ std::string describe(const ErrorReport& report) {
   static constexpr const char* kNames[] = {"o", "rms(o)", "lse"};
   char text[400];
   const ErrorReport::Worst& worst = report.worst;
-  std::snprintf(text, sizeof(text),
-                "error / bound %.3g, max %.3g, mean %.3g, rms %.3g, %lld values of another class; worst %s[sequence %lld, token %lld, "
-                "head %lld, dim %lld] = %.9g, oracle %.9g, allowed +-%.3g",
-                report.error_ratio, report.max_error, report.mean_error, report.rms_error,
-                static_cast<long long>(report.class_mismatches), kNames[static_cast<int>(worst.quantity)],
-                static_cast<long long>(worst.sequence), static_cast<long long>(worst.token), static_cast<long long>(worst.head),
-                static_cast<long long>(worst.dim), worst.measured, worst.expected, worst.allowed);
+  std::snprintf(
+      text, sizeof(text),
+      "error / bound %.3g, max %.3g, mean %.3g, rms %.3g, %lld values of another class; worst %s[sequence %lld, token %lld, "
+      "head %lld, dim %lld] = %.9g, oracle %.9g, allowed +-%.3g",
+      report.error_ratio, report.max_error, report.mean_error, report.rms_error, static_cast<long long>(report.class_mismatches),
+      kNames[static_cast<int>(worst.quantity)], static_cast<long long>(worst.sequence), static_cast<long long>(worst.token),
+      static_cast<long long>(worst.head), static_cast<long long>(worst.dim), worst.measured, worst.expected, worst.allowed);
   return text;
 }
 

@@ -13,11 +13,11 @@ namespace lean::reference {
 
 /// How the computation under test rounds and in how many steps it merges.
 struct Rounding {
-  double p_roundoff = 0.0;         // u_P: unit roundoff of P's type in P V; 0 where P stays fp32, else unit_roundoff()
-  bool p_is_half = false;          // P in fp16 loses tiny probabilities
-  double flushed_below = 0.0;      // values of v smaller than this count as 0: 2^-126 where subnormals are flushed
-  std::int32_t tile_tokens = 1;    // tokens of a LeanTile
-  std::int32_t contributors = 1;   // most segments that one output may be cut into: the number of workers
+  double p_roundoff = 0.0;        // u_P: unit roundoff of P's type in P V; 0 where P stays fp32, else unit_roundoff()
+  bool p_is_half = false;         // P in fp16 loses tiny probabilities
+  double flushed_below = 0.0;     // values of v smaller than this count as 0: 2^-126 where subnormals are flushed
+  std::int32_t tile_tokens = 1;   // tokens of a LeanTile
+  std::int32_t contributors = 1;  // most segments that one output may be cut into: the number of workers
 };
 
 /// 2^-24, 2^-11, 2^-8 for fp32, fp16, bf16.
@@ -26,20 +26,20 @@ struct Rounding {
 enum class Quantity : std::int32_t { kOutput, kOutputRms, kLse };
 
 struct ErrorReport {
-  double error_ratio = 0.0;            // largest error / allowed error over elements, rows and LSE; above 1 fails
-  double max_error = 0.0;              // |O' - O| over all finite elements
+  double error_ratio = 0.0;  // largest error / allowed error over elements, rows and LSE; above 1 fails
+  double max_error = 0.0;    // |O' - O| over all finite elements
   double mean_error = 0.0;
   double rms_error = 0.0;
-  std::int64_t class_mismatches = 0;   // NaN, +inf, -inf or finite where the oracle has another of these
-  struct Worst {                       // where error_ratio was seen
+  std::int64_t class_mismatches = 0;  // NaN, +inf, -inf or finite where the oracle has another of these
+  struct Worst {                      // where error_ratio was seen
     Quantity quantity = Quantity::kOutput;
     std::int64_t sequence = -1;
     std::int64_t token = -1;
     std::int64_t head = -1;
-    std::int64_t dim = -1;             // kOutput only
+    std::int64_t dim = -1;  // kOutput only
     double measured = 0.0;
     double expected = 0.0;
-    double allowed = 0.0;              // absolute error
+    double allowed = 0.0;  // absolute error
   } worst;
 
   [[nodiscard]] bool passes() const { return error_ratio <= 1.0 && class_mismatches == 0; }

@@ -117,8 +117,7 @@ class HeadOracle {
 
   /// Turns scores into probabilities. A score of -inf weighs exactly 0, also in a row that has no other.
   void softmax(Row& row) {
-    const double sink =
-        problem_.scores.sinks != nullptr ? static_cast<double>(problem_.scores.sinks[row.query.head]) : kNegInf;
+    const double sink = problem_.scores.sinks != nullptr ? static_cast<double>(problem_.scores.sinks[row.query.head]) : kNegInf;
     double m = sink;
     for (const double s : row.weight) {
       if (s > m) m = s;

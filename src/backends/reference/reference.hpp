@@ -14,15 +14,15 @@ namespace lean::reference {
 
 /// What error_bound.hpp needs to know of a row besides its result. Letters as in docs/numerics.md.
 struct RowFacts {
-  std::int64_t visible_tokens = 0;   // n_kv as this row sees it
-  double l = 0.0;                    // sum of exp(s - m)
-  double score_magnitude = 0.0;      // |scale| max_j sum_i |q_i k_ji|
-  double max_abs_value = 0.0;        // max |v| over the visible tokens
+  std::int64_t visible_tokens = 0;  // n_kv as this row sees it
+  double l = 0.0;                   // sum of exp(s - m)
+  double score_magnitude = 0.0;     // |scale| max_j sum_i |q_i k_ji|
+  double max_abs_value = 0.0;       // max |v| over the visible tokens
 };
 
 /// Rows are (sequence, query token, query head), the head running fastest; sequences with fewer tokens have fewer rows.
 struct Answer {
-  Status status;                       // ok, or unsupported: then all else is empty
+  Status status;  // ok, or unsupported: then all else is empty
   std::int32_t q_heads = 0;
   std::int32_t value_dim = 0;
   std::vector<std::int64_t> first_row;  // [B + 1]

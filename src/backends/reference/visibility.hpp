@@ -22,8 +22,8 @@ struct QueryRow {
 };
 
 /// Where token `token` of (sequence, kv head) lies; nothing when its page index is outside the pool.
-[[nodiscard]] inline std::optional<std::int64_t> token_offset(const Problem& problem, const Strides& strides, const Sequence& lengths,
-                                                              HeadPosition at, std::int64_t token) {
+[[nodiscard]] inline std::optional<std::int64_t> token_offset(const Problem& problem, const Strides& strides,
+                                                              const Sequence& lengths, HeadPosition at, std::int64_t token) {
   const PagedKv& pages = problem.pages;
   if (pages.page_tokens == 0) return kv_offset(strides, lengths, at, problem.cu_kv_tokens != nullptr) + token * strides.token;
   const std::int64_t page = token / pages.page_tokens;
