@@ -27,6 +27,7 @@ else()
 endif()
 # Paths in the .pc file are relative to itself, so an installed tree may be moved.
 file(RELATIVE_PATH lean_pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" lean_pc_to_prefix "${lean_pc_to_prefix}")
 configure_file(${CMAKE_CURRENT_LIST_DIR}/lean_attention.pc.in ${CMAKE_CURRENT_BINARY_DIR}/lean_attention.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/lean_attention.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -97,7 +97,7 @@ class Runner:
         folder = self.build_folder(mutant.preset)
         if run(["cmake", "--build", str(folder), "--target", *mutant.targets], log) != 0:
             raise SetUpError(f"does not build, see {log}")
-        environment = dict(os.environ, LEAN_TEST_REDUCED="1", TSAN_OPTIONS="halt_on_error=1")
+        environment = dict(os.environ, LEAN_TEST_REDUCED="1", GTEST_FAIL_FAST="1", TSAN_OPTIONS="halt_on_error=1")
         command = [str(folder / mutant.test[0]), *mutant.test[1:]]
         try:
             return run(command, log, env=environment, timeout=TEST_TIMEOUT_S) == 0

@@ -20,7 +20,13 @@
 extern "C" {
 #endif
 
-typedef enum lean_dtype { LEAN_FLOAT32 = 0, LEAN_FLOAT16 = 1, LEAN_BFLOAT16 = 2, LEAN_FLOAT8_E4M3 = 3, LEAN_FLOAT8_E5M2 = 4 } lean_dtype;
+typedef enum lean_dtype {
+  LEAN_FLOAT32 = 0,
+  LEAN_FLOAT16 = 1,
+  LEAN_BFLOAT16 = 2,
+  LEAN_FLOAT8_E4M3 = 3,
+  LEAN_FLOAT8_E5M2 = 4
+} lean_dtype;
 typedef enum lean_backend { LEAN_CPU = 0, LEAN_CUDA = 1 } lean_backend;
 typedef enum lean_policy {
   LEAN_POLICY_LEAN = 0,
@@ -169,7 +175,8 @@ LEAN_API lean_status lean_decode(const lean_problem* problem, const lean_options
 LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options);
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
-LEAN_API lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, int64_t rows, int32_t value_dim);
+LEAN_API lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, int64_t rows,
+                                       int32_t value_dim);
 /* Returns the bytes needed with the final zero, 0 when the call would be refused; format is a lean_schedule_format. */
 LEAN_API size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, int32_t format, char* buffer,
                                       size_t buffer_bytes);

@@ -65,7 +65,7 @@ struct Workspace {
 /// Merges two results over disjoint key sets: o_a, lse_a become those of the union. All views are dense and fp32:
 /// o [rows, value_dim], lse [rows]. Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
 [[nodiscard]] LEAN_API Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
-                                  std::int32_t value_dim) noexcept;
+                                           std::int32_t value_dim) noexcept;
 
 enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 
@@ -73,8 +73,8 @@ enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 /// it needs including the zero; nothing is written past buffer_bytes. Length arrays must be readable by the host.
 /// options.workers sets the worker count to explain, with any value >= 1. Returns 0 when supports() would say no.
 /// The one function of the library that allocates.
-[[nodiscard]] LEAN_API std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format, char* buffer,
-                                           std::size_t buffer_bytes);
+[[nodiscard]] LEAN_API std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format,
+                                                    char* buffer, std::size_t buffer_bytes);
 
 /// The library's own executor: OpenMP when built with it, else a pool of std::thread.
 [[nodiscard]] LEAN_API const Executor& default_executor() noexcept;

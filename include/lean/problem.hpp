@@ -77,28 +77,28 @@ struct PagedKv {
 
 /// Which keys a query sees, and what is added to or done with a score before the softmax.
 struct Scores {
-  float scale = 0.0F;                         // multiplies q k; 0 means 1 / sqrt(head_dim)
-  bool causal = false;                        // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
-  std::int32_t window_left = -1;              // keys to the left of the query's own position; -1: all
-  std::int32_t window_right = -1;             // keys to the right; -1: all
-  float softcap = 0.0F;                       // s -> softcap tanh(s / softcap); 0: none
-  const float* alibi_slopes = nullptr;        // [Hq]
-  const float* sinks = nullptr;               // [Hq], natural-log logits that take part in the denominator only
-  const void* mask = nullptr;                 // additive (mask_dtype) or boolean (mask_is_boolean) mask
+  float scale = 0.0F;                   // multiplies q k; 0 means 1 / sqrt(head_dim)
+  bool causal = false;                  // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
+  std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
+  std::int32_t window_right = -1;       // keys to the right; -1: all
+  float softcap = 0.0F;                 // s -> softcap tanh(s / softcap); 0: none
+  const float* alibi_slopes = nullptr;  // [Hq]
+  const float* sinks = nullptr;         // [Hq], natural-log logits that take part in the denominator only
+  const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask
   DType mask_dtype = DType::kFloat32;
-  bool mask_is_boolean = false;               // bytes: nonzero = seen
-  Strides mask_strides{};                       // (sequence, head, query token = token, key = dim)
-  const std::uint32_t* tree_mask = nullptr;   // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
+  bool mask_is_boolean = false;              // bytes: nonzero = seen
+  Strides mask_strides{};                    // (sequence, head, query token = token, key = dim)
+  const std::uint32_t* tree_mask = nullptr;  // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
 };
 
 /// New keys and values written to the cache in the same call and attended to from the inputs.
 struct Append {
-  TensorView k{};                         // null data: nothing to append
+  TensorView k{};  // null data: nothing to append
   TensorView v{};
-  const float* rotary_cos = nullptr;    // [positions, rotary_dim / 2]
+  const float* rotary_cos = nullptr;  // [positions, rotary_dim / 2]
   const float* rotary_sin = nullptr;
-  std::int32_t rotary_dim = 0;          // 0: no rotary
-  bool rotary_interleaved = false;      // pairs (0,1),(2,3).. instead of halves
+  std::int32_t rotary_dim = 0;      // 0: no rotary
+  bool rotary_interleaved = false;  // pairs (0,1),(2,3).. instead of halves
 };
 
 struct Problem {
@@ -117,24 +117,24 @@ struct Problem {
   LseView lse{};
 
   // Query tokens: q_tokens of each sequence; with cu_q_tokens sequence b owns [cu[b], cu[b+1]) of total_q_tokens.
-  std::int32_t q_tokens = 1;                    // n_q; with cu_q_tokens: the longest, an upper bound
-  const std::int32_t* cu_q_tokens = nullptr;    // [B + 1], or null
-  std::int64_t total_q_tokens = 0;              // tokens q, o and lse hold; with cu_q_tokens only
+  std::int32_t q_tokens = 1;                  // n_q; with cu_q_tokens: the longest, an upper bound
+  const std::int32_t* cu_q_tokens = nullptr;  // [B + 1], or null
+  std::int64_t total_q_tokens = 0;            // tokens q, o and lse hold; with cu_q_tokens only
 
   // Key/value tokens: sequence b sees [kv_left_pad[b], length of b); a missing array means 0 and kv_capacity.
-  std::int32_t kv_capacity = 0;                 // tokens a sequence may have: memory exists for them
-  const std::int32_t* kv_lengths = nullptr;     // [B], or null: clamped to [0, capacity], sticky code if it had to be
-  const std::int32_t* kv_left_pad = nullptr;    // [B], or null: first token that counts
-  const std::int32_t* cu_kv_tokens = nullptr;   // [B + 1], or null: ragged K/V, tokens packed end to end
-  std::int64_t total_kv_tokens = 0;             // tokens k and v hold; with cu_kv_tokens only
+  std::int32_t kv_capacity = 0;                // tokens a sequence may have: memory exists for them
+  const std::int32_t* kv_lengths = nullptr;    // [B], or null: clamped to [0, capacity], sticky code if it had to be
+  const std::int32_t* kv_left_pad = nullptr;   // [B], or null: first token that counts
+  const std::int32_t* cu_kv_tokens = nullptr;  // [B + 1], or null: ragged K/V, tokens packed end to end
+  std::int64_t total_kv_tokens = 0;            // tokens k and v hold; with cu_kv_tokens only
   PagedKv pages{};
 
   Scores scores{};
   Append append{};
 
   // fp8 K/V only: value = stored x scale.
-  const float* k_scales = nullptr;              // [1] or [Hkv]
-  const float* v_scales = nullptr;              // [1] or [Hkv]
+  const float* k_scales = nullptr;  // [1] or [Hkv]
+  const float* v_scales = nullptr;  // [1] or [Hkv]
   bool scales_per_head = false;
 };
 

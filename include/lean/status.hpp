@@ -10,16 +10,16 @@ namespace lean {
 
 enum class StatusCode : std::int32_t {
   kOk = 0,
-  kInvalidArgument = 1,     // a precondition of the call is broken; nothing was written
-  kUnsupported = 2,         // the call makes sense, this backend does not do it; nothing was written
-  kTooLarge = 3,            // a product of sizes leaves the range the library computes in
-  kWorkspaceTooSmall = 4,   // a workspace pointer is null or its size is below workspace_size()
-  kWorkspaceMisaligned = 5, // a workspace pointer is not aligned to kWorkspaceAlignment
-  kWorkspaceDirty = 6,      // debug builds: counters were not zero at entry; call reset_workspace()
-  kWorkspaceInUse = 7,      // debug builds: a second call in flight uses the same workspace state
-  kBadLengths = 8,          // sticky: a device-side length lay outside [0, capacity] and was clamped
-  kBadPageIndex = 9,        // sticky: a reachable page index lay outside the pool and was skipped
-  kBackendError = 10,       // the backend's runtime (CUDA, the thread pool) refused
+  kInvalidArgument = 1,      // a precondition of the call is broken; nothing was written
+  kUnsupported = 2,          // the call makes sense, this backend does not do it; nothing was written
+  kTooLarge = 3,             // a product of sizes leaves the range the library computes in
+  kWorkspaceTooSmall = 4,    // a workspace pointer is null or its size is below workspace_size()
+  kWorkspaceMisaligned = 5,  // a workspace pointer is not aligned to kWorkspaceAlignment
+  kWorkspaceDirty = 6,       // debug builds: counters were not zero at entry; call reset_workspace()
+  kWorkspaceInUse = 7,       // debug builds: a second call in flight uses the same workspace state
+  kBadLengths = 8,           // sticky: a device-side length lay outside [0, capacity] and was clamped
+  kBadPageIndex = 9,         // sticky: a reachable page index lay outside the pool and was skipped
+  kBackendError = 10,        // the backend's runtime (CUDA, the thread pool) refused
 };
 
 /// A code for programs and a message for people. Trivially copyable, owns no memory.

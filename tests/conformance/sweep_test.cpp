@@ -27,7 +27,8 @@ TEST(Conformance, EveryHeadDimOfEveryType) {
   for (std::int32_t d = 8; d <= 256; d += full_or_reduced(8, 56)) dims.push_back(d);
   for (const DType dtype : kDTypes) {
     for (const std::int32_t d : dims) {
-      check_on_every_isa({.dtype = dtype, .q_heads = 6, .head_dim = d, .lens = {1, 131, 29}, .seed = static_cast<std::uint64_t>(d)});
+      check_on_every_isa(
+          {.dtype = dtype, .q_heads = 6, .head_dim = d, .lens = {1, 131, 29}, .seed = static_cast<std::uint64_t>(d)});
     }
   }
 }
@@ -50,8 +51,11 @@ TEST(Conformance, R06_EveryGroupSize) {
 }
 
 TEST(Conformance, EveryPolicyFixupAndWorkerCount) {
-  const std::vector<std::int32_t> worker_counts = full_or_reduced<std::vector<std::int32_t>>({1, 2, 3, 5, 7, 16, 33, 64}, {1, 3, 16});
-  Case c{.q_heads = 6, .head_dim = 48, .lens = full_or_reduced<std::vector<std::int32_t>>({1511, 1, 0, 613, 64, 2999}, {613, 1, 0, 97})};
+  const std::vector<std::int32_t> worker_counts =
+      full_or_reduced<std::vector<std::int32_t>>({1, 2, 3, 5, 7, 16, 33, 64}, {1, 3, 16});
+  Case c{.q_heads = 6,
+         .head_dim = 48,
+         .lens = full_or_reduced<std::vector<std::int32_t>>({1511, 1, 0, 613, 64, 2999}, {613, 1, 0, 97})};
   const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const DType dtype : kDTypes) {
     c.dtype = dtype;
@@ -59,6 +63,7 @@ TEST(Conformance, EveryPolicyFixupAndWorkerCount) {
     const reference::Answer answer = reference::decode(built.problem());
     for (const Policy& policy : all_policies()) {
       for (const Fixup fixup : kFixups) {
+        if (!pairs(policy, fixup)) continue;
         for (const std::int32_t workers : worker_counts) {
           Options options = options_of(c, executor);
           options.policy = policy;
@@ -115,7 +120,8 @@ TEST(Conformance, R22_EveryPairOfLayouts) {
     for (const std::string& k : *names) {
       for (const std::string& v : *names) {
         const DType dtype = kDTypes[(k.size() + v.size()) % 3];
-        check_on_every_isa({.dtype = dtype, .head_dim = 24, .value_dim = 40, .lens = {71, 0, 43}, .capacity = 2, .k_layout = k, .v_layout = v});
+        check_on_every_isa(
+            {.dtype = dtype, .head_dim = 24, .value_dim = 40, .lens = {71, 0, 43}, .capacity = 2, .k_layout = k, .v_layout = v});
       }
     }
   }
@@ -140,7 +146,7 @@ Case random_case(std::uint64_t seed) {
   c.head_dim = static_cast<std::int32_t>(random.chance(70) ? 8 * random.between(1, 32) : random.between(1, 256));
   c.value_dim = static_cast<std::int32_t>(random.chance(60) ? 0 : random.between(1, 256));
   c.lens.clear();
-  const std::int64_t longest = random.one_of<std::int64_t>({3, 40, 300, full_or_reduced(2000, 500)});
+  const std::int64_t longest = random.one_of<std::int64_t>({3, 40, 300, full_or_reduced(1000, 400)});
   for (std::int64_t b = random.between(1, 6); b > 0; --b) c.lens.push_back(static_cast<std::int32_t>(random.between(0, longest)));
   c.n_q = {static_cast<std::int32_t>(random.chance(60) ? 1 : random.between(1, 9))};
   if (random.chance(30)) {
@@ -153,7 +159,8 @@ Case random_case(std::uint64_t seed) {
   c.capacity = static_cast<std::int32_t>(random.chance(50) ? 0 : random.between(0, longest + 5));
   c.causal = random.chance(50);
   c.lse = random.chance(80);
-  c.k_layout = random.one_of({"bhsd", "bshd", "bhsd~gap4", "bshd~off1", "bhsd~inner2", "shd", "hsd", "bhds", "bhsd~bcasth", "hsd~negs"});
+  c.k_layout =
+      random.one_of({"bhsd", "bshd", "bhsd~gap4", "bshd~off1", "bhsd~inner2", "shd", "hsd", "bhds", "bhsd~bcasth", "hsd~negs"});
   c.v_layout = random.one_of({"bhsd", "bshd", "bshd~gap1", "bhsd~negd", "sbhd"});
   c.input = random.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
   c.fill = random.one_of({Fill::kNan, Fill::kInfinity});
@@ -167,7 +174,7 @@ Case random_case(std::uint64_t seed) {
 
 TEST(Conformance, RandomCases) {
   const std::vector<CpuIsa> isas = available_isas();
-  for (std::uint64_t seed = 1; seed <= full_or_reduced(3000U, 150U); ++seed) {
+  for (std::uint64_t seed = 1; seed <= full_or_reduced(1200U, 150U); ++seed) {
     Case c = random_case(seed);
     c.isa = isas[seed % isas.size()];
     EXPECT_TRUE(run_and_check(c));

@@ -26,7 +26,11 @@ symbols() {
 install_tree() {
   rm -rf "$3"
   "$1" --install "$2" --prefix "$3"
-  "$3/bin/lean" --help >/dev/null
+}
+
+# command PREFIX: the installed command starts.
+command_starts() {
+  "$1/bin/lean" --help
 }
 
 # find_package CMAKE EXAMPLES PREFIX DIR: a CMake project elsewhere finds, builds and runs.
@@ -49,7 +53,7 @@ pkg_config() {
   local rpath
   rpath=-Wl,-rpath,$(pkg-config --variable=libdir lean_attention)
   (cd "$3" && "${CXX:-c++}" -std=c++20 "$1/decode.cpp" "${flags[@]}" "$rpath" -o decode_cpp &&
-    "${CC:-cc}" -std=c99 "$1/decode.c" "${flags[@]}" "$rpath" -o decode_c)
+    "${CC:-cc}" -std=c11 "$1/decode.c" "${flags[@]}" "$rpath" -o decode_c)
   run_example "$3/decode_cpp"
   run_example "$3/decode_c"
 }
@@ -59,5 +63,6 @@ shift
 case $command in
   symbols | find_package | pkg_config) "$command" "$@" ;;
   install) install_tree "$@" ;;
+  command) command_starts "$@" ;;
   *) echo "packaging.sh: unknown test $command" >&2; exit 2 ;;
 esac

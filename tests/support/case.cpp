@@ -63,9 +63,9 @@ struct Named {
 };
 
 constexpr Named<DType> kDTypes[] = {{DType::kFloat32, "f32"}, {DType::kFloat16, "f16"}, {DType::kBFloat16, "bf16"}};
-constexpr Named<Input> kInputs[] = {{Input::kNormal, "normal"},         {Input::kPeaks, "peaks"},     {Input::kAscending, "ascending"},
-                                    {Input::kDescending, "descending"}, {Input::kEqual, "equal"},     {Input::kUniform, "uniform"},
-                                    {Input::kOneHot, "onehot"},         {Input::kSignature, "signature"}};
+constexpr Named<Input> kInputs[] = {
+    {Input::kNormal, "normal"}, {Input::kPeaks, "peaks"},     {Input::kAscending, "ascending"}, {Input::kDescending, "descending"},
+    {Input::kEqual, "equal"},   {Input::kUniform, "uniform"}, {Input::kOneHot, "onehot"},       {Input::kSignature, "signature"}};
 constexpr Named<Fill> kFills[] = {{Fill::kNan, "nan"}, {Fill::kZero, "zero"}, {Fill::kInfinity, "inf"}};
 constexpr Named<Guard> kGuards[] = {{Guard::kCanary, "canary"}, {Guard::kPage, "page"}};
 constexpr Named<Fixup> kFixups[] = {{Fixup::kLastArriver, "last"}, {Fixup::kTwoKernels, "two"}, {Fixup::kHostBlock, "host"}};
@@ -73,9 +73,9 @@ constexpr Named<Determinism> kDeterminisms[] = {
     {Determinism::kRunToRun, "run"}, {Determinism::kBatchInvariant, "batch"}, {Determinism::kNotGuaranteed, "none"}};
 constexpr Named<CpuIsa> kIsas[] = {{CpuIsa::kBest, "best"}, {CpuIsa::kScalar, "scalar"}, {CpuIsa::kNative128, "native128"},
                                    {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"}, {CpuIsa::kAvx512Bf16, "avx512bf16"}};
-constexpr Named<ExecutorKind> kExecutors[] = {
-    {ExecutorKind::kDefault, "default"},   {ExecutorKind::kPool, "pool"},           {ExecutorKind::kPermuted, "permuted"},
-    {ExecutorKind::kDelayed, "delayed"},   {ExecutorKind::kAscending, "ascending"}, {ExecutorKind::kDescending, "descending"}};
+constexpr Named<ExecutorKind> kExecutors[] = {{ExecutorKind::kDefault, "default"},     {ExecutorKind::kPool, "pool"},
+                                              {ExecutorKind::kPermuted, "permuted"},   {ExecutorKind::kDelayed, "delayed"},
+                                              {ExecutorKind::kAscending, "ascending"}, {ExecutorKind::kDescending, "descending"}};
 constexpr Named<Policy::Kind> kPolicies[] = {{Policy::Kind::kLean, "lean"},
                                              {Policy::Kind::kFixedSplit, "split"},
                                              {Policy::Kind::kDataParallel, "data"},
@@ -184,9 +184,7 @@ std::string to_text(const Case& c) {
   return line.empty() ? texts[0] : line;
 }
 
-std::string reproducer(const Case& c) {
-  return "conformance_tests '--case=" + to_text(c) + "' --seed=" + std::to_string(c.seed);
-}
+std::string reproducer(const Case& c) { return "conformance_tests '--case=" + to_text(c) + "' --seed=" + std::to_string(c.seed); }
 
 std::optional<Case> parse_case(const std::string& text, std::string& error) {
   Case c;

@@ -31,7 +31,7 @@ struct Case {
   std::int32_t value_dim = 0;
   std::vector<std::int32_t> lens{37};  // key/value tokens of each sequence, left padding included
   std::vector<std::int32_t> n_q{1};    // query tokens, taken in turn; a q layout with b uses the first for all
-  std::vector<std::int32_t> pad;       // left padding of each sequence; empty: none
+  std::vector<std::int32_t> pad{};     // left padding of each sequence; empty: none
   std::int32_t capacity = 0;           // 0: the longest length; packed K/V: every sequence gets this many tokens more
   bool lengths = true;                 // false: no kv_lengths; every sequence has the capacity
   bool causal = false;
@@ -46,13 +46,13 @@ struct Case {
   // The data.
   Input input = Input::kSignature;
   float q_std = 1.0F;
-  std::vector<std::int32_t> ids;  // whose data a sequence has; empty: its index
+  std::vector<std::int32_t> ids{};  // whose data a sequence has; empty: its index
   Fill fill = Fill::kNan;
-  Guard guard = Guard::kCanary;   // of the inputs; outputs have canaries
+  Guard guard = Guard::kCanary;  // of the inputs; outputs have canaries
   std::uint64_t seed = 1;
 
   // How it is carried out.
-  Policy policy;
+  Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
   std::int32_t workers = 3;

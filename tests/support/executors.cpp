@@ -29,7 +29,8 @@ TestExecutor::~TestExecutor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void TestExecutor::run(void* context, std::int32_t worker_count, void (*body)(void* argument, std::int32_t worker), void* argument) {
+void TestExecutor::run(void* context, std::int32_t worker_count, void (*body)(void* argument, std::int32_t worker),
+                       void* argument) {
   static_cast<TestExecutor*>(context)->run_call({worker_count, body, argument});
 }
 

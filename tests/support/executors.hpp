@@ -44,9 +44,9 @@ class TestExecutor {
   ExecutorKind kind_;
   Stream random_;
   Executor executor_;
-  std::uint64_t call_key_ = 0;           // delays of the current call
-  std::vector<std::int32_t> order_;      // kPermuted: workers in the order they start
-  std::atomic<std::int32_t> next_{0};    // kPermuted: place in order_
+  std::uint64_t call_key_ = 0;         // delays of the current call
+  std::vector<std::int32_t> order_;    // kPermuted: workers in the order they start
+  std::atomic<std::int32_t> next_{0};  // kPermuted: place in order_
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;

@@ -4,8 +4,10 @@
 // so that a token keeps its data whatever n_q is.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 
 #include "support/case.hpp"
 #include "support/random.hpp"
@@ -17,28 +19,28 @@ class InputPattern {
   explicit InputPattern(const Case& c) : case_(c), group_(c.q_heads / c.kv_heads) {}
 
   /// `from_last` = n_q - 1 - token.
-  [[nodiscard]] double q(std::int64_t id, std::int32_t head, std::int64_t from_last, std::int32_t dim) const {
-    if (case_.input == Input::kUniform) return 0.0;
-    const double noise = normal(key_of({seed(), 1, id, head, from_last}), dim) * static_cast<double>(case_.q_std);
-    if (!steered()) return noise;
-    return direction(head / group_, dim) + (case_.input == Input::kOneHot ? 0.0 : 0.25 * noise);
+  void q_row(std::int64_t id, std::int32_t head, std::int64_t from_last, std::span<double> row) const {
+    if (case_.input == Input::kUniform) return std::fill(row.begin(), row.end(), 0.0);
+    fill_normal(key_of({seed(), 1, id, head, from_last}), row);
+    for (double& x : row) x *= static_cast<double>(case_.q_std);
+    if (steered()) steer(row, 0.25, head / group_, 1.0);
   }
 
-  [[nodiscard]] double k(std::int64_t id, std::int32_t head, std::int64_t token, std::int32_t dim) const {
-    const std::int64_t source = case_.input == Input::kEqual ? 0 : token;
-    const double noise = normal(key_of({seed(), 2, id, head, source}), dim);
-    if (!steered()) return noise;
-    const double along = steered_score(id, head, token) / std::sqrt(static_cast<double>(case_.head_dim));
-    return along * direction(head, dim) + (case_.input == Input::kOneHot ? 0.0 : 0.5 * noise);
+  void k_row(std::int64_t id, std::int32_t head, std::int64_t token, std::span<double> row) const {
+    fill_normal(key_of({seed(), 2, id, head, case_.input == Input::kEqual ? 0 : token}), row);
+    if (steered()) steer(row, 0.5, head, steered_score(id, head, token) / std::sqrt(static_cast<double>(case_.head_dim)));
   }
 
-  [[nodiscard]] double v(std::int64_t id, std::int32_t head, std::int64_t token, std::int32_t dim) const {
+  void v_row(std::int64_t id, std::int32_t head, std::int64_t token, std::span<double> row) const {
     const std::uint64_t key = key_of({seed(), 3, id, head, token});
-    if (case_.input == Input::kUniform) return static_cast<double>(pick(key ^ mix(static_cast<std::uint64_t>(dim)), 17) - 8);
-    const double noise = normal(key, dim);
-    if (case_.input == Input::kNormal || case_.input == Input::kOneHot || case_.input == Input::kEqual) return noise;
-    const bool up = (mix(key_of({seed(), 4, id, head, token / kSignatureTokens, dim})) & 1U) != 0;
-    return noise + (up ? kSignature : -kSignature);
+    if (case_.input == Input::kUniform) {
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<double>(pick(key + i, 17) - 8);
+      return;
+    }
+    fill_normal(key, row);
+    if (case_.input == Input::kNormal || case_.input == Input::kOneHot || case_.input == Input::kEqual) return;
+    const std::uint64_t signature = key_of({seed(), 4, id, head, token / kSignatureTokens});
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] += (mix(signature + i) & 1U) != 0 ? kSignature : -kSignature;
   }
 
   /// The token whose V row is the whole answer of a kOneHot case, for a sequence that sees [begin, end).
@@ -51,7 +53,7 @@ class InputPattern {
  private:
   static constexpr std::int64_t kSignatureTokens = 16;  // the smallest LeanTile
   static constexpr double kSignature = 4.0;
-  static constexpr std::int64_t kPeakEvery = 61;        // tokens: every worker's range has several
+  static constexpr std::int64_t kPeakEvery = 61;  // tokens: every worker's range has several
 
   [[nodiscard]] std::int64_t seed() const { return static_cast<std::int64_t>(case_.seed); }
 
@@ -61,8 +63,13 @@ class InputPattern {
            case_.input == Input::kOneHot;
   }
 
-  [[nodiscard]] double direction(std::int32_t head, std::int32_t dim) const {
-    return (mix(key_of({seed(), 5, head, dim})) & 1U) != 0 ? 1.0 : -1.0;
+  /// row = noise row + along x the direction of a kv head; one-hot data has no noise.
+  void steer(std::span<double> row, double noise, std::int32_t kv_head, double along) const {
+    const std::uint64_t direction = key_of({seed(), 5, kv_head});
+    const double kept = case_.input == Input::kOneHot ? 0.0 : noise;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      row[i] = kept * row[i] + ((mix(direction + i) & 1U) != 0 ? along : -along);
+    }
   }
 
   /// The score of a token but for noise, with the default scale.

@@ -31,6 +31,8 @@ struct Layout {
 /// Nothing when the name is not a layout.
 [[nodiscard]] std::optional<Layout> make_layout(const std::string& name, Extents extents);
 
-[[nodiscard]] inline bool is_packed(const std::string& name) { return name.substr(0, name.find('~')).find('b') == std::string::npos; }
+[[nodiscard]] inline bool is_packed(const std::string& name) {
+  return name.substr(0, name.find('~')).find('b') == std::string::npos;
+}
 
 }  // namespace lean::support

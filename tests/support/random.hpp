@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 
 namespace lean::support {
 
@@ -30,13 +31,16 @@ namespace lean::support {
   return static_cast<std::int64_t>(mix(key) % static_cast<std::uint64_t>(count));
 }
 
-/// N(0, 1), by Box and Muller; index selects one of as many independent values as wanted.
-[[nodiscard]] inline double normal(std::uint64_t key, std::int64_t index) {
-  const std::uint64_t pair = mix(key ^ mix(static_cast<std::uint64_t>(index / 2)));
-  const auto u = static_cast<float>((pair >> 40) + 1) * 0x1p-24F;
-  const auto angle = static_cast<float>(pair & 0xFFFFFFU) * (6.2831853F * 0x1p-24F);
-  const float radius = std::sqrt(-2.0F * std::log(u));
-  return static_cast<double>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+/// Independent values of N(0, 1), by Box and Muller, two at a time.
+inline void fill_normal(std::uint64_t key, std::span<double> out) {
+  for (std::size_t i = 0; i < out.size(); i += 2) {
+    const std::uint64_t pair = mix(key + i);
+    const auto u = static_cast<float>((pair >> 40) + 1) * 0x1p-24F;
+    const auto angle = static_cast<float>(pair & 0xFFFFFFU) * (6.2831853F * 0x1p-24F);
+    const float radius = std::sqrt(-2.0F * std::log(u));
+    out[i] = static_cast<double>(radius * std::cos(angle));
+    if (i + 1 < out.size()) out[i + 1] = static_cast<double>(radius * std::sin(angle));
+  }
 }
 
 /// A stream of numbers for tests that draw one after the other.

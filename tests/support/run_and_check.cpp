@@ -58,7 +58,8 @@ testing::AssertionResult run(TestProblem& built, const Options& options, Fill sc
   for (std::int64_t b = 0; b < problem.batch; ++b) clamped = clamped || LengthSource(problem)(b).clamped;
   const StatusCode expected = clamped ? StatusCode::kBadLengths : StatusCode::kOk;
   const Status sticky = sticky_status(workspace.get(), options);
-  if (sticky.code != expected) return failure(built) << "sticky_status(): " << name_of(sticky.code) << ", expected " << name_of(expected);
+  if (sticky.code != expected)
+    return failure(built) << "sticky_status(): " << name_of(sticky.code) << ", expected " << name_of(expected);
   if (nonzero_bytes(workspace.state()) > (clamped ? 1U : 0U)) return failure(built) << "the state was not left as it was found";
   return testing::AssertionSuccess();
 }
@@ -165,7 +166,8 @@ testing::AssertionResult bound_refuses_wrong_results(const TestProblem& built, c
       FakeResult wrong(problem, answer);
       change(wrong);
       ++proofs;
-      return wrong.passes(rounding, with_lse) ? std::string("sequence ") + std::to_string(b) + " passes with " + what : std::string();
+      return wrong.passes(rounding, with_lse) ? std::string("sequence ") + std::to_string(b) + " passes with " + what
+                                              : std::string();
     };
     const std::string gaps[] = {
         refuses("an output of zeros", false, [&](FakeResult& wrong) { wrong.clear_row(row); }),

