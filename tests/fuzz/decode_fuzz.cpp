@@ -155,10 +155,12 @@ void refuse_or_fail(TestProblem& built, const Options& options, const Status& sa
 
 void check(Bytes bytes) {
   static const TestExecutor executor(ExecutorKind::kPool, 3);
-  const Case c = valid_case(bytes);
+  Case c = valid_case(bytes);
+  const bool broken_lengths = bytes.chance(15);
+  // Lying lengths may show hidden tokens to some rows of a block: NaN or infinity in V there reaches all (docs/numerics.md).
+  if (broken_lengths) c.fill = Fill::kZero;
   TestProblem built(c);
   Options options = options_of(c, executor);
-  const bool broken_lengths = bytes.chance(15);
   if (broken_lengths) break_lengths(bytes, built);
   if (!broken_lengths && bytes.chance(15)) break_call(bytes, built.problem(), options);
   const Status said = supports(built.problem(), options);

@@ -94,10 +94,14 @@ struct Refusal {
 
 void never_run(void*, std::int32_t, void (*)(void*, std::int32_t), void*) {}
 
+void run_ascending(void*, std::int32_t workers, void (*body)(void*, std::int32_t), void* argument) {
+  for (std::int32_t worker = 0; worker < workers; ++worker) body(argument, worker);
+}
+
 const std::vector<Refusal>& refusals() {
   static const Executor kNoRun{.worker_count = 2, .descending_or_concurrent = true};
   static const Executor kNoThreads{.run = never_run, .worker_count = 0, .descending_or_concurrent = true};
-  static const Executor kAnyOrder{.run = never_run, .worker_count = 2};
+  static const Executor kAnyOrder{.run = run_ascending, .worker_count = 2};
   constexpr auto kUnsupported = StatusCode::kUnsupported;
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   static const std::vector<Refusal> kRefusals = {
@@ -251,7 +255,9 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
       [](Problem&, Options& o) { o.fixup = Fixup::kHostBlock; },
       [](Problem&, Options& o) { o.cpu_isa = CpuIsa::kScalar; },
   };
-  for (const Refusal& refusal : refusals()) features.push_back(refusal.ask);
+  for (const Refusal& refusal : refusals()) {
+    if (refusal.code != StatusCode::kTooLarge) features.push_back(refusal.ask);  // another policy would serve it, and run
+  }
   Bench bench;
   int served = 0;
   for (const Change& first : features) {
