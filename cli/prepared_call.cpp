@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
@@ -32,11 +33,13 @@ void PreparedCall::run() const { require_done(decode(problem_, options_, workspa
 
 schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
+  const BackendEntry& backend = *backend_of(resolved.backend);
+  const tile::TileConfig config = backend.select_tile(problem);
   return schedule::build_map({.lengths = LengthSource(problem),
-                              .shape = cpu::line_shape(problem, cpu::select_tile(problem)),
-                              .cost_model = cpu::cost_model(),
+                              .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                              .cost_model = backend.cost_model(),
                               .policy = resolved.policy,
-                              .workers = cpu::worker_count(resolved)});
+                              .workers = backend.worker_count(resolved)});
 }
 
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {

@@ -28,7 +28,7 @@ SPECIAL = {
     r"hwy/": {"backends/cpu"},
     r"(omp|immintrin|arm_neon)\.h": {"backends/cpu"},
     r"(thread|mutex|condition_variable|barrier|latch|semaphore)": {"backends/reference", "backends/cpu", "api"},
-    r"atomic": {"base", "fixup", "backends/reference", "backends/cpu", "api"},
+    r"atomic": {"base", "fixup", "backends/reference", "backends/cpu", "backends/cuda", "api"},
     r"cuda|cub/|thrust/": {"base", "fixup", "backends/cuda"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>|(\w+))')

@@ -1,10 +1,9 @@
 // The C++ interface: validate -> select -> schedule -> launch. Every public call starts here and no check is made twice.
 #include <cstdio>
-#include <cstring>
 #include <initializer_list>
 
+#include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
-#include "backends/cpu/cpu_backend.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
@@ -12,18 +11,6 @@
 
 namespace lean {
 namespace {
-
-/// The functions of a backend that the API calls; one row per backend built in.
-struct BackendEntry {
-  Status (*supports)(const Problem&, const Options&) noexcept;
-  WorkspaceSize (*workspace_size)(const Problem&, const Options&) noexcept;
-  Status (*decode)(const Problem&, const Options&, const Workspace&) noexcept;
-};
-
-const BackendEntry* backend_of(Backend backend) noexcept {
-  static constexpr BackendEntry kCpu{cpu::supports, cpu::workspace_size, cpu::decode};
-  return backend == Backend::kCpu ? &kCpu : nullptr;
-}
 
 /// `options` are resolved.
 Status check(const Problem& problem, const Options& options) noexcept {
@@ -92,25 +79,32 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   return backend.decode(problem, resolved, workspace);
 }
 
-Status reset_workspace(const Workspace& workspace, const Options& options) noexcept {
+namespace {
+
+/// The backend that owns the state, when there is one and the state is memory it could own.
+Status check_state(const Workspace& workspace, const Options& options, const BackendEntry*& backend) noexcept {
   if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok())
     return s;
-  if (backend_of(options.backend) == nullptr) {
-    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
-  }
-  std::memset(workspace.state, 0, workspace.state_bytes);
-  return {};
+  backend = backend_of(options.backend);
+  if (backend != nullptr) return {};
+  return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+}
+
+}  // namespace
+
+Status reset_workspace(const Workspace& workspace, const Options& options) noexcept {
+  const BackendEntry* backend = nullptr;
+  if (const Status status = check_state(workspace, options, backend); !status.ok()) return status;
+  return backend->clear_state(workspace, options);
 }
 
 Status sticky_status(const Workspace& workspace, const Options& options) noexcept {
-  if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, fixup::kStateHeaderBytes); !s.ok())
-    return s;
-  if (backend_of(options.backend) == nullptr) {
-    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
-  }
-  const auto code = static_cast<const fixup::StateHeader*>(workspace.state)->sticky_code;
-  if (code == 0) return {};
-  return refuse(static_cast<StatusCode>(code), "lengths", code,
+  const BackendEntry* backend = nullptr;
+  if (const Status status = check_state(workspace, options, backend); !status.ok()) return status;
+  StatusCode code = StatusCode::kOk;
+  if (const Status status = backend->read_sticky(workspace, options, code); !status.ok()) return status;
+  if (code == StatusCode::kOk) return {};
+  return refuse(code, "lengths", static_cast<std::int64_t>(code),
                 "a length array held a value outside [0, capacity]; it was clamped");
 }
 

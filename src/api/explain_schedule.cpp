@@ -3,20 +3,22 @@
 
 #include <cstring>
 
+#include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
-#include "backends/cpu/cpu_backend.hpp"
 #include "lean/lean.hpp"
 
 namespace lean {
 namespace {
 
 std::string explain(const Problem& problem, const Options& options, ScheduleFormat format) {
-  const tile::TileConfig config = cpu::select_tile(problem);
-  const schedule::ScheduleMap map = schedule::build_map({.lengths = LengthSource(problem),
-                                                         .shape = cpu::line_shape(problem, config),
-                                                         .cost_model = cpu::cost_model(),
-                                                         .policy = options.policy,
-                                                         .workers = cpu::worker_count(options)});
+  const BackendEntry& backend = *backend_of(options.backend);
+  const tile::TileConfig config = backend.select_tile(problem);
+  const schedule::ScheduleMap map =
+      schedule::build_map({.lengths = LengthSource(problem),
+                           .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                           .cost_model = backend.cost_model(),
+                           .policy = options.policy,
+                           .workers = backend.worker_count(options)});
   switch (format) {
     case ScheduleFormat::kText: return schedule::to_text(map);
     case ScheduleFormat::kJson: return schedule::to_json(map);

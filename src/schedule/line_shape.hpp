@@ -6,6 +6,7 @@
 
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
+#include "lean/problem.hpp"
 
 namespace lean::schedule {
 
@@ -48,6 +49,23 @@ struct LineShape {
     return !causal || row_blocks(work) <= 1;
   }
 };
+
+[[nodiscard]] constexpr LineShape line_shape_of(const Problem& problem, std::int32_t q_rows, std::int32_t tile_tokens) noexcept {
+  return {.batch = problem.batch,
+          .kv_heads = problem.kv_heads,
+          .group = problem.q_heads / problem.kv_heads,
+          .q_rows = q_rows,
+          .tile_tokens = tile_tokens,
+          .causal = problem.scores.causal};
+}
+
+/// The most packed rows of one kv head, and the most outputs of the whole call, for any lengths within the capacities.
+[[nodiscard]] constexpr std::int64_t row_capacity(const Problem& problem) noexcept {
+  return std::int64_t{problem.q_tokens} * (problem.q_heads / problem.kv_heads);
+}
+[[nodiscard]] constexpr std::int64_t output_capacity(const Problem& problem, std::int32_t q_rows) noexcept {
+  return problem.batch * problem.kv_heads * ceil_div(row_capacity(problem), q_rows);
+}
 
 /// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
 /// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.

@@ -2,7 +2,7 @@
 //
 // Sequences are grouped in strips; only the strips' sums are kept, so memory does not depend on the batch and a batch
 // of 65,536 sequences costs one pass. On a GPU every thread sums one strip; on a CPU the caller sums them in turn.
-// Invariant: strip_begin is non-decreasing and ends in the line's whole measure.
+// Invariant: strip_begin is non-decreasing.
 #pragma once
 
 #include <cstdint>
@@ -56,13 +56,15 @@ struct Output {
   std::int64_t sequence_begin = 0;  // place where its sequence begins
 };
 
+/// What lies on the line: the work of every sequence, and its measure. A small value, without the strips.
 /// `TLengths` is callable: sequence index -> Sequence (problem/sequence.hpp) or anything with q_tokens and kv_tokens().
 template <typename TLengths>
-class WorkLine {
+class LineRules {
  public:
   static constexpr std::int32_t kStrips = 256;
 
-  LEAN_HD constexpr WorkLine(const TLengths& lengths, const LineShape& shape, const CostModel& cost_model, Measure measure) noexcept
+  LEAN_HD constexpr LineRules(const TLengths& lengths, const LineShape& shape, const CostModel& cost_model,
+                              Measure measure) noexcept
       : lengths_(lengths), shape_(shape), cost_model_(cost_model), measure_(measure) {}
 
   /// Sums of the sequences of one strip.
@@ -73,20 +75,76 @@ class WorkLine {
     return sums;
   }
 
+  [[nodiscard]] LEAN_HD constexpr const LineShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t sequences_per_strip() const noexcept { return ceil_div(shape_.batch, kStrips); }
+
+ protected:
+  [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
+    const auto lengths = lengths_(sequence);
+    return {lengths.q_tokens, lengths.kv_tokens()};
+  }
+
+  [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
+    output.rows = shape_.rows_in(work, output.row_block);
+    output.tiles = shape_.tiles_in(work, output.row_block);
+    output.tile_cost = cost_model_.tile_cost(output.rows);
+    output.cost = cost_model_.output_cost(output.tiles, output.rows);
+    return output;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
+    LineSums head;
+    const std::int32_t blocks = shape_.row_blocks(work);
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      // Full blocks of a non-causal sequence are alike: sum the first, and the last, which may be shorter.
+      const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
+      const std::int64_t copies = skip ? blocks - 1 - block : 1;
+      const Output output = make_output({.row_block = block}, work);
+      head = head.plus({.cost = output.cost * copies,
+                        .tiles = output.tiles * copies,
+                        .outputs = copies,
+                        .max_output_tiles = output.tiles,
+                        .max_tile_cost = output.tile_cost,
+                        .min_output_cost = output.cost,
+                        .max_output_cost = output.cost});
+      block += static_cast<std::int32_t>(copies - 1);
+    }
+    head.cost *= shape_.kv_heads;
+    head.tiles *= shape_.kv_heads;
+    head.outputs *= shape_.kv_heads;
+    return head;
+  }
+
+  TLengths lengths_;
+  LineShape shape_;
+  CostModel cost_model_;
+  Measure measure_;
+};
+
+template <typename TLengths>
+class WorkLine : public LineRules<TLengths> {
+ public:
+  using Rules = LineRules<TLengths>;
+  using Rules::kStrips;
+  using Rules::Rules;
+  using Rules::sequences_per_strip;
+
   /// Host form of the build: sums every strip in turn.
   constexpr void build() noexcept {
     sums_ = {};
     for (std::int32_t strip = 0; strip < kStrips; ++strip) {
       strip_begin_[strip] = sums_.in(measure_);
-      sums_ = sums_.plus(sum_strip(strip));
+      sums_ = sums_.plus(this->sum_strip(strip));
     }
-    strip_begin_[kStrips] = sums_.in(measure_);
   }
+
+  /// Device form: the caller's threads sum the strips, then set where each begins and the whole line's sums.
+  LEAN_HD constexpr void set_strip_begin(std::int32_t strip, std::int64_t begin) noexcept { strip_begin_[strip] = begin; }
+  LEAN_HD constexpr void set_sums(const LineSums& sums) noexcept { sums_ = sums; }
 
   [[nodiscard]] LEAN_HD constexpr const LineSums& sums() const noexcept { return sums_; }
   [[nodiscard]] LEAN_HD constexpr std::int64_t total() const noexcept { return sums_.in(measure_); }
-  [[nodiscard]] LEAN_HD constexpr const LineShape& shape() const noexcept { return shape_; }
-  [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
 
   /// The output that covers `place`, for 0 <= place < total().
   [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept { return locate(place, {}); }
@@ -140,44 +198,12 @@ class WorkLine {
     return true;
   }
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t sequences_per_strip() const noexcept { return ceil_div(shape_.batch, kStrips); }
-
  private:
-  [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
-    const auto lengths = lengths_(sequence);
-    return {lengths.q_tokens, lengths.kv_tokens()};
-  }
-
-  [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
-    output.rows = shape_.rows_in(work, output.row_block);
-    output.tiles = shape_.tiles_in(work, output.row_block);
-    output.tile_cost = cost_model_.tile_cost(output.rows);
-    output.cost = cost_model_.output_cost(output.tiles, output.rows);
-    return output;
-  }
-
-  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
-    LineSums head;
-    const std::int32_t blocks = shape_.row_blocks(work);
-    for (std::int32_t block = 0; block < blocks; ++block) {
-      // Full blocks of a non-causal sequence are alike: sum the first, and the last, which may be shorter.
-      const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
-      const std::int64_t copies = skip ? blocks - 1 - block : 1;
-      const Output output = make_output({.row_block = block}, work);
-      head = head.plus({.cost = output.cost * copies,
-                        .tiles = output.tiles * copies,
-                        .outputs = copies,
-                        .max_output_tiles = output.tiles,
-                        .max_tile_cost = output.tile_cost,
-                        .min_output_cost = output.cost,
-                        .max_output_cost = output.cost});
-      block += static_cast<std::int32_t>(copies - 1);
-    }
-    head.cost *= shape_.kv_heads;
-    head.tiles *= shape_.kv_heads;
-    head.outputs *= shape_.kv_heads;
-    return head;
-  }
+  using Rules::make_output;
+  using Rules::measure_;
+  using Rules::shape_;
+  using Rules::sum_sequence;
+  using Rules::work_of;
 
   [[nodiscard]] LEAN_HD constexpr Output locate_in_sequence(std::int64_t sequence, const SequenceWork& work, std::int64_t begin,
                                                             std::int64_t place) const noexcept {
@@ -194,12 +220,8 @@ class WorkLine {
     }
   }
 
-  TLengths lengths_;
-  LineShape shape_;
-  CostModel cost_model_;
-  Measure measure_;
   LineSums sums_;
-  std::int64_t strip_begin_[kStrips + 1] = {};
+  std::int64_t strip_begin_[kStrips] = {};
 };
 
 }  // namespace lean::schedule

@@ -18,12 +18,14 @@ namespace lean::cpu {
 /// Computes the problem. The workspace is large enough and aligned.
 [[nodiscard]] Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept;
 
+[[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
+[[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+
 /// The LeanTile variant for a problem: a function of types, d, dv and the longest n_q alone, never of lengths.
 [[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
 
 /// The schedule's integers for this backend.
 [[nodiscard]] schedule::CostModel cost_model() noexcept;
-[[nodiscard]] schedule::LineShape line_shape(const Problem& problem, const tile::TileConfig& config) noexcept;
 
 /// Workers a call would ask for: options.workers, or the executor's threads.
 [[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;

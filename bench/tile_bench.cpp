@@ -1,0 +1,134 @@
+// One LeanTile at d = 128, K and V in the cache: scores, online softmax and accumulate, for each instruction set of this machine
+// and each element type. Beside a core's share of the memory bandwidth, the bytes per second say what limits a call.
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "backends/cpu/cpu_backend.hpp"
+#include "backends/cpu/tile_kernels.hpp"
+#include "backends/cpu/worker_memory.hpp"
+#include "base/float_types.hpp"
+#include "bench/aligned_buffer.hpp"
+#include "lean/lean.hpp"
+#include "softmax/scale.hpp"
+#include "tile/tile_config.hpp"
+
+namespace lean::bench {
+namespace {
+
+constexpr std::int32_t kHeadDim = 128;
+constexpr std::uint32_t kSeed = 1;
+
+struct Variant {
+  CpuIsa isa = CpuIsa::kScalar;
+  DType dtype = DType::kFloat32;
+  std::int32_t rows = 1;
+};
+
+tile::TileConfig config_of(const Variant& variant) {
+  Problem problem{.q_heads = variant.rows, .kv_heads = 1, .head_dim = kHeadDim};
+  problem.q.dtype = variant.dtype;
+  problem.k.dtype = variant.dtype;
+  return cpu::select_tile(problem);
+}
+
+/// A worker's private buffers and one tile of N(0, 1) keys and values.
+class Tile {
+ public:
+  explicit Tile(const Variant& variant)
+      : variant_(variant),
+        layout_{.config = config_of(variant)},
+        private_(layout_.bytes()),
+        k_(bytes() / 2),
+        v_(bytes() / 2),
+        memory_(layout_, private_.data()) {
+    fill(k_.data());
+    fill(v_.data());
+    begin_output();
+  }
+  Tile(const Tile&) = delete;
+  Tile& operator=(const Tile&) = delete;
+
+  [[nodiscard]] std::int32_t tokens() const { return layout_.config.tile_tokens; }
+  [[nodiscard]] std::int64_t bytes() const { return 2 * std::int64_t{tokens()} * token_bytes(); }  // of K and V
+  [[nodiscard]] std::int64_t multiply_adds() const { return 2 * std::int64_t{variant_.rows} * tokens() * kHeadDim; }
+
+  void compute() {
+    const std::int32_t rows = variant_.rows;
+    const int type = cpu::table_index(variant_.dtype);
+    const fixup::Partial partial = memory_.partial(0);
+    const cpu::RowBuffer s{memory_.scores, rows, layout_.score_stride()};
+    const cpu::RowBuffer o{partial.o, rows, layout_.config.value_dim};
+    kernels_.scores[type]({{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16}, tile_rows(k_), s, {});
+    kernels_.online_softmax(s, tokens(),
+                            {softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale});
+    kernels_.accumulate[type](o, s, tile_rows(v_), memory_.rescale, {});
+  }
+
+ private:
+  [[nodiscard]] std::int64_t token_bytes() const { return kHeadDim * bytes_of(variant_.dtype); }
+  [[nodiscard]] cpu::TokenRows tile_rows(AlignedBuffer& rows) const { return {rows.data(), token_bytes(), tokens(), kHeadDim}; }
+
+  void fill(std::byte* rows) {
+    float row[kHeadDim];
+    for (std::int32_t t = 0; t < tokens(); ++t) {
+      for (float& x : row) x = normal_(random_);
+      kernels_.store_row[cpu::table_index(variant_.dtype)](row, 1.0F, rows + t * token_bytes(), kHeadDim);
+    }
+  }
+
+  void begin_output() {
+    for (std::int32_t r = 0; r < variant_.rows; ++r) {
+      float* row = memory_.query + r * kHeadDim;
+      for (std::int32_t i = 0; i < kHeadDim; ++i) {
+        row[i] = normal_(random_);
+        memory_.query_bf16[r * kHeadDim + i] = from_float<BFloat16>(row[i]).bits;
+      }
+      kernels_.order_query[cpu::table_index(variant_.dtype)](row, kHeadDim);
+      memory_.visible[r] = tokens();
+      memory_.partial(0).m[r] = softmax::kNegInf;
+    }
+  }
+
+  Variant variant_;
+  cpu::WorkerMemoryLayout layout_;
+  AlignedBuffer private_;
+  AlignedBuffer k_;
+  AlignedBuffer v_;
+  cpu::WorkerMemory memory_;
+  const cpu::TileKernels& kernels_ = cpu::kernels_for(variant_.isa);
+  std::mt19937 random_{kSeed};
+  std::normal_distribution<float> normal_;
+};
+
+void lean_tile(benchmark::State& state, const Variant& variant) {
+  Tile tile(variant);
+  for (auto _ : state) {
+    tile.compute();
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * tile.bytes());
+  state.counters["FMA"] =
+      benchmark::Counter(static_cast<double>(tile.multiply_adds()), benchmark::Counter::kIsIterationInvariantRate);
+}
+
+/// Which instruction sets there are is known at run time only.
+[[maybe_unused]] const bool kRegistered = [] {
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+    if (!cpu_isa_available(isa)) continue;
+    for (const auto& [dtype, type_name] :
+         {std::pair{DType::kFloat32, "fp32"}, {DType::kFloat16, "fp16"}, {DType::kBFloat16, "bf16"}}) {
+      for (const std::int32_t rows : {1, 4, 8}) {
+        const std::string name = std::string("lean_tile/") + name_of(isa) + "/" + type_name + "/rows:" + std::to_string(rows);
+        benchmark::RegisterBenchmark(name.c_str(), lean_tile, Variant{isa, dtype, rows});
+      }
+    }
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace lean::bench

@@ -1,0 +1,212 @@
+#include "backends/cuda/cuda_backend.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+
+#include "backends/cuda/device.hpp"
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel_table.hpp"
+#include "base/int_math.hpp"
+#include "base/message.hpp"
+#include "fixup/workspace_size.hpp"
+#include "problem/preconditions.hpp"
+#include "softmax/scale.hpp"
+
+namespace lean::cuda {
+namespace {
+
+using P = const Problem&;
+
+constexpr std::int64_t kCopyBytes = 16;  // alignment of every copied row and run
+
+bool aligned_to(const void* data, std::int64_t bytes) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+/// Every row of the tensor begins at a multiple of `bytes`, its elements are 16-bit.
+bool rows_aligned(const Strides& s, std::int64_t bytes) noexcept {
+  return s.sequence * 2 % bytes == 0 && s.head * 2 % bytes == 0 && s.token * 2 % bytes == 0;
+}
+
+bool kv_aligned(const TensorView& t) noexcept { return aligned_to(t.data, kCopyBytes) && rows_aligned(t.strides, kCopyBytes); }
+
+constexpr auto kUnsupported = StatusCode::kUnsupported;
+std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
+
+// clang-format off: one row, one refusal
+constexpr std::array kRefused = {
+    Precondition<Problem>{kUnsupported, "q.dtype", "the CUDA backend computes float16 and bfloat16",
+                 [](P p) noexcept -> std::int64_t { return static_cast<std::int64_t>(p.q.dtype); },
+                 [](P p) noexcept { return p.q.dtype == DType::kFloat16 || p.q.dtype == DType::kBFloat16; }},
+    Precondition<Problem>{kUnsupported, "head_dim", "the CUDA backend needs a multiple of 8",
+                 [](P p) noexcept -> std::int64_t { return p.head_dim; },
+                 [](P p) noexcept { return p.head_dim % 8 == 0; }},
+    Precondition<Problem>{kUnsupported, "value_dim", "the CUDA backend needs value_dim equal to head_dim",
+                 [](P p) noexcept -> std::int64_t { return p.value_dim; },
+                 [](P p) noexcept { return value_dim_of(p) == p.head_dim; }},
+    Precondition<Problem>{kUnsupported, "q.strides.dim", "the CUDA backend needs 1",
+                 [](P p) noexcept -> std::int64_t { return p.q.strides.dim; },
+                 [](P p) noexcept { return p.q.strides.dim == 1; }},
+    Precondition<Problem>{kUnsupported, "k.strides.dim", "the CUDA backend needs 1",
+                 [](P p) noexcept -> std::int64_t { return p.k.strides.dim; },
+                 [](P p) noexcept { return p.k.strides.dim == 1; }},
+    Precondition<Problem>{kUnsupported, "v.strides.dim", "the CUDA backend needs 1",
+                 [](P p) noexcept -> std::int64_t { return p.v.strides.dim; },
+                 [](P p) noexcept { return p.v.strides.dim == 1; }},
+    Precondition<Problem>{kUnsupported, "o.strides.dim", "the CUDA backend needs 1",
+                 [](P p) noexcept -> std::int64_t { return p.o.strides.dim; },
+                 [](P p) noexcept { return p.o.strides.dim == 1; }},
+    Precondition<Problem>{kUnsupported, "q.data", "the CUDA backend needs rows of q that begin at multiples of 4 bytes",
+                 [](P p) noexcept { return as_int(p.q.data); },
+                 [](P p) noexcept { return aligned_to(p.q.data, 4) && rows_aligned(p.q.strides, 4); }},
+    Precondition<Problem>{kUnsupported, "k.data", "the CUDA backend needs rows of k that begin at multiples of 16 bytes",
+                 [](P p) noexcept { return as_int(p.k.data); },
+                 [](P p) noexcept { return kv_aligned(p.k); }},
+    Precondition<Problem>{kUnsupported, "v.data", "the CUDA backend needs rows of v that begin at multiples of 16 bytes",
+                 [](P p) noexcept { return as_int(p.v.data); },
+                 [](P p) noexcept { return kv_aligned(p.v); }},
+};
+// clang-format on
+
+const KernelEntry* kernel_for(P problem) noexcept {
+  return find_kernel(problem.q.dtype, problem.head_dim, schedule::row_capacity(problem));
+}
+
+/// Token rows of a head lie end to end, so a tile is one run of bytes.
+bool end_to_end(P problem) noexcept {
+  return problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
+}
+
+struct RingSize {
+  std::int32_t stage_bytes = 0;
+  std::int32_t stages = 0;
+};
+
+RingSize ring_size(const KernelEntry& entry, const Device& device, std::int32_t head_dim) noexcept {
+  RingSize size{.stage_bytes = entry.config.tile_tokens * head_dim * 2};
+  const std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes;
+  size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
+  return size;
+}
+
+constexpr std::int32_t kMinStages = 2;  // a K and a V tile
+
+Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
+              cudaStream_t stream) noexcept {
+  const auto* kernel = reinterpret_cast<const void*>(entry.kernel);
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+      error != cudaSuccess) {
+    return cuda_status(error, "cudaFuncSetAttribute");
+  }
+  cudaLaunchAttribute attributes[1];
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(cta_threads(entry.config)));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole ? 1 : 0;
+  void* arguments[] = {&call};
+  return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
+}
+
+}  // namespace
+
+std::int32_t worker_count(const Options& options) noexcept {
+  if (options.workers > 0) return options.workers;
+  Device device;
+  return current_device(device).ok() ? device.multiprocessors : 1;
+}
+
+tile::TileConfig select_tile(const Problem& problem) noexcept {
+  const KernelEntry* entry = kernel_for(problem);
+  return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
+}
+
+schedule::CostModel cost_model() noexcept {
+  return {.tile_units = 16,
+          .free_rows = 16,
+          .row_units = 0,
+          .segment_units = 8,
+          .min_worker_tiles = 1,
+          .sliver_tiles = 1,
+          .align_percent = 5};
+}
+
+Status supports(const Problem& problem, const Options& options) noexcept {
+  if (const Status status = unbuilt_features().check(problem); !status.ok()) return status;
+  if (const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem); !status.ok())
+    return status;
+  Device device;
+  if (const Status status = current_device(device); !status.ok()) return status;
+  const KernelEntry& entry = *kernel_for(problem);
+  const std::int32_t workers = worker_count(options);
+  if (const Status status = fixup::check_pairing(problem, options, entry.config.tile(), workers); !status.ok()) return status;
+  if (options.policy.kind == Policy::Kind::kFixedChunk) {
+    return refuse(kUnsupported, "options.policy.kind", 3, "the CUDA backend has no fixed_chunk yet");
+  }
+  if (ring_size(entry, device, problem.head_dim).stages < kMinStages) {
+    return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
+  }
+  if (options.fixup == Fixup::kHostBlock && (!device.cooperative || workers > device.multiprocessors)) {
+    return refuse(kUnsupported, "options.workers", workers, "host_block needs all workers resident: one a multiprocessor at most");
+  }
+  return {};
+}
+
+WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
+  const fixup::WorkspaceLayout layout =
+      fixup::workspace_layout(problem, options.policy, kernel_for(problem)->config.tile(), worker_count(options));
+  return {.status = {},
+          .state_bytes = static_cast<std::size_t>(layout.state_bytes()),
+          .scratch_bytes = static_cast<std::size_t>(layout.scratch_bytes())};
+}
+
+Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
+  Device device;
+  if (const Status status = current_device(device); !status.ok()) return status;
+  const KernelEntry& entry = *kernel_for(problem);
+  const tile::TileConfig config = entry.config.tile();
+  const std::int32_t workers = worker_count(options);
+  const RingSize ring = ring_size(entry, device, problem.head_dim);
+  DeviceCall call{.problem = problem,
+                  .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                  .cost_model = cost_model(),
+                  .policy = options.policy,
+                  .fixup = options.fixup,
+                  .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
+                            static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)},
+                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+                  .ring_stages = ring.stages,
+                  .stage_bytes = ring.stage_bytes,
+                  .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
+                  .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
+  const std::int64_t shared_bytes = entry.fixed_shared_bytes + std::int64_t{ring.stages} * ring.stage_bytes;
+  auto* const stream = static_cast<cudaStream_t>(options.stream);
+  if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;
+  if (options.fixup != Fixup::kTwoKernels) return {};
+  call.pass = Pass::kMergeOnly;
+  return launch(entry, call, workers, shared_bytes, stream);
+}
+
+Status clear_state(const Workspace& workspace, const Options& options) noexcept {
+  return cuda_status(cudaMemsetAsync(workspace.state, 0, workspace.state_bytes, static_cast<cudaStream_t>(options.stream)),
+                     "cudaMemsetAsync");
+}
+
+Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept {
+  fixup::StateHeader header;
+  auto* const stream = static_cast<cudaStream_t>(options.stream);
+  const cudaError_t error = cudaMemcpyAsync(&header, workspace.state, sizeof(header), cudaMemcpyDeviceToHost, stream);
+  if (error != cudaSuccess) return cuda_status(error, "cudaMemcpyAsync");
+  code = static_cast<StatusCode>(header.sticky_code);
+  const Status status = cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  code = static_cast<StatusCode>(header.sticky_code);
+  return status;
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,66 @@
+#include "backends/cuda/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdio>
+
+#include "base/message.hpp"
+
+namespace lean::cuda {
+namespace {
+
+constexpr std::int32_t kMaxDevices = 64;
+
+std::int32_t attribute(cudaDeviceAttr which, int ordinal) noexcept {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
+}
+
+Device ask(int ordinal) noexcept {
+  return {.ordinal = ordinal,
+          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal),
+          .major = attribute(cudaDevAttrComputeCapabilityMajor, ordinal),
+          .minor = attribute(cudaDevAttrComputeCapabilityMinor, ordinal),
+          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+          .cooperative = attribute(cudaDevAttrCooperativeLaunch, ordinal) != 0};
+}
+
+}  // namespace
+
+Status cuda_status(int error, const char* what) noexcept {
+  if (error == cudaSuccess) return {};
+  const auto code = static_cast<cudaError_t>(error);
+  Status status{.code = StatusCode::kBackendError};
+  std::snprintf(status.message, sizeof(status.message), "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+  return status;
+}
+
+Status current_device(Device& device) noexcept {
+  static Device known[kMaxDevices];
+  static std::atomic<bool> asked[kMaxDevices];
+  static std::atomic_flag asking = ATOMIC_FLAG_INIT;
+  int ordinal = -1;
+  const cudaError_t error = cudaGetDevice(&ordinal);
+  if (error != cudaSuccess) {
+    Status status{.code = StatusCode::kUnsupported};
+    std::snprintf(status.message, sizeof(status.message), "options.backend = 1: no CUDA device: %s", cudaGetErrorString(error));
+    return status;
+  }
+  if (ordinal < 0 || ordinal >= kMaxDevices) {
+    device = ask(ordinal);
+  } else {
+    if (!asked[ordinal].load(std::memory_order_acquire)) {  // pairs with the store below
+      while (asking.test_and_set(std::memory_order_acquire)) {
+      }
+      known[ordinal] = ask(ordinal);
+      asked[ordinal].store(true, std::memory_order_release);
+      asking.clear(std::memory_order_release);
+    }
+    device = known[ordinal];
+  }
+  if (device.major >= 8) return {};
+  return refuse(StatusCode::kUnsupported, "options.backend", 1, "needs a device of compute capability 8.0 or newer");
+}
+
+}  // namespace lean::cuda

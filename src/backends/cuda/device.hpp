@@ -1,0 +1,27 @@
+// What the current device offers, asked once a device.
+#pragma once
+
+#include <cstdint>
+
+#include "lean/status.hpp"
+
+namespace lean::cuda {
+
+struct Device {
+  std::int32_t ordinal = -1;
+  std::int32_t multiprocessors = 0;
+  std::int32_t major = 0;  // compute capability
+  std::int32_t minor = 0;
+  std::int32_t shared_bytes = 0;  // dynamic shared memory a CTA may have
+  bool cooperative = false;
+
+  [[nodiscard]] bool copies_in_bulk() const noexcept { return major >= 9; }
+};
+
+/// The calling thread's current device. Codes: ok, unsupported (none that runs this build's kernels).
+[[nodiscard]] Status current_device(Device& device) noexcept;
+
+/// The CUDA error as a Status that names what was tried; ok for cudaSuccess.
+[[nodiscard]] Status cuda_status(int error, const char* what) noexcept;
+
+}  // namespace lean::cuda

@@ -1,0 +1,42 @@
+// CtaShared: what the warps of a CTA share beside the ring of tiles and the exchange area.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel_config.hpp"
+
+namespace lean::cuda {
+
+inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
+
+/// One segment as the producer announces it to the other warps.
+struct SegmentRecord {
+  schedule::Segment segment;
+  Sequence lengths;
+  std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence, in whole tiles but for the last
+  std::int32_t token_end = 0;
+  bool last = false;  // nothing more: no segment
+};
+
+template <KernelConfig kConfig>
+struct CtaShared {
+  alignas(16) std::uint64_t stage_full[kMaxStages];
+  std::uint64_t stage_free[kMaxStages];
+  std::uint64_t record_full[kRecords];
+  std::uint64_t record_free[kRecords];
+  SegmentRecord records[kRecords];
+  float warp_max[kConfig.token_warps()][kConfig.q_rows];
+  float warp_sum[kConfig.token_warps()][kConfig.q_rows];
+  float row_max[kConfig.q_rows];
+  float row_sum[kConfig.q_rows];
+  float row_scale[kConfig.q_rows];
+  std::int32_t arrived_last;
+  schedule::Plan plan;
+  alignas(16) unsigned char line[sizeof(DeviceLine)];  // a DeviceLine, begun by one thread, built by all
+};
+
+/// Bytes of the area through which warps exchange accumulators, a part of the dims at a time.
+inline constexpr std::int32_t kExchangeBytes = 32 * 1024;
+
+}  // namespace lean::cuda

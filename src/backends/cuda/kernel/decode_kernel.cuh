@@ -1,0 +1,93 @@
+// The kernel: one CTA is one worker. All threads build the work line; then the producer's warps walk the worker's segments and
+// fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits for another CTA
+// (but a host block, where that is asked for).
+#pragma once
+
+#include "backends/cuda/kernel/cta_fixup.cuh"
+#include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/lean_tile.cuh"
+#include "backends/cuda/kernel/line_build.cuh"
+#include "backends/cuda/kernel/producer.cuh"
+
+namespace lean::cuda {
+
+/// Dynamic shared memory: [ring | exchange area | CtaShared].
+template <KernelConfig kConfig>
+[[nodiscard]] constexpr std::int64_t shared_bytes(std::int64_t ring_bytes) noexcept {
+  return ring_bytes + kExchangeBytes + static_cast<std::int64_t>(sizeof(CtaShared<kConfig>));
+}
+
+template <KernelConfig kConfig>
+__device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  if (threadIdx.x == 0) {
+    for (std::int32_t i = 0; i < call.ring_stages; ++i) {
+      ptx::barrier_init(&shared.stage_full[i], call.bulk_copies ? 1 : kProducerThreads);
+      ptx::barrier_init(&shared.stage_free[i], kConfig.consumer_warps);
+    }
+    for (std::int32_t i = 0; i < kRecords; ++i) {
+      ptx::barrier_init(&shared.record_full[i], 1);
+      ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
+    }
+    ptx::barrier_init_fence();
+  }
+}
+
+template <KernelConfig kConfig>
+__device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, const std::byte* ring_memory, float* exchange) {
+  WarpTile<kConfig> tile(call);
+  CtaFixup<kConfig> fixup(call, shared, exchange);
+  Turn ring(call.ring_stages);
+  const bool leads = threadIdx.x % kWarpThreads == 0;
+  const auto stage_address = [&] { return ptx::shared_address(ring_memory + ring.place * call.stage_bytes); };
+  const auto release_stage = [&] {
+    __syncwarp();
+    if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
+    ring.advance();
+  };
+  for (Turn turn(kRecords);; turn.advance()) {
+    ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
+    const SegmentRecord& record = shared.records[turn.place];
+    if (record.last) return;
+    if (call.pass == Pass::kMergeOnly) {
+      fixup.merge_all(record);
+    } else {
+      tile.begin(record);
+      for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
+        const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
+        const bool idle = tile.idle(tokens);
+        ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
+        if (!idle) tile.scores(stage_address());
+        release_stage();
+        if (!idle) tile.update_softmax(token);
+        ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
+        if (!idle) tile.accumulate(stage_address(), tokens);
+        release_stage();
+      }
+      tile.finish();
+      fixup.end_segment(record, tile);
+    }
+    __syncwarp();
+    if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
+  }
+}
+
+/// The parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
+template <DType kType, std::int32_t kHeadDim, std::int32_t kRows>
+__global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows)), 1)
+    decode_kernel(const __grid_constant__ DeviceCall call) {
+  constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows);
+  extern __shared__ __align__(128) std::byte memory[];
+  std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
+  CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
+  init_barriers(call, shared);
+  build_line(call, shared, reinterpret_cast<schedule::LineSums*>(exchange));
+  const auto worker = static_cast<std::int32_t>(blockIdx.x);
+  if (worker >= shared.plan.workers) return;
+  if (threadIdx.x < kConfig.consumer_threads()) {
+    consume(call, shared, memory, reinterpret_cast<float*>(exchange));
+  } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
+    Producer<kConfig>(call, shared, memory).run(worker);
+  }
+}
+
+}  // namespace lean::cuda

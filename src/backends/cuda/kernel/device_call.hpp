@@ -1,0 +1,56 @@
+// DeviceCall: everything one launch needs, passed by value.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel_config.hpp"
+#include "fixup/workspace.hpp"
+#include "lean/options.hpp"
+#include "lean/problem.hpp"
+#include "lean/status.hpp"
+#include "problem/sequence.hpp"
+#include "schedule/segments.hpp"
+
+namespace lean::cuda {
+
+/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace.
+class DeviceLengths {
+ public:
+  LEAN_HD DeviceLengths(const Problem& problem, fixup::StateHeader* header) noexcept : source_(problem), header_(header) {}
+
+  LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
+    const Sequence lengths = source_(sequence);
+    if (lengths.clamped && header_->sticky_code == 0) {
+      header_->sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
+    }
+    return lengths;
+  }
+
+ private:
+  LengthSource source_;
+  fixup::StateHeader* header_;
+};
+
+using DeviceLine = schedule::WorkLine<DeviceLengths>;
+using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
+
+enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
+
+struct DeviceCall {
+  Problem problem;
+  schedule::LineShape shape;
+  schedule::CostModel cost_model;
+  Policy policy;
+  Fixup fixup = Fixup::kLastArriver;
+  Pass pass = Pass::kWhole;
+  fixup::Slots slots;
+  float log2_scale = 0.0F;
+  std::int32_t ring_stages = 0;
+  std::int32_t stage_bytes = 0;
+  bool bulk_copies = false;    // tokens of a head lie end to end: the copy engine takes whole tiles
+  bool vector_output = false;  // four neighbouring outputs may be stored at once
+};
+
+inline constexpr std::int32_t kMaxStages = 16;
+
+}  // namespace lean::cuda

@@ -1,0 +1,71 @@
+// KernelConfig: the one value that names a variant of the CUDA LeanTile, and the table of all of them. The table drives
+// the instantiations, select(), supports(), the documents and the tests.
+#pragma once
+
+#include <cstdint>
+
+#include "base/int_math.hpp"
+#include "lean/problem.hpp"
+#include "tile/tile_config.hpp"
+
+namespace lean::cuda {
+
+inline constexpr std::int32_t kWarpThreads = 32;
+inline constexpr std::int32_t kMmaRows = 16;    // query rows of one matrix product
+inline constexpr std::int32_t kMmaTokens = 16;  // tokens of one matrix product of P V
+
+struct KernelConfig {
+  DType dtype = DType::kFloat16;
+  std::int32_t head_dim = 0;        // widest d; a smaller multiple of 8 leaves the rest unused
+  std::int32_t q_rows = 0;          // rows of a row block
+  std::int32_t tile_tokens = 0;     // tokens of a LeanTile
+  std::int32_t consumer_warps = 0;  // row_warps() x token_warps()
+
+  /// Warps side by side along the rows, and along the tokens of a tile.
+  [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return q_rows / kMmaRows; }
+  [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
+  /// Runs of kMmaTokens that one warp takes of a tile.
+  [[nodiscard]] constexpr std::int32_t warp_runs() const noexcept { return tile_tokens / (token_warps() * kMmaTokens); }
+  [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
+
+  [[nodiscard]] constexpr tile::TileConfig tile() const noexcept {
+    return {.q_dtype = dtype,
+            .kv_dtype = dtype,
+            .head_dim = head_dim,
+            .value_dim = head_dim,
+            .tile_tokens = tile_tokens,
+            .q_rows = q_rows};
+  }
+
+  bool operator==(const KernelConfig&) const = default;
+};
+
+/// Warps that feed the ring. With the copy engine one thread of the first does all of it.
+inline constexpr std::int32_t kProducerWarps = 2;
+inline constexpr std::int32_t kProducerThreads = kProducerWarps * kWarpThreads;
+
+[[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept {
+  return config.consumer_threads() + kProducerThreads;
+}
+
+/// A family shares a translation unit: one type and head dimension, every row block.
+struct KernelFamily {
+  DType dtype = DType::kFloat16;
+  std::int32_t head_dim = 0;
+};
+
+inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
+inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
+
+/// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md.
+[[nodiscard]] constexpr KernelConfig config_of(const KernelFamily& family, std::int32_t q_rows) noexcept {
+  KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows};
+  config.consumer_warps = family.head_dim > 128 ? 4 : 8;
+  config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
+  return config;
+}
+
+/// Above 128 dims the accumulators of 128 rows do not fit the registers.
+[[nodiscard]] constexpr std::int32_t max_row_block(std::int32_t head_dim) noexcept { return head_dim > 128 ? 64 : 128; }
+
+}  // namespace lean::cuda

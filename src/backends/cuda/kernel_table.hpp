@@ -1,0 +1,33 @@
+// The kernels that are built, for the host: one entry a variant, found by type, head dimension and rows.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "backends/cuda/kernel_config.hpp"
+
+namespace lean::cuda {
+
+struct DeviceCall;
+
+struct KernelEntry {
+  KernelConfig config;
+  void (*kernel)(DeviceCall) = nullptr;  // null: the family has no such row block
+  std::int64_t fixed_shared_bytes = 0;   // dynamic shared memory beside the ring
+};
+
+using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks)>;
+
+/// One function a family, each defined in kernels/.
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
+
+/// The narrowest variant that holds head_dim, with the smallest row block that holds `rows` (or the largest there is).
+/// Null when there is none: another type, or head_dim above 256.
+[[nodiscard]] const KernelEntry* find_kernel(DType dtype, std::int32_t head_dim, std::int64_t rows) noexcept;
+
+}  // namespace lean::cuda
