@@ -7,3 +7,11 @@
 #else
 #define LEAN_HD
 #endif
+
+// LEAN_OUTLINE: on a device, one copy that is called. For code that runs a few times before a kernel's first load: there,
+// instructions come from memory, and every inlined copy is fetched anew.
+#if defined(__CUDA_ARCH__)
+#define LEAN_OUTLINE __noinline__
+#else
+#define LEAN_OUTLINE
+#endif

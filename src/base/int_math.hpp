@@ -12,6 +12,11 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
+/// a / b for a >= 0, b > 0 known at run time only: a GPU divides 64 bits by some sixty instructions.
+LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) noexcept {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) / static_cast<std::uint64_t>(b));
+}
+
 /// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.
 LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept {
   return ceil_div(a, step) * step;

@@ -38,6 +38,7 @@ struct PackedRow {
 };
 
 LEAN_HD [[nodiscard]] constexpr PackedRow packed_row(std::int64_t row, std::int32_t group) noexcept {
+  if (row < group) return {0, static_cast<std::int32_t>(row)};  // decode: no division
   return {static_cast<std::int32_t>(row / group), static_cast<std::int32_t>(row % group)};
 }
 

@@ -26,7 +26,9 @@ struct LineShape {
 
   /// Row blocks of one kv head of a sequence; 0 when it has no query.
   [[nodiscard]] LEAN_HD constexpr std::int32_t row_blocks(const SequenceWork& work) const noexcept {
-    return static_cast<std::int32_t>(ceil_div(static_cast<std::int64_t>(work.q_tokens) * group, q_rows));
+    const std::int64_t rows = static_cast<std::int64_t>(work.q_tokens) * group;
+    if (rows <= q_rows) return rows > 0 ? 1 : 0;  // decode: no division
+    return static_cast<std::int32_t>(quotient(rows + q_rows - 1, q_rows));
   }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
@@ -37,11 +39,14 @@ struct LineShape {
   /// LeanTiles of one output: those its last row can see, at least one, so that an empty output has an owner too.
   [[nodiscard]] LEAN_HD constexpr std::int64_t tiles_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
     std::int64_t visible = work.kv_tokens;
-    if (causal) {
+    if (causal && work.q_tokens > 1) {
       const std::int64_t last_row = static_cast<std::int64_t>(row_block) * q_rows + rows_in(work, row_block) - 1;
-      visible = clamp_to(visible - work.q_tokens + last_row / group + 1, 0, visible);
+      visible = clamp_to(visible - work.q_tokens + quotient(last_row, group) + 1, 0, visible);
     }
-    return max_of(1, ceil_div(visible, tile_tokens));
+    // 32 bits: what a GPU divides fast. visible < 2^31.
+    const auto tokens = static_cast<std::uint32_t>(visible);
+    const auto tile = static_cast<std::uint32_t>(tile_tokens);
+    return max_of(1, tokens / tile + (tokens % tile != 0 ? 1 : 0));
   }
 
   /// True when every row block of a sequence has the same number of tiles.

@@ -9,6 +9,7 @@
 #include "lean/options.hpp"
 #include "schedule/flash_decoding.hpp"
 #include "schedule/line_shape.hpp"
+#include "schedule/shares.hpp"
 #include "schedule/work_line.hpp"
 
 namespace lean::schedule {
@@ -20,6 +21,7 @@ struct Plan {
   std::int64_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
   std::int64_t snap_units = 0;         // a cut this close to an output's edge moves to the edge
   bool whole_outputs = false;          // every cut moves to the nearer edge
+  Shares shares{};                     // of the line, where it is cut
 
   /// Ranges of the line (lean, fixed_chunk) or items dealt out in turn (fixed_split, data_parallel)?
   [[nodiscard]] LEAN_HD constexpr bool cuts_the_line() const noexcept {
@@ -46,13 +48,13 @@ LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const 
   const std::int64_t w = plan.workers;
   if (!sums.uniform()) return;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
-    const std::int64_t aligned = n * (w / n);
+    const std::int64_t aligned = n * quotient(w, n);
     if (aligned * 100 >= w * (100 - model.align_percent)) plan.workers = static_cast<std::int32_t>(aligned);
     return;
   }
-  const std::int64_t rounds = ceil_div(n, w);  // every worker gets `rounds` outputs or one fewer
+  const std::int64_t rounds = quotient(n + w - 1, w);  // every worker gets `rounds` outputs or one fewer
   if (rounds * w * 100 <= n * (100 + model.align_percent)) {
-    plan.workers = static_cast<std::int32_t>(ceil_div(n, rounds));
+    plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }
 }
@@ -61,7 +63,7 @@ LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const 
 
 /// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
 /// snap <= max(share x align_percent / 200, share / 8):
-///  - a worker's cost is at most share + one granule + segment_units + 2 snap;
+///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
 ///  - with whole_outputs it is at most total / grid x (1 + align_percent / 100);
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Policy& policy, const CostModel& model,
@@ -81,12 +83,13 @@ LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Polic
   plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
   // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct (an output of
   // one granule or less is never cut, so no granule is larger than the longest output).
-  const std::int64_t by_floor = max_of(1, sums.tiles / max_of(1, model.min_worker_tiles));
+  const std::int64_t by_floor = max_of(1, quotient(sums.tiles, max_of(1, model.min_worker_tiles)));
   const std::int64_t granule_tiles = min_of(plan.granularity_tiles, sums.max_output_tiles);
-  const std::int64_t by_granule = max_of(1, sums.cost / (granule_tiles * sums.max_tile_cost));
+  const std::int64_t by_granule = max_of(1, quotient(sums.cost, max_of(1, granule_tiles * sums.max_tile_cost)));
   plan.workers = static_cast<std::int32_t>(min_of(grid, min_of(by_floor, by_granule)));
   detail::align_to_outputs(plan, sums, model);
-  const std::int64_t share = sums.cost / plan.workers;
+  plan.shares = Shares(sums.cost, plan.workers);
+  const std::int64_t share = plan.shares.least();
   const std::int64_t sliver = min_of(static_cast<std::int64_t>(model.sliver_tiles) * model.tile_units, share / 8);
   plan.snap_units = max_of(share / 200 * model.align_percent, sliver);
   return plan;

@@ -44,11 +44,13 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::i
   return plan.cuts_the_line() ? 2 * static_cast<std::int64_t>(plan.workers) : outputs * plan.splits;
 }
 
-/// Where a boundary that lies `units` into `output` is moved to, in tiles of the output, 0 and output.tiles included.
-LEAN_HD [[nodiscard]] constexpr std::int64_t cut_tile(const Output& output, std::int64_t units, const CostModel& model,
-                                                      const Plan& plan) noexcept {
-  const std::int64_t exact = max_of(0, units - model.segment_units) / output.tile_cost;
-  const std::int64_t cut = exact / plan.granularity_tiles * plan.granularity_tiles;
+/// Where a boundary that lies `units` into `output` is moved to, in tiles of the output, 0 and output.tiles included. The
+/// output's fixed charge is spread over its length, so that equal shares of one output are equal runs of tiles.
+LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t cut_tile(const Output& output, std::int64_t units, const CostModel& model,
+                                                                   const Plan& plan) noexcept {
+  const std::int64_t charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
+  std::int64_t cut = quotient(units - charge, output.tile_cost);
+  if (plan.granularity_tiles > 1) cut = quotient(cut, plan.granularity_tiles) * plan.granularity_tiles;
   const std::int64_t rest = output.tiles - cut;
   const bool near_begin = plan.whole_outputs || cut * output.tile_cost <= plan.snap_units;
   const bool near_end = plan.whole_outputs || rest * output.tile_cost <= plan.snap_units;
@@ -64,7 +66,7 @@ class SegmentCursor {
       : line_(line), plan_(plan), worker_(worker) {
     if (worker >= plan.workers || line.total() == 0) return;
     if (plan.cuts_the_line()) {
-      place_ = boundary(worker);
+      begin_ = place_ = boundary(worker);
       end_ = boundary(worker + 1);
     } else {
       place_ = worker;  // items worker, worker + workers, ...
@@ -78,21 +80,10 @@ class SegmentCursor {
   [[nodiscard]] LEAN_HD constexpr const Segment& segment() const noexcept { return segment_; }
 
  private:
-  [[nodiscard]] LEAN_HD constexpr std::int64_t boundary(std::int64_t g) const noexcept {
-    return share_begin(line_.total(), g, plan_.workers);
-  }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t boundary(std::int64_t g) const noexcept { return plan_.shares.begin(g); }
 
   [[nodiscard]] LEAN_HD constexpr std::int64_t cut_of(const Output& output, std::int64_t g) const noexcept {
     return cut_tile(output, boundary(g) - output.begin, line_.cost_model(), plan_);
-  }
-
-  /// The first g with boundary(g) >= place: an estimate in floating point, then exact integer steps.
-  [[nodiscard]] LEAN_HD constexpr std::int64_t first_boundary_from(std::int64_t place) const noexcept {
-    const double estimate = static_cast<double>(place) / static_cast<double>(line_.total()) * plan_.workers;
-    auto g = clamp_to(static_cast<std::int64_t>(estimate), 0, plan_.workers);
-    while (g > 0 && boundary(g - 1) >= place) --g;
-    while (boundary(g) < place) ++g;
-    return g;
   }
 
   LEAN_HD constexpr bool next_of_range() noexcept {
@@ -114,10 +105,12 @@ class SegmentCursor {
   LEAN_HD constexpr bool own_part() noexcept {
     const Output& output = segment_.output;
     const std::int64_t next_output = output.begin + output.cost;
-    // Boundaries low..high are those whose cuts fall strictly inside the output.
-    std::int64_t low = max_of(1, first_boundary_from(output.begin));
+    // Boundaries low..high are those whose cuts fall strictly inside the output. No boundary lies between begin_ and end_, so
+    // only a worker's first and last output need a search.
+    std::int64_t low = output.begin > begin_ ? worker_ + 1 : max_of(1, plan_.shares.first_from(output.begin));
     while (low < plan_.workers && boundary(low) < next_output && cut_of(output, low) == 0) ++low;
-    std::int64_t high = min_of(first_boundary_from(next_output), plan_.workers) - 1;
+    std::int64_t high = (next_output <= end_ ? worker_ + 1 : plan_.shares.first_from(next_output)) - 1;
+    high = min_of(high, plan_.workers - 1);
     while (high >= low && cut_of(output, high) == output.tiles) --high;
     const std::int64_t host = low - 1;
     const std::int64_t contributors = high - low + 2;
@@ -133,10 +126,10 @@ class SegmentCursor {
 
   LEAN_HD constexpr bool next_item() noexcept {
     for (; place_ < end_; place_ += plan_.workers) {
-      const std::int64_t output_index = place_ / plan_.splits;
-      const auto split = static_cast<std::int32_t>(place_ % plan_.splits);
+      const std::int64_t output_index = quotient(place_, plan_.splits);
+      const auto split = static_cast<std::int32_t>(place_ - output_index * plan_.splits);
       const Output output = line_.locate(output_index, segment_.output);
-      const std::int64_t tiles_per_split = ceil_div(output.tiles, plan_.splits);
+      const std::int64_t tiles_per_split = quotient(output.tiles + plan_.splits - 1, plan_.splits);
       const std::int64_t tile_begin = split * tiles_per_split;
       if (tile_begin >= output.tiles) continue;
       const std::int64_t first_slot = output_index * plan_.splits;
@@ -144,7 +137,7 @@ class SegmentCursor {
                   .tile_begin = tile_begin,
                   .tile_end = min_of(output.tiles, tile_begin + tiles_per_split),
                   .contributor = split,
-                  .contributors = static_cast<std::int32_t>(ceil_div(output.tiles, tiles_per_split)),
+                  .contributors = static_cast<std::int32_t>(quotient(output.tiles + tiles_per_split - 1, tiles_per_split)),
                   .slots = {.first = first_slot, .second = first_slot + 1, .stride = 1}};
       place_ += plan_.workers;
       return true;
@@ -156,8 +149,9 @@ class SegmentCursor {
   const Plan& plan_;
   std::int32_t worker_;
   bool started_ = false;
-  std::int64_t place_ = 0;
+  std::int64_t begin_ = 0;  // the worker's share of the line
   std::int64_t end_ = 0;
+  std::int64_t place_ = 0;  // how far it got
   Segment segment_;
 };
 

@@ -22,7 +22,7 @@ struct LineSums {
   std::int64_t tiles = 0;
   std::int64_t outputs = 0;
   std::int64_t max_output_tiles = 0;
-  std::int64_t max_tile_cost = 0;
+  std::int64_t max_tile_cost = 0;  // of outputs that can be cut, their fixed charge spread over their tiles
   std::int64_t min_output_cost = INT64_MAX;
   std::int64_t max_output_cost = 0;
 
@@ -93,7 +93,15 @@ class LineRules {
     return output;
   }
 
-  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr std::int64_t spread_tile_cost(const Output& output) const noexcept {
+    if (output.tiles <= 1) return 0;
+    return output.tile_cost + (output.tiles >= cost_model_.segment_units
+                                   ? (cost_model_.segment_units > 0 ? 1 : 0)
+                                   : quotient(cost_model_.segment_units + output.tiles - 1, output.tiles));
+  }
+
+  /// One kv head of the sequence.
+  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr LineSums sum_head(const SequenceWork& work) const noexcept {
     LineSums head;
     const std::int32_t blocks = shape_.row_blocks(work);
     for (std::int32_t block = 0; block < blocks; ++block) {
@@ -105,15 +113,20 @@ class LineRules {
                         .tiles = output.tiles * copies,
                         .outputs = copies,
                         .max_output_tiles = output.tiles,
-                        .max_tile_cost = output.tile_cost,
+                        .max_tile_cost = spread_tile_cost(output),
                         .min_output_cost = output.cost,
                         .max_output_cost = output.cost});
       block += static_cast<std::int32_t>(copies - 1);
     }
-    head.cost *= shape_.kv_heads;
-    head.tiles *= shape_.kv_heads;
-    head.outputs *= shape_.kv_heads;
     return head;
+  }
+
+  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
+    LineSums sums = sum_head(work);
+    sums.cost *= shape_.kv_heads;
+    sums.tiles *= shape_.kv_heads;
+    sums.outputs *= shape_.kv_heads;
+    return sums;
   }
 
   TLengths lengths_;
@@ -141,6 +154,7 @@ class WorkLine : public LineRules<TLengths> {
 
   /// Device form: the caller's threads sum the strips, then set where each begins and the whole line's sums.
   LEAN_HD constexpr void set_strip_begin(std::int32_t strip, std::int64_t begin) noexcept { strip_begin_[strip] = begin; }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t strip_begin(std::int32_t strip) const noexcept { return strip_begin_[strip]; }
   LEAN_HD constexpr void set_sums(const LineSums& sums) noexcept { sums_ = sums; }
 
   [[nodiscard]] LEAN_HD constexpr const LineSums& sums() const noexcept { return sums_; }
@@ -150,7 +164,7 @@ class WorkLine : public LineRules<TLengths> {
   [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept { return locate(place, {}); }
 
   /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
-  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place, const Output& from) const noexcept {
+  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(std::int64_t place, const Output& from) const noexcept {
     std::int32_t low = 0;
     std::int32_t high = kStrips - 1;
     while (low < high) {  // the last strip that begins at or before `place`
@@ -202,13 +216,14 @@ class WorkLine : public LineRules<TLengths> {
   using Rules::make_output;
   using Rules::measure_;
   using Rules::shape_;
+  using Rules::sum_head;
   using Rules::sum_sequence;
   using Rules::work_of;
 
   [[nodiscard]] LEAN_HD constexpr Output locate_in_sequence(std::int64_t sequence, const SequenceWork& work, std::int64_t begin,
                                                             std::int64_t place) const noexcept {
-    const std::int64_t head_measure = sum_sequence(work).in(measure_) / shape_.kv_heads;
-    const auto kv_head = static_cast<std::int32_t>((place - begin) / head_measure);
+    const std::int64_t head_measure = sum_head(work).in(measure_);
+    const auto kv_head = static_cast<std::int32_t>(quotient(place - begin, head_measure));
     Output output = make_output(
         {.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure, .sequence_begin = begin}, work);
     while (true) {

@@ -54,7 +54,8 @@ void expect_exact(const LineShape& shape, const CostModel& model, std::int32_t w
     while (sequence_begin + head_cost(sequence) * shape.kv_heads <= place) sequence_begin += head_cost(sequence++) * shape.kv_heads;
     const Int128 head = (place - sequence_begin) / head_cost(sequence);
     const Int128 into_head = place - sequence_begin - head * head_cost(sequence);
-    const Int128 tile = into_head < model.segment_units ? 0 : (into_head - model.segment_units) / model.tile_units;
+    const Int128 charge = into_head * model.segment_units / head_cost(sequence);
+    const Int128 tile = (into_head - charge) / model.tile_units;
 
     SegmentCursor cursor(line, plan, worker);
     ASSERT_TRUE(cursor.next());

@@ -107,9 +107,9 @@ TEST(SchedulePolicy, ChunksAreWholeTiles) {
   EXPECT_EQ(chunk_tiles_of(Policy::lean(), 128), 1);
 }
 
-// A share begins up to one granule and one segment charge before its boundary, ends up to a snap after it or begins a snap
-// earlier, and pays a segment charge of its own when it begins inside an output.
-TEST(SchedulePolicy, AShareCostsAtMostTheEqualShareAndAGranuleAndASegmentChargeAndTwoSnaps) {
+// A share begins up to one granule before its boundary, ends up to a snap after it or begins a snap earlier, and pays whole
+// segment charges where the line spreads them over the outputs it begins and ends in.
+TEST(SchedulePolicy, AShareCostsAtMostTheEqualShareAndAGranuleAndTwoSegmentChargesAndTwoSnaps) {
   Stream random(4);
   std::int64_t snapped = 0;
   for (std::int32_t round = 0; round < full_or_reduced(6000, 600); ++round) {
@@ -125,8 +125,12 @@ TEST(SchedulePolicy, AShareCostsAtMostTheEqualShareAndAGranuleAndASegmentChargeA
     const LineSums& sums = checker.line().sums();
     if (sums.outputs == 0 || plan.whole_outputs) continue;
     const std::int64_t share = ceil_div(sums.cost, plan.workers);
-    const std::int64_t granule = plan.granularity_tiles * sums.max_tile_cost;
-    ASSERT_LE(most(checker.worker_cost()), share + granule + model.segment_units + 2 * plan.snap_units);
+    std::int64_t granule = plan.granularity_tiles * sums.max_tile_cost;
+    for (const Output& output : checker.outputs()) {
+      granule =
+          std::max(granule, std::min(plan.granularity_tiles, output.tiles) * output.tile_cost);  // an output that is never cut
+    }
+    ASSERT_LE(most(checker.worker_cost()), share + granule + 2 * model.segment_units + 2 * plan.snap_units);
     ASSERT_LE(plan.snap_units, std::max(share * model.align_percent / 200, share / 8));
     if (sums.cost > (2 * plan.snap_units + granule + model.segment_units) * plan.workers) {
       ASSERT_GT(least(checker.worker_tiles()), 0) << "a worker of the plan has nothing to do";

@@ -289,7 +289,7 @@ TEST(Schedule, StripsSumToTheLineInAnyOrder) {
                               .tiles = output.tiles,
                               .outputs = 1,
                               .max_output_tiles = output.tiles,
-                              .max_tile_cost = output.tile_cost,
+                              .max_tile_cost = output.tiles > 1 ? ceil_div(output.cost, output.tiles) : 0,
                               .min_output_cost = output.cost,
                               .max_output_cost = output.cost});
   }

@@ -46,30 +46,19 @@ class CtaFixup {
       : call_(call), shared_(shared), exchange_(exchange), thread_(static_cast<std::int32_t>(threadIdx.x)) {}
 
   /// Called by all consumer threads with the warps' results of a segment.
-  __device__ void end_segment(const SegmentRecord& record, const WarpTile<kConfig>& tile) {
+  template <bool kWhole>
+  __device__ void end_segment(const SegmentRecord& record, const WarpTile<kConfig, kWhole>& tile) {
     const schedule::Segment& segment = record.segment;
-    const std::int32_t rows = segment.output.rows;
     share_states(tile);
-    if (segment.sole()) {
-      combine(rows, tile, [&](std::int32_t row, std::int32_t dim, const Quad& o) {
-        write_output(record, row, dim, o, {shared_.row_max[row], shared_.row_sum[row]});
-      });
-      return;
-    }
-    const bool waits = call_.fixup == Fixup::kHostBlock;
-    const std::int64_t slot = segment.slots.slot(segment.contributor);
-    const fixup::Partial partial = call_.slots.partial(slot);
-    combine(rows, tile, [&](std::int32_t row, std::int32_t dim, const Quad& o) {
-      store(partial, row, dim, o, {shared_.row_max[row], shared_.row_sum[row]});
-    });
+    if (segment.sole()) return combine(record, tile, {});
+    combine(record, tile, call_.slots.partial(segment.slots.slot(segment.contributor)));
     if (call_.fixup == Fixup::kLastArriver) merge_if_last(record);
-    if (waits) host_or_peer(record);
+    if (call_.fixup == Fixup::kHostBlock) host_or_peer(record);
   }
 
   /// Fixup::kTwoKernels' second launch: the same merges as merge_if_last, by one worker.
   __device__ void merge_all(const SegmentRecord& record) {
-    const schedule::Segment& segment = record.segment;
-    const fixup::Grouping grouping = fixup::grouping_of(segment.contributors);
+    const fixup::Grouping grouping = fixup::grouping_of(record.segment.contributors);
     for (std::int32_t group = 0; group < grouping.groups; ++group) {
       merge_group(record, grouping, group);
       sync();
@@ -85,7 +74,8 @@ class CtaFixup {
   // ---- the warps of this worker -----------------------------------------------------------------------------------
 
   /// Every warp's (m, l) to the others.
-  __device__ void share_states(const WarpTile<kConfig>& tile) {
+  template <bool kWhole>
+  __device__ void share_states(const WarpTile<kConfig, kWhole>& tile) {
     if (tile.quad() == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -105,9 +95,10 @@ class CtaFixup {
     // combine() waits before row_max is read by others
   }
 
-  /// Sums O over the token warps, each scaled to the rows' common maximum, and hands every four elements to `take`.
-  template <typename TTake>
-  __device__ void combine(std::int32_t rows, const WarpTile<kConfig>& tile, const TTake& take) {
+  /// Sums O over the token warps, each scaled to the rows' common maximum, into `to`, or the output where that is empty.
+  template <bool kWhole>
+  __device__ void combine(const SegmentRecord& record, const WarpTile<kConfig, kWhole>& tile, const fixup::Partial& to) {
+    const std::int32_t rows = record.segment.output.rows;
     const std::int32_t dims = call_.problem.head_dim;
     const std::int32_t capacity = kExchangeBytes / static_cast<std::int32_t>(sizeof(float)) / (kConfig.token_warps() * rows);
     const std::int32_t pass_dims = min(capacity / kPieceDims * kPieceDims, dims);
@@ -124,7 +115,7 @@ class CtaFixup {
       const std::int32_t pitch = width;
       if (first > 0) sync();
 #pragma unroll
-      for (int piece = 0; piece < WarpTile<kConfig>::kDims / kPieceDims; ++piece) {
+      for (int piece = 0; piece < kConfig.head_dim / kPieceDims; ++piece) {
         if (piece * kPieceDims < first || piece * kPieceDims >= first + width) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -147,7 +138,7 @@ class CtaFixup {
 #pragma unroll
           for (int e = 0; e < 4; ++e) total.x[e] += part.x[e];
         }
-        take(row, first + dim, total);
+        deliver(record, to, row, first + dim, total, {shared_.row_max[row], shared_.row_sum[row]});
       }
     }
     sync();
@@ -155,7 +146,10 @@ class CtaFixup {
 
   // ---- slots ------------------------------------------------------------------------------------------------------
 
-  __device__ static void store(const fixup::Partial& to, std::int32_t row, std::int32_t dim, const Quad& o, softmax::State state) {
+  /// Four elements and their row's state to where they go.
+  __device__ void deliver(const SegmentRecord& record, const fixup::Partial& to, std::int32_t row, std::int32_t dim,
+                                       const Quad& o, softmax::State state) const {
+    if (to.o == nullptr) return write_output(record, row, dim, o, state);
     *reinterpret_cast<float4*>(to.o_row(row) + dim) = to_float4(o);
     if (dim != 0) return;
     to.m[row] = state.m;
@@ -196,61 +190,61 @@ class CtaFixup {
     return shared_.arrived_last != 0;
   }
 
+  /// Partials to merge: those of contributors begin, begin + step, ...; of the second bank where groups were merged.
+  struct MergeRun {
+    std::int32_t begin = 0;
+    std::int32_t step = 1;
+    std::int32_t count = 0;
+    bool of_groups = false;
+  };
+
   /// Contributors of one group, in index order, into the output, or into the group's place when there are several groups.
   __device__ void merge_group(const SegmentRecord& record, const fixup::Grouping& grouping, std::int32_t group) {
-    const schedule::SlotMap& slots = record.segment.slots;
     const std::int32_t begin = grouping.begin(group);
     const std::int32_t count = grouping.end(group, record.segment.contributors) - begin;
-    const auto source = [&](std::int32_t i) { return call_.slots.partial(slots.slot(begin + i)); };
-    if (grouping.groups == 1) {
-      merge(record, count, source, [&](std::int32_t row, std::int32_t dim, const Quad& o, softmax::State state) {
-        write_output(record, row, dim, o, state);
-      });
-      return;
-    }
-    const fixup::Partial whole = call_.slots.group_partial(slots.slot(begin));
-    merge(record, count, source, [&](std::int32_t row, std::int32_t dim, const Quad& o, softmax::State state) {
-      store(whole, row, dim, o, state);
-    });
+    fixup::Partial to;
+    if (grouping.groups > 1) to = call_.slots.group_partial(record.segment.slots.slot(begin));
+    merge(record, {.begin = begin, .count = count}, to);
   }
 
   __device__ void merge_groups(const SegmentRecord& record, const fixup::Grouping& grouping) {
-    const schedule::SlotMap& slots = record.segment.slots;
-    merge(
-        record, grouping.groups, [&](std::int32_t i) { return call_.slots.group_partial(slots.slot(grouping.begin(i))); },
-        [&](std::int32_t row, std::int32_t dim, const Quad& o, softmax::State state) { write_output(record, row, dim, o, state); });
+    merge(record, {.step = grouping.size, .count = grouping.groups, .of_groups = true}, {});
   }
 
-  /// `count` partials, in index order; loads go ahead of the merges, kAhead at a time, past the L1.
-  template <typename TSource, typename TTake>
-  __device__ void merge(const SegmentRecord& record, std::int32_t count, const TSource& source, const TTake& take) {
+  /// Partials in index order; loads go ahead of the merges, kAhead at a time, past the L1.
+  __device__ __noinline__ void merge(const SegmentRecord& record, const MergeRun& run, const fixup::Partial& to) {
     constexpr int kAhead = 8;
+    const schedule::SlotMap slots = record.segment.slots;
+    const std::int64_t slot_bytes = call_.slots.layout.slot_bytes();
+    const std::byte* bank = call_.slots.scratch + (run.of_groups ? call_.slots.layout.slots * slot_bytes : 0);
     const std::int32_t row_quads = call_.problem.head_dim / 4;
     for (std::int32_t i = thread_; i < record.segment.output.rows * row_quads; i += kThreads) {
       const std::int32_t row = i / row_quads;
       const std::int32_t dim = (i - row * row_quads) * 4;
       softmax::State state;
       Quad total;
-      for (std::int32_t c0 = 0; c0 < count; c0 += kAhead) {
+#pragma unroll 1
+      for (std::int32_t c0 = 0; c0 < run.count; c0 += kAhead) {
         Quad part[kAhead];
         softmax::State part_state[kAhead];
 #pragma unroll
         for (int c = 0; c < kAhead; ++c) {
-          if (c0 + c >= count) continue;
-          const fixup::Partial from = source(c0 + c);
+          if (c0 + c >= run.count) continue;
+          const std::byte* slot = bank + slots.slot(run.begin + (c0 + c) * run.step) * slot_bytes;
+          const fixup::Partial from = call_.slots.layout.partial.at(const_cast<float*>(reinterpret_cast<const float*>(slot)));
           part[c] = to_quad(__ldcg(reinterpret_cast<const float4*>(from.o_row(row) + dim)));
           part_state[c] = {__ldcg(from.m + row), __ldcg(from.l + row)};
         }
 #pragma unroll
         for (int c = 0; c < kAhead; ++c) {
-          if (c0 + c >= count) continue;
+          if (c0 + c >= run.count) continue;
           const softmax::MergeStep step = softmax::merge_step(state, part_state[c]);
           state = step.merged;
 #pragma unroll
           for (int e = 0; e < 4; ++e) total.x[e] = softmax::merge_element(step, total.x[e], part[c].x[e]);
         }
       }
-      take(row, dim, total, state);
+      deliver(record, to, row, dim, total, state);
     }
   }
 

@@ -32,6 +32,7 @@ struct CtaShared {
   float row_sum[kConfig.q_rows];
   float row_scale[kConfig.q_rows];
   std::int32_t arrived_last;
+  schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
   schedule::Plan plan;
   alignas(16) unsigned char line[sizeof(DeviceLine)];  // a DeviceLine, begun by one thread, built by all
 };

@@ -32,9 +32,9 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
   }
 }
 
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, bool kWhole>
 __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, const std::byte* ring_memory, float* exchange) {
-  WarpTile<kConfig> tile(call);
+  WarpTile<kConfig, kWhole> tile(call);
   CtaFixup<kConfig> fixup(call, shared, exchange);
   Turn ring(call.ring_stages);
   const bool leads = threadIdx.x % kWarpThreads == 0;
@@ -80,11 +80,15 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
   CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
   init_barriers(call, shared);
-  build_line(call, shared, reinterpret_cast<schedule::LineSums*>(exchange));
+  build_line(call, shared);
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   if (worker >= shared.plan.workers) return;
   if (threadIdx.x < kConfig.consumer_threads()) {
-    consume(call, shared, memory, reinterpret_cast<float*>(exchange));
+    if (call.problem.head_dim == kConfig.head_dim) {
+      consume<kConfig, true>(call, shared, memory, reinterpret_cast<float*>(exchange));
+    } else {
+      consume<kConfig, false>(call, shared, memory, reinterpret_cast<float*>(exchange));
+    }
   } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
     Producer<kConfig>(call, shared, memory).run(worker);
   }

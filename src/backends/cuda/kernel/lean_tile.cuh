@@ -18,7 +18,13 @@ inline constexpr std::int32_t kPieceDims = 8;   // 16 bytes
 inline constexpr std::int32_t kGroupPieces = 8;  // pieces that are read and put right together: 64 dims
 inline constexpr std::int32_t kGroupDims = kPieceDims * kGroupPieces;
 
-template <KernelConfig kConfig>
+/// A register of V holds tokens 2 quad and 2 quad + 1. With a twist of three bits they differ in the last one: the upper half
+/// then comes from the neighbouring piece (selectors of __byte_perm).
+inline constexpr std::uint32_t kKeepHalves = 0x3210;
+inline constexpr std::uint32_t kSwapHighHalf = 0x7610;
+
+/// kWhole: d is the variant's own; else a smaller multiple of 8.
+template <KernelConfig kConfig, bool kWhole>
 class WarpTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
@@ -32,15 +38,15 @@ class WarpTile {
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
     row_warp_ = warp % kConfig.row_warps();
     token_warp_ = warp / kConfig.row_warps();
-    pieces_ = call.problem.head_dim / kPieceDims;
-    row_bytes_ = static_cast<std::uint32_t>(call.problem.head_dim) * 2U;
+    pieces_ = kWhole ? kDims / kPieceDims : call.problem.head_dim / kPieceDims;
+    row_bytes_ = static_cast<std::uint32_t>(pieces_) * 16U;
     // Rows share banks in sets of gcd(pieces, 8): that many must be told apart.
-    std::int32_t same_bank_bits = 0;
+    std::int32_t same_bank_bits = kWhole ? 3 : 0;
     while (same_bank_bits < 3 && pieces_ % (2 << same_bank_bits) == 0) ++same_bank_bits;
     twist_shift_ = 3 - same_bank_bits;
     k_twist_ = group_ >> twist_shift_;
     v_twist_ = (2 * quad_) >> twist_shift_;
-    v_select_ = same_bank_bits == 3 ? 0x7610U : 0x3210U;  // tokens 2 quad and 2 quad + 1 differ in the last bit of their twist
+    v_select_ = same_bank_bits == 3 ? kSwapHighHalf : kKeepHalves;
     const std::int32_t row_in_matrix = lane_ % 8;
     read_piece_ = (lane_ / 8) ^ (row_in_matrix >> twist_shift_);
     read_row_ = token_warp_ * kMmaTokens + row_in_matrix;
@@ -87,16 +93,17 @@ class WarpTile {
         const std::uint32_t row = row_address(stage, run, half);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
-          if (g * kGroupPieces >= pieces_) continue;
           std::uint32_t k[kGroupPieces];
           ptx::load_matrices(k, row + piece_offset(g, 0));
           ptx::load_matrices(k + 4, row + piece_offset(g, 4));
-          put_right(k, k_twist_);
+          put_right<1>(k, k_twist_);
+          if constexpr (!kWhole) {  // what lies past d is another row's
+#pragma unroll
+            for (int c = 0; c < kGroupPieces; ++c) k[c] = g * kGroupPieces + c < pieces_ ? k[c] : 0U;
+          }
 #pragma unroll
           for (int pair = 0; pair < kGroupPieces / 2; ++pair) {
-            const std::int32_t piece = g * kGroupPieces + 2 * pair;
-            ptx::multiply_add<kConfig.dtype>(s, query_[piece / 2], piece < pieces_ ? k[2 * pair] : 0U,
-                                             piece + 1 < pieces_ ? k[2 * pair + 1] : 0U);
+            ptx::multiply_add<kConfig.dtype>(s, query_[g * kGroupPieces / 2 + pair], k[2 * pair], k[2 * pair + 1]);
           }
         }
       }
@@ -155,7 +162,6 @@ class WarpTile {
       const bool ragged = run_token + kMmaTokens > tile_tokens;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        if (g * kGroupPieces >= pieces_) continue;
         std::uint32_t v[2][kGroupPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -163,9 +169,9 @@ class WarpTile {
           std::uint32_t read[kGroupPieces];
           ptx::load_matrices_transposed(read, row + piece_offset(g, 0));
           ptx::load_matrices_transposed(read + 4, row + piece_offset(g, 4));
-          put_right(read, v_twist_);
+          put_right<kWhole ? 2 : 1>(read, v_twist_);
 #pragma unroll
-          for (int piece = 0; piece < kGroupPieces; ++piece) v[half][piece] = __byte_perm(read[piece], read[piece ^ 1], v_select_);
+          for (int piece = 0; piece < kGroupPieces; ++piece) v[half][piece] = __byte_perm(read[piece], read[piece ^ 1], kWhole ? kSwapHighHalf : v_select_);
           if (ragged) {
             const std::int32_t left = tile_tokens - (run_token + half * 8 + 2 * quad_);
             const std::uint32_t kept = left >= 2 ? 0xFFFFFFFFU : (left == 1 ? 0xFFFFU : 0U);
@@ -215,10 +221,11 @@ class WarpTile {
     return static_cast<std::uint32_t>(g * kGroupPieces + (read_piece_ ^ piece)) * 16U;
   }
 
-  /// m[c] holds piece c ^ twist; afterwards piece c.
+  /// m[c] holds piece c ^ twist; afterwards piece c, as far as the twist's bits from kFirstBit on go.
+  template <int kFirstBit>
   __device__ static void put_right(std::uint32_t (&m)[kGroupPieces], std::int32_t twist) {
 #pragma unroll
-    for (int bit = 1; bit < kGroupPieces; bit *= 2) {
+    for (int bit = kFirstBit; bit < kGroupPieces; bit *= 2) {
       const bool swap = (twist & bit) != 0;
 #pragma unroll
       for (int c = 0; c < kGroupPieces; ++c) {

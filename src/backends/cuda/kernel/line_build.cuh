@@ -7,60 +7,64 @@
 
 namespace lean::cuda {
 
-[[nodiscard]] __device__ __forceinline__ std::int64_t shuffle_up(std::int64_t x, int lanes) {
-  return __shfl_up_sync(0xFFFFFFFFU, x, static_cast<unsigned>(lanes));
-}
-[[nodiscard]] __device__ __forceinline__ std::int64_t shuffle_xor(std::int64_t x, int lanes) {
-  return __shfl_xor_sync(0xFFFFFFFFU, x, lanes);
-}
+inline constexpr std::int32_t kStripRows = DeviceLine::kStrips / kWarpThreads;
 
-[[nodiscard]] __device__ inline schedule::LineSums sum_over_warp(schedule::LineSums sums) {
+/// Sums of the strips of one row, by a warp; `before` is what lies before the lane's own strip in the row.
+[[nodiscard]] __device__ inline schedule::LineSums sum_strip_row(schedule::LineSums own, schedule::Measure measure,
+                                                                 std::int64_t& before) {
+  constexpr unsigned kAll = 0xFFFFFFFFU;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  std::int64_t end = own.in(measure);
+#pragma unroll
   for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) {
-    sums = sums.plus({.cost = shuffle_xor(sums.cost, lanes),
-                      .tiles = shuffle_xor(sums.tiles, lanes),
-                      .outputs = shuffle_xor(sums.outputs, lanes),
-                      .max_output_tiles = shuffle_xor(sums.max_output_tiles, lanes),
-                      .max_tile_cost = shuffle_xor(sums.max_tile_cost, lanes),
-                      .min_output_cost = shuffle_xor(sums.min_output_cost, lanes),
-                      .max_output_cost = shuffle_xor(sums.max_output_cost, lanes)});
+    const std::int64_t left = __shfl_up_sync(kAll, end, lanes);
+    if (lane >= lanes) end += left;
+    own = own.plus({.cost = __shfl_xor_sync(kAll, own.cost, lanes),
+                    .tiles = __shfl_xor_sync(kAll, own.tiles, lanes),
+                    .outputs = __shfl_xor_sync(kAll, own.outputs, lanes),
+                    .max_output_tiles = __shfl_xor_sync(kAll, own.max_output_tiles, lanes),
+                    .max_tile_cost = __shfl_xor_sync(kAll, own.max_tile_cost, lanes),
+                    .min_output_cost = __shfl_xor_sync(kAll, own.min_output_cost, lanes),
+                    .max_output_cost = __shfl_xor_sync(kAll, own.max_output_cost, lanes)});
   }
-  return sums;
+  before = __shfl_up_sync(kAll, end, 1);
+  if (lane == 0) before = 0;
+  return own;
 }
 
-/// Called by all threads; ends with a __syncthreads(). `strip_sums` is scratch for DeviceLine::kStrips sums.
+/// Called by all threads; ends with a __syncthreads().
 template <KernelConfig kConfig>
-__device__ void build_line(const DeviceCall& call, CtaShared<kConfig>& shared, schedule::LineSums* strip_sums) {
-  constexpr std::int32_t kStrips = DeviceLine::kStrips;
+__device__ void build_line(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  const schedule::Measure measure = schedule::measure_of(call.policy.kind);
+  const schedule::LineRules<DeviceLengths> rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, call.cost_model,
+                                                 measure);
   DeviceLine& line = *reinterpret_cast<DeviceLine*>(shared.line);
-  const DeviceLine unbuilt(DeviceLengths(call.problem, &call.slots.header()), call.shape, call.cost_model,
-                           schedule::measure_of(call.policy.kind));
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  for (std::int32_t strip = thread; strip < kStrips; strip += static_cast<std::int32_t>(blockDim.x)) {
-    strip_sums[strip] = unbuilt.sum_strip(strip);
+  const std::int64_t row_sequences = rules.sequences_per_strip() * kWarpThreads;
+  for (std::int32_t row = thread / kWarpThreads; row < kStripRows; row += static_cast<std::int32_t>(blockDim.x) / kWarpThreads) {
+    const std::int32_t strip = row * kWarpThreads + thread % kWarpThreads;
+    std::int64_t before = 0;
+    schedule::LineSums sums;
+    if (row * row_sequences < call.shape.batch) sums = sum_strip_row(rules.sum_strip(strip), measure, before);
+    line.set_strip_begin(strip, before);
+    if (thread % kWarpThreads == 0) shared.strip_rows[row] = sums;
   }
-  if (thread == 0) line = unbuilt;
   __syncthreads();
-  if (thread < kWarpThreads) {
-    constexpr std::int32_t kLaneStrips = kStrips / kWarpThreads;
-    schedule::LineSums own;
-    for (std::int32_t i = 0; i < kLaneStrips; ++i) own = own.plus(strip_sums[thread * kLaneStrips + i]);
-    const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-    std::int64_t end = own.in(measure);
-    for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) {
-      const std::int64_t before = shuffle_up(end, lanes);
-      if (thread >= lanes) end += before;
+  schedule::LineSums sums;
+  for (std::int32_t row = 0; row < kStripRows; ++row) {
+    if (row > 0) {
+      for (std::int32_t strip = row * kWarpThreads + thread; strip < (row + 1) * kWarpThreads;
+           strip += static_cast<std::int32_t>(blockDim.x)) {
+        line.set_strip_begin(strip, line.strip_begin(strip) + sums.in(measure));
+      }
     }
-    std::int64_t begin = end - own.in(measure);
-    for (std::int32_t i = 0; i < kLaneStrips; ++i) {
-      line.set_strip_begin(thread * kLaneStrips + i, begin);
-      begin += strip_sums[thread * kLaneStrips + i].in(measure);
-    }
-    const schedule::LineSums sums = sum_over_warp(own);
-    if (thread == 0) {
-      line.set_sums(sums);
-      shared.plan = schedule::make_plan(sums, call.policy, call.cost_model, call.shape.tile_tokens,
-                                        static_cast<std::int32_t>(gridDim.x));
-    }
+    sums = sums.plus(shared.strip_rows[row]);
+  }
+  if (thread == 0) {
+    static_cast<schedule::LineRules<DeviceLengths>&>(line) = rules;
+    line.set_sums(sums);
+    shared.plan =
+        schedule::make_plan(sums, call.policy, call.cost_model, call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
 }
