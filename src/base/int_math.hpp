@@ -12,9 +12,23 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
-/// a / b for a >= 0, b > 0 known at run time only: a GPU divides 64 bits by some sixty instructions.
-LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) noexcept {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) / static_cast<std::uint64_t>(b));
+/// a / b for a >= 0, b > 0. In 32 bits where both fit: a GPU divides 64 bits by several times as many instructions.
+LEAN_HD [[nodiscard]] constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) noexcept {
+  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;
+}
+LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32_t b) noexcept {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
+}
+
+/// The smaller and the larger of two values of one type, which the caller names.
+template <typename T>
+LEAN_HD [[nodiscard]] constexpr T least_of(T a, T b) noexcept {
+  return a < b ? a : b;
+}
+template <typename T>
+LEAN_HD [[nodiscard]] constexpr T most_of(T a, T b) noexcept {
+  return a < b ? b : a;
 }
 
 /// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.

@@ -14,7 +14,7 @@ WorkerShare share_of(const WorkLine<LengthSource>& line, const Plan& plan, std::
     const Segment& segment = cursor.segment();
     const std::int64_t tiles = segment.tile_end - segment.tile_begin;
     share.tiles += tiles;
-    share.cost_units += line.cost_model().output_cost(tiles, segment.output.rows);
+    share.cost_units += line.cost_model().segment_units + tiles * segment.output.tile_cost;
     share.segments.push_back(segment);
   }
   return share;

@@ -28,7 +28,7 @@ struct LineShape {
   [[nodiscard]] LEAN_HD constexpr std::int32_t row_blocks(const SequenceWork& work) const noexcept {
     const std::int64_t rows = static_cast<std::int64_t>(work.q_tokens) * group;
     if (rows <= q_rows) return rows > 0 ? 1 : 0;  // decode: no division
-    return static_cast<std::int32_t>(quotient(rows + q_rows - 1, q_rows));
+    return static_cast<std::int32_t>(quotient(rows + q_rows - 1, std::int64_t{q_rows}));
   }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
@@ -37,16 +37,16 @@ struct LineShape {
   }
 
   /// LeanTiles of one output: those its last row can see, at least one, so that an empty output has an owner too.
-  [[nodiscard]] LEAN_HD constexpr std::int64_t tiles_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
     std::int64_t visible = work.kv_tokens;
     if (causal && work.q_tokens > 1) {
       const std::int64_t last_row = static_cast<std::int64_t>(row_block) * q_rows + rows_in(work, row_block) - 1;
-      visible = clamp_to(visible - work.q_tokens + quotient(last_row, group) + 1, 0, visible);
+      visible = clamp_to(visible - work.q_tokens + quotient(last_row, std::int64_t{group}) + 1, 0, visible);
     }
     // 32 bits: what a GPU divides fast. visible < 2^31.
     const auto tokens = static_cast<std::uint32_t>(visible);
     const auto tile = static_cast<std::uint32_t>(tile_tokens);
-    return max_of(1, tokens / tile + (tokens % tile != 0 ? 1 : 0));
+    return most_of<std::int32_t>(1, static_cast<std::int32_t>(tokens / tile) + (tokens % tile != 0 ? 1 : 0));
   }
 
   /// True when every row block of a sequence has the same number of tiles.
@@ -85,13 +85,8 @@ struct CostModel {
 
   [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t tile_cost(std::int32_t rows) const noexcept {
-    const std::int32_t paid_rows = rows > free_rows ? rows - free_rows : 0;
-    return tile_units + static_cast<std::int64_t>(paid_rows) * row_units;
-  }
-
-  [[nodiscard]] LEAN_HD constexpr std::int64_t output_cost(std::int64_t tiles, std::int32_t rows) const noexcept {
-    return segment_units + tiles * tile_cost(rows);
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tile_cost(std::int32_t rows) const noexcept {
+    return tile_units + (rows > free_rows ? rows - free_rows : 0) * row_units;
   }
 };
 

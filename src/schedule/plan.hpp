@@ -14,14 +14,15 @@
 
 namespace lean::schedule {
 
-struct Plan {
+template <typename TUnits>
+struct BasicPlan {
   Policy::Kind kind = Policy::Kind::kLean;
   std::int32_t workers = 1;            // workers that get work; <= the grid
   std::int32_t splits = 1;             // kFixedSplit, kDataParallel: items per output
-  std::int64_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
-  std::int64_t snap_units = 0;         // a cut this close to an output's edge moves to the edge
+  std::int32_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
+  TUnits snap_units = 0;               // a cut this close to an output's edge moves to the edge
   bool whole_outputs = false;          // every cut moves to the nearer edge
-  Shares shares{};                     // of the line, where it is cut
+  BasicShares<TUnits> shares{};                     // of the line, where it is cut
 
   /// Ranges of the line (lean, fixed_chunk) or items dealt out in turn (fixed_split, data_parallel)?
   [[nodiscard]] LEAN_HD constexpr bool cuts_the_line() const noexcept {
@@ -29,24 +30,27 @@ struct Plan {
   }
 };
 
+using Plan = BasicPlan<std::int64_t>;
+
 LEAN_HD [[nodiscard]] constexpr Measure measure_of(Policy::Kind kind) noexcept {
   return kind == Policy::Kind::kLean || kind == Policy::Kind::kFixedChunk ? Measure::kCost : Measure::kOutputs;
 }
 
 /// Chunk length in tiles: at least one.
-LEAN_HD [[nodiscard]] constexpr std::int64_t chunk_tiles_of(const Policy& policy, std::int32_t tile_tokens) noexcept {
+LEAN_HD [[nodiscard]] constexpr std::int32_t chunk_tiles_of(const Policy& policy, std::int32_t tile_tokens) noexcept {
   if (policy.kind != Policy::Kind::kFixedChunk) return 1;
   const std::int32_t tokens = policy.chunk_tokens > 0 ? policy.chunk_tokens : Policy::kDefaultChunkTokens;
-  return ceil_div(tokens, tile_tokens);
+  return static_cast<std::int32_t>(ceil_div(tokens, tile_tokens));
 }
 
 namespace detail {
 
 /// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers.
-LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const CostModel& model) noexcept {
+template <typename TUnits>
+LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums, const CostModel& model) noexcept {
+  if (!sums.uniform()) return;
   const std::int64_t n = sums.outputs;
   const std::int64_t w = plan.workers;
-  if (!sums.uniform()) return;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
     const std::int64_t aligned = n * quotient(w, n);
     if (aligned * 100 >= w * (100 - model.align_percent)) plan.workers = static_cast<std::int32_t>(aligned);
@@ -66,9 +70,11 @@ LEAN_HD constexpr void align_to_outputs(Plan& plan, const LineSums& sums, const 
 ///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
 ///  - with whole_outputs it is at most total / grid x (1 + align_percent / 100);
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
-LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Policy& policy, const CostModel& model,
-                                               std::int32_t tile_tokens, std::int32_t grid) noexcept {
-  Plan plan{.kind = policy.kind, .workers = grid};
+template <typename TUnits>
+LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<TUnits>& sums, const Policy& policy,
+                                                            const CostModel& model, std::int32_t tile_tokens,
+                                                            std::int32_t grid) noexcept {
+  BasicPlan<TUnits> plan{.kind = policy.kind, .workers = grid};
   if (sums.outputs == 0) {
     plan.workers = 1;
     return plan;
@@ -77,21 +83,25 @@ LEAN_HD [[nodiscard]] constexpr Plan make_plan(const LineSums& sums, const Polic
     if (policy.kind == Policy::Kind::kFixedSplit) {
       plan.splits = policy.splits > 0 ? policy.splits : flash_decoding_splits(sums.outputs, sums.max_output_tiles, grid);
     }
-    plan.workers = static_cast<std::int32_t>(min_of(grid, sums.outputs * plan.splits));
+    plan.workers = static_cast<std::int32_t>(min_of(grid, std::int64_t{sums.outputs} * plan.splits));
     return plan;
   }
   plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
   // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct (an output of
   // one granule or less is never cut, so no granule is larger than the longest output).
-  const std::int64_t by_floor = max_of(1, quotient(sums.tiles, max_of(1, model.min_worker_tiles)));
-  const std::int64_t granule_tiles = min_of(plan.granularity_tiles, sums.max_output_tiles);
-  const std::int64_t by_granule = max_of(1, quotient(sums.cost, max_of(1, granule_tiles * sums.max_tile_cost)));
-  plan.workers = static_cast<std::int32_t>(min_of(grid, min_of(by_floor, by_granule)));
+  const std::int64_t floor_tiles = most_of(1, model.min_worker_tiles);
+  if (sums.tiles < plan.workers * floor_tiles) {
+    plan.workers = static_cast<std::int32_t>(max_of(1, quotient(std::int64_t{sums.tiles}, floor_tiles)));
+  }
+  const std::int64_t granule = std::int64_t{least_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
+  if (sums.cost < plan.workers * granule) {
+    plan.workers = static_cast<std::int32_t>(max_of(1, quotient(std::int64_t{sums.cost}, granule)));
+  }
   detail::align_to_outputs(plan, sums, model);
-  plan.shares = Shares(sums.cost, plan.workers);
-  const std::int64_t share = plan.shares.least();
-  const std::int64_t sliver = min_of(static_cast<std::int64_t>(model.sliver_tiles) * model.tile_units, share / 8);
-  plan.snap_units = max_of(share / 200 * model.align_percent, sliver);
+  plan.shares = BasicShares<TUnits>(sums.cost, plan.workers);
+  const TUnits share = plan.shares.least();
+  const TUnits sliver = least_of<TUnits>(TUnits{model.sliver_tiles} * model.tile_units, share / 8);
+  plan.snap_units = model.align_percent == 0 ? sliver : most_of<TUnits>(share / 200 * model.align_percent, sliver);
   return plan;
 }
 

@@ -27,16 +27,19 @@ struct SlotMap {
   }
 };
 
-struct Segment {
-  Output output;
-  std::int64_t tile_begin = 0;  // tiles of the output, [begin, end)
-  std::int64_t tile_end = 0;
+template <typename TUnits>
+struct BasicSegment {
+  BasicOutput<TUnits> output;
+  std::int32_t tile_begin = 0;  // tiles of the output, [begin, end)
+  std::int32_t tile_end = 0;
   std::int32_t contributor = 0;   // this worker's index among the output's contributors
   std::int32_t contributors = 1;  // 1: nobody else, no slot, no counter
   SlotMap slots;
 
   [[nodiscard]] LEAN_HD constexpr bool sole() const noexcept { return contributors == 1; }
 };
+
+using Segment = BasicSegment<std::int64_t>;
 
 /// Slots a call can touch: two per worker when the line is cut (its first and last output may be shared), one per
 /// item when items are dealt out.
@@ -46,23 +49,24 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::i
 
 /// Where a boundary that lies `units` into `output` is moved to, in tiles of the output, 0 and output.tiles included. The
 /// output's fixed charge is spread over its length, so that equal shares of one output are equal runs of tiles.
-LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t cut_tile(const Output& output, std::int64_t units, const CostModel& model,
-                                                                   const Plan& plan) noexcept {
-  const std::int64_t charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
-  std::int64_t cut = quotient(units - charge, output.tile_cost);
+template <typename TUnits>
+LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
+                                                      const BasicPlan<TUnits>& plan) noexcept {
+  const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
+  auto cut = static_cast<std::int32_t>(quotient(units - charge, TUnits{output.tile_cost}));
   if (plan.granularity_tiles > 1) cut = quotient(cut, plan.granularity_tiles) * plan.granularity_tiles;
-  const std::int64_t rest = output.tiles - cut;
-  const bool near_begin = plan.whole_outputs || cut * output.tile_cost <= plan.snap_units;
-  const bool near_end = plan.whole_outputs || rest * output.tile_cost <= plan.snap_units;
+  const std::int32_t rest = output.tiles - cut;
+  const bool near_begin = plan.whole_outputs || TUnits{cut} * output.tile_cost <= plan.snap_units;
+  const bool near_end = plan.whole_outputs || TUnits{rest} * output.tile_cost <= plan.snap_units;
   if (near_begin && (!near_end || cut <= rest)) return 0;
   return near_end ? output.tiles : cut;
 }
 
 /// Walks the segments of one worker: `for (SegmentCursor cursor(line, plan, worker); cursor.next();) use(cursor.segment())`.
-template <typename TLengths>
+template <typename TLengths, typename TUnits = std::int64_t>
 class SegmentCursor {
  public:
-  LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths>& line, const Plan& plan, std::int32_t worker) noexcept
+  LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths, TUnits>& line, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
       : line_(line), plan_(plan), worker_(worker) {
     if (worker >= plan.workers || line.total() == 0) return;
     if (plan.cuts_the_line()) {
@@ -70,19 +74,19 @@ class SegmentCursor {
       end_ = boundary(worker + 1);
     } else {
       place_ = worker;  // items worker, worker + workers, ...
-      end_ = line.total() * plan.splits;
+      end_ = line.total() * plan.splits;  // fits: splits <= 128
     }
   }
 
   /// Moves to the next segment; false when the worker is done.
   LEAN_HD constexpr bool next() noexcept { return plan_.cuts_the_line() ? next_of_range() : next_item(); }
 
-  [[nodiscard]] LEAN_HD constexpr const Segment& segment() const noexcept { return segment_; }
+  [[nodiscard]] LEAN_HD constexpr const BasicSegment<TUnits>& segment() const noexcept { return segment_; }
 
  private:
-  [[nodiscard]] LEAN_HD constexpr std::int64_t boundary(std::int64_t g) const noexcept { return plan_.shares.begin(g); }
+  [[nodiscard]] LEAN_HD constexpr TUnits boundary(std::int32_t g) const noexcept { return plan_.shares.begin(g); }
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t cut_of(const Output& output, std::int64_t g) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr std::int32_t cut_of(const BasicOutput<TUnits>& output, std::int32_t g) const noexcept {
     return cut_tile(output, boundary(g) - output.begin, line_.cost_model(), plan_);
   }
 
@@ -103,41 +107,42 @@ class SegmentCursor {
 
   /// Fills the segment of this worker in segment_.output; false when a moved boundary left it nothing.
   LEAN_HD constexpr bool own_part() noexcept {
-    const Output& output = segment_.output;
-    const std::int64_t next_output = output.begin + output.cost;
+    const BasicOutput<TUnits>& output = segment_.output;
+    const TUnits next_output = output.begin + output.cost;
     // Boundaries low..high are those whose cuts fall strictly inside the output. No boundary lies between begin_ and end_, so
     // only a worker's first and last output need a search.
-    std::int64_t low = output.begin > begin_ ? worker_ + 1 : max_of(1, plan_.shares.first_from(output.begin));
+    std::int32_t low = output.begin > begin_ ? worker_ + 1 : most_of(1, plan_.shares.first_from(output.begin));
     while (low < plan_.workers && boundary(low) < next_output && cut_of(output, low) == 0) ++low;
-    std::int64_t high = (next_output <= end_ ? worker_ + 1 : plan_.shares.first_from(next_output)) - 1;
-    high = min_of(high, plan_.workers - 1);
+    std::int32_t high = (next_output <= end_ ? worker_ + 1 : plan_.shares.first_from(next_output)) - 1;
+    high = least_of(high, plan_.workers - 1);
     while (high >= low && cut_of(output, high) == output.tiles) --high;
-    const std::int64_t host = low - 1;
-    const std::int64_t contributors = high - low + 2;
+    const std::int32_t host = low - 1;
+    const std::int32_t contributors = high - low + 2;
     if (worker_ < host || worker_ >= host + contributors) return false;
-    segment_.contributor = static_cast<std::int32_t>(worker_ - host);
-    segment_.contributors = static_cast<std::int32_t>(contributors);
+    segment_.contributor = worker_ - host;
+    segment_.contributors = contributors;
     segment_.tile_begin = worker_ == host ? 0 : cut_of(output, worker_);
     segment_.tile_end = worker_ == host + contributors - 1 ? output.tiles : cut_of(output, worker_ + 1);
     // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
-    segment_.slots = {.first = 2 * host + 1, .second = 2 * (host + 1), .stride = 2};
+    segment_.slots = {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
     return true;
   }
 
   LEAN_HD constexpr bool next_item() noexcept {
     for (; place_ < end_; place_ += plan_.workers) {
-      const std::int64_t output_index = quotient(place_, plan_.splits);
+      const TUnits output_index = quotient(place_, TUnits{plan_.splits});
       const auto split = static_cast<std::int32_t>(place_ - output_index * plan_.splits);
-      const Output output = line_.locate(output_index, segment_.output);
-      const std::int64_t tiles_per_split = quotient(output.tiles + plan_.splits - 1, plan_.splits);
-      const std::int64_t tile_begin = split * tiles_per_split;
+      const BasicOutput<TUnits> output = line_.locate(output_index, segment_.output);
+      const auto tiles_per_split = static_cast<std::int32_t>(quotient(std::int64_t{output.tiles} + plan_.splits - 1, std::int64_t{plan_.splits}));
+      const std::int32_t tile_begin = split * tiles_per_split;
       if (tile_begin >= output.tiles) continue;
-      const std::int64_t first_slot = output_index * plan_.splits;
+      const std::int64_t first_slot = std::int64_t{output_index} * plan_.splits;
       segment_ = {.output = output,
                   .tile_begin = tile_begin,
-                  .tile_end = min_of(output.tiles, tile_begin + tiles_per_split),
+                  .tile_end = tile_begin + least_of(output.tiles - tile_begin, tiles_per_split),
                   .contributor = split,
-                  .contributors = static_cast<std::int32_t>(quotient(output.tiles + tiles_per_split - 1, tiles_per_split)),
+                  .contributors = static_cast<std::int32_t>(
+                      quotient(std::int64_t{output.tiles} + tiles_per_split - 1, std::int64_t{tiles_per_split})),
                   .slots = {.first = first_slot, .second = first_slot + 1, .stride = 1}};
       place_ += plan_.workers;
       return true;
@@ -145,14 +150,14 @@ class SegmentCursor {
     return false;
   }
 
-  const WorkLine<TLengths>& line_;
-  const Plan& plan_;
+  const WorkLine<TLengths, TUnits>& line_;
+  const BasicPlan<TUnits>& plan_;
   std::int32_t worker_;
   bool started_ = false;
-  std::int64_t begin_ = 0;  // the worker's share of the line
-  std::int64_t end_ = 0;
-  std::int64_t place_ = 0;  // how far it got
-  Segment segment_;
+  TUnits begin_ = 0;  // the worker's share of the line
+  TUnits end_ = 0;
+  TUnits place_ = 0;  // how far it got
+  BasicSegment<TUnits> segment_;
 };
 
 }  // namespace lean::schedule

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
+#include "lean/options.hpp"
 #include "schedule/line_shape.hpp"
 
 namespace lean::schedule {
@@ -16,51 +18,65 @@ namespace lean::schedule {
 /// In what the line is measured: cost units (shares of equal cost) or outputs (items dealt out one by one).
 enum class Measure : std::int32_t { kCost, kOutputs };
 
-/// Sums over sequences; adding two is associative, so strips may be summed by any number of threads.
-struct LineSums {
-  std::int64_t cost = 0;
-  std::int64_t tiles = 0;
-  std::int64_t outputs = 0;
-  std::int64_t max_output_tiles = 0;
-  std::int64_t max_tile_cost = 0;  // of outputs that can be cut, their fixed charge spread over their tiles
-  std::int64_t min_output_cost = INT64_MAX;
-  std::int64_t max_output_cost = 0;
+/// Sums over sequences; adding two is associative, so strips may be summed by any number of threads. TUnits: 64 bits, or 32
+/// where a call's capacities bound the whole line (narrow_units()), which is what a GPU computes fast.
+template <typename TUnits>
+struct BasicLineSums {
+  TUnits cost = 0;
+  TUnits tiles = 0;
+  TUnits outputs = 0;
+  std::int32_t max_output_tiles = 0;
+  std::int32_t max_tile_cost = 0;  // of outputs that can be cut, their fixed charge spread over their tiles
+  TUnits min_output_cost = std::numeric_limits<TUnits>::max();
+  TUnits max_output_cost = 0;
 
-  [[nodiscard]] LEAN_HD constexpr LineSums plus(const LineSums& other) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr BasicLineSums plus(const BasicLineSums& other) const noexcept {
     return {.cost = cost + other.cost,
             .tiles = tiles + other.tiles,
             .outputs = outputs + other.outputs,
-            .max_output_tiles = max_of(max_output_tiles, other.max_output_tiles),
-            .max_tile_cost = max_of(max_tile_cost, other.max_tile_cost),
-            .min_output_cost = min_of(min_output_cost, other.min_output_cost),
-            .max_output_cost = max_of(max_output_cost, other.max_output_cost)};
+            .max_output_tiles = most_of(max_output_tiles, other.max_output_tiles),
+            .max_tile_cost = most_of(max_tile_cost, other.max_tile_cost),
+            .min_output_cost = least_of(min_output_cost, other.min_output_cost),
+            .max_output_cost = most_of(max_output_cost, other.max_output_cost)};
   }
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t in(Measure measure) const noexcept {
-    return measure == Measure::kCost ? cost : outputs;
-  }
+  [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
 
   [[nodiscard]] LEAN_HD constexpr bool uniform() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
 };
 
 /// One output and where it lies on the line.
-struct Output {
+template <typename TUnits>
+struct BasicOutput {
   std::int64_t sequence = 0;
   std::int32_t kv_head = 0;
   std::int32_t row_block = 0;
-  std::int32_t rows = 0;            // packed rows of this row block
-  std::int64_t tiles = 0;           // >= 1
-  std::int64_t tile_cost = 0;       // units of one of its tiles
-  std::int64_t cost = 0;            // units of the whole output
-  std::int64_t begin = 0;           // place on the line, in the line's measure
-  std::int64_t sequence_begin = 0;  // place where its sequence begins
+  std::int32_t rows = 0;      // packed rows of this row block
+  std::int32_t tiles = 0;     // >= 1
+  std::int32_t tile_cost = 0; // units of one of its tiles
+  TUnits cost = 0;            // units of the whole output
+  TUnits begin = 0;           // place on the line, in the line's measure
+  TUnits sequence_begin = 0;  // place where its sequence begins
 };
+
+using LineSums = BasicLineSums<std::int64_t>;
+using Output = BasicOutput<std::int64_t>;
+
+/// Whether every number of the schedule of a call with these capacities fits 31 bits.
+[[nodiscard]] constexpr bool narrow_units(std::int64_t outputs, std::int64_t kv_capacity, const LineShape& shape,
+                                          const CostModel& model) noexcept {
+  const std::int64_t tiles = ceil_div(kv_capacity, shape.tile_tokens) + 1;
+  const std::int64_t output = model.segment_units + tiles * model.tile_cost(shape.q_rows);
+  return output <= INT32_MAX / (model.segment_units + 1) && outputs <= INT32_MAX / max_of(output, Policy::kMaxSplits);
+}
 
 /// What lies on the line: the work of every sequence, and its measure. A small value, without the strips.
 /// `TLengths` is callable: sequence index -> Sequence (problem/sequence.hpp) or anything with q_tokens and kv_tokens().
-template <typename TLengths>
+template <typename TLengths, typename TUnits = std::int64_t>
 class LineRules {
  public:
+  using Sums = BasicLineSums<TUnits>;
+  using Output = BasicOutput<TUnits>;
   static constexpr std::int32_t kStrips = 256;
 
   LEAN_HD constexpr LineRules(const TLengths& lengths, const LineShape& shape, const CostModel& cost_model,
@@ -68,8 +84,8 @@ class LineRules {
       : lengths_(lengths), shape_(shape), cost_model_(cost_model), measure_(measure) {}
 
   /// Sums of the sequences of one strip.
-  [[nodiscard]] LEAN_HD constexpr LineSums sum_strip(std::int32_t strip) const noexcept {
-    LineSums sums;
+  [[nodiscard]] LEAN_HD constexpr Sums sum_strip(std::int32_t strip) const noexcept {
+    Sums sums;
     const std::int64_t end = min_of(shape_.batch, (strip + 1) * sequences_per_strip());
     for (std::int64_t b = strip * sequences_per_strip(); b < end; ++b) sums = sums.plus(sum_sequence(work_of(b)));
     return sums;
@@ -89,40 +105,40 @@ class LineRules {
     output.rows = shape_.rows_in(work, output.row_block);
     output.tiles = shape_.tiles_in(work, output.row_block);
     output.tile_cost = cost_model_.tile_cost(output.rows);
-    output.cost = cost_model_.output_cost(output.tiles, output.rows);
+    output.cost = cost_model_.segment_units + TUnits{output.tiles} * output.tile_cost;
     return output;
   }
 
-  [[nodiscard]] LEAN_HD constexpr std::int64_t spread_tile_cost(const Output& output) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr std::int32_t spread_tile_cost(const Output& output) const noexcept {
+    const std::int32_t charge = cost_model_.segment_units;
     if (output.tiles <= 1) return 0;
-    return output.tile_cost + (output.tiles >= cost_model_.segment_units
-                                   ? (cost_model_.segment_units > 0 ? 1 : 0)
-                                   : quotient(cost_model_.segment_units + output.tiles - 1, output.tiles));
+    if (output.tiles >= charge) return output.tile_cost + (charge > 0 ? 1 : 0);
+    return output.tile_cost + quotient(charge + output.tiles - 1, output.tiles);
   }
 
   /// One kv head of the sequence.
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr LineSums sum_head(const SequenceWork& work) const noexcept {
-    LineSums head;
+  [[nodiscard]] LEAN_HD constexpr Sums sum_head(const SequenceWork& work) const noexcept {
+    Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
     for (std::int32_t block = 0; block < blocks; ++block) {
       // Full blocks of a non-causal sequence are alike: sum the first, and the last, which may be shorter.
       const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
-      const std::int64_t copies = skip ? blocks - 1 - block : 1;
+      const std::int32_t copies = skip ? blocks - 1 - block : 1;
       const Output output = make_output({.row_block = block}, work);
       head = head.plus({.cost = output.cost * copies,
-                        .tiles = output.tiles * copies,
+                        .tiles = TUnits{output.tiles} * copies,
                         .outputs = copies,
                         .max_output_tiles = output.tiles,
                         .max_tile_cost = spread_tile_cost(output),
                         .min_output_cost = output.cost,
                         .max_output_cost = output.cost});
-      block += static_cast<std::int32_t>(copies - 1);
+      block += copies - 1;
     }
     return head;
   }
 
-  [[nodiscard]] LEAN_HD constexpr LineSums sum_sequence(const SequenceWork& work) const noexcept {
-    LineSums sums = sum_head(work);
+  [[nodiscard]] LEAN_HD constexpr Sums sum_sequence(const SequenceWork& work) const noexcept {
+    Sums sums = sum_head(work);
     sums.cost *= shape_.kv_heads;
     sums.tiles *= shape_.kv_heads;
     sums.outputs *= shape_.kv_heads;
@@ -135,10 +151,12 @@ class LineRules {
   Measure measure_;
 };
 
-template <typename TLengths>
-class WorkLine : public LineRules<TLengths> {
+template <typename TLengths, typename TUnits = std::int64_t>
+class WorkLine : public LineRules<TLengths, TUnits> {
  public:
-  using Rules = LineRules<TLengths>;
+  using Rules = LineRules<TLengths, TUnits>;
+  using typename Rules::Output;
+  using typename Rules::Sums;
   using Rules::kStrips;
   using Rules::Rules;
   using Rules::sequences_per_strip;
@@ -153,20 +171,20 @@ class WorkLine : public LineRules<TLengths> {
   }
 
   /// Device form: the caller's threads sum the strips, then set where each begins and the whole line's sums.
-  LEAN_HD constexpr void set_strip_begin(std::int32_t strip, std::int64_t begin) noexcept { strip_begin_[strip] = begin; }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t strip_begin(std::int32_t strip) const noexcept { return strip_begin_[strip]; }
-  LEAN_HD constexpr void set_sums(const LineSums& sums) noexcept { sums_ = sums; }
+  LEAN_HD constexpr void set_strip_begin(std::int32_t strip, TUnits begin) noexcept { strip_begin_[strip] = begin; }
+  [[nodiscard]] LEAN_HD constexpr TUnits strip_begin(std::int32_t strip) const noexcept { return strip_begin_[strip]; }
+  LEAN_HD constexpr void set_sums(const Sums& sums) noexcept { sums_ = sums; }
 
-  [[nodiscard]] LEAN_HD constexpr const LineSums& sums() const noexcept { return sums_; }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t total() const noexcept { return sums_.in(measure_); }
+  [[nodiscard]] LEAN_HD constexpr const Sums& sums() const noexcept { return sums_; }
+  [[nodiscard]] LEAN_HD constexpr TUnits total() const noexcept { return sums_.in(measure_); }
 
   /// The output that covers `place`, for 0 <= place < total().
-  [[nodiscard]] LEAN_HD constexpr Output locate(std::int64_t place) const noexcept { return locate(place, {}); }
+  [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place) const noexcept { return locate(place, {}); }
 
   /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(std::int64_t place, const Output& from) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place, const Output& from) const noexcept {
     std::int32_t low = 0;
-    std::int32_t high = kStrips - 1;
+    auto high = static_cast<std::int32_t>(least_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty
     while (low < high) {  // the last strip that begins at or before `place`
       const std::int32_t middle = (low + high + 1) / 2;
       if (strip_begin_[middle] <= place) {
@@ -176,10 +194,10 @@ class WorkLine : public LineRules<TLengths> {
       }
     }
     const bool onward = from.sequence > low * sequences_per_strip();
-    std::int64_t begin = onward ? from.sequence_begin : strip_begin_[low];
+    TUnits begin = onward ? from.sequence_begin : strip_begin_[low];
     std::int64_t b = onward ? from.sequence : low * sequences_per_strip();
     SequenceWork work = work_of(b);
-    for (std::int64_t measure = sum_sequence(work).in(measure_); place >= begin + measure;
+    for (TUnits measure = sum_sequence(work).in(measure_); place >= begin + measure;
          measure = sum_sequence(work).in(measure_)) {
       begin += measure;
       work = work_of(++b);
@@ -189,11 +207,11 @@ class WorkLine : public LineRules<TLengths> {
 
   /// The output after `output` on the line; false at the line's end.
   LEAN_HD constexpr bool advance(Output& output) const noexcept {
-    const std::int64_t next_begin = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
+    const TUnits next_begin = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
     if (next_begin >= total()) return false;
     SequenceWork work = work_of(output.sequence);
     std::int64_t sequence = output.sequence;
-    std::int64_t sequence_begin = output.sequence_begin;
+    TUnits sequence_begin = output.sequence_begin;
     std::int32_t kv_head = output.kv_head;
     std::int32_t row_block = output.row_block + 1;
     if (row_block == shape_.row_blocks(work)) {
@@ -220,14 +238,14 @@ class WorkLine : public LineRules<TLengths> {
   using Rules::sum_sequence;
   using Rules::work_of;
 
-  [[nodiscard]] LEAN_HD constexpr Output locate_in_sequence(std::int64_t sequence, const SequenceWork& work, std::int64_t begin,
-                                                            std::int64_t place) const noexcept {
-    const std::int64_t head_measure = sum_head(work).in(measure_);
+  [[nodiscard]] LEAN_HD constexpr Output locate_in_sequence(std::int64_t sequence, const SequenceWork& work, TUnits begin,
+                                                            TUnits place) const noexcept {
+    const TUnits head_measure = sum_head(work).in(measure_);
     const auto kv_head = static_cast<std::int32_t>(quotient(place - begin, head_measure));
     Output output = make_output(
         {.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure, .sequence_begin = begin}, work);
     while (true) {
-      const std::int64_t end = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
+      const TUnits end = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
       if (place < end) return output;
       output.begin = end;
       ++output.row_block;
@@ -235,8 +253,8 @@ class WorkLine : public LineRules<TLengths> {
     }
   }
 
-  LineSums sums_;
-  std::int64_t strip_begin_[kStrips] = {};
+  Sums sums_;
+  TUnits strip_begin_[kStrips] = {};
 };
 
 }  // namespace lean::schedule

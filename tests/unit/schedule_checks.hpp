@@ -67,10 +67,10 @@ struct Case {
         Output output = {.sequence = static_cast<std::int64_t>(b), .kv_head = head, .row_block = block, .begin = begin};
         const std::int64_t row_end = std::min(rows, row + c.shape.q_rows);
         output.rows = static_cast<std::int32_t>(row_end - row);
-        output.tiles = seen_tiles(c.shape, c.works[b], row, row_end);
-        const std::int64_t paid_rows = std::max(0, output.rows - c.model.free_rows);
+        output.tiles = static_cast<std::int32_t>(seen_tiles(c.shape, c.works[b], row, row_end));
+        const std::int32_t paid_rows = std::max(0, output.rows - c.model.free_rows);
         output.tile_cost = c.model.tile_units + paid_rows * c.model.row_units;
-        output.cost = c.model.segment_units + output.tiles * output.tile_cost;
+        output.cost = c.model.segment_units + std::int64_t{output.tiles} * output.tile_cost;
         begin += measure == Measure::kCost ? output.cost : 1;
         outputs.push_back(output);
       }

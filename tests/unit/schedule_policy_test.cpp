@@ -125,10 +125,10 @@ TEST(SchedulePolicy, AShareCostsAtMostTheEqualShareAndAGranuleAndTwoSegmentCharg
     const LineSums& sums = checker.line().sums();
     if (sums.outputs == 0 || plan.whole_outputs) continue;
     const std::int64_t share = ceil_div(sums.cost, plan.workers);
-    std::int64_t granule = plan.granularity_tiles * sums.max_tile_cost;
+    std::int64_t granule = std::int64_t{plan.granularity_tiles} * sums.max_tile_cost;
     for (const Output& output : checker.outputs()) {
-      granule =
-          std::max(granule, std::min(plan.granularity_tiles, output.tiles) * output.tile_cost);  // an output that is never cut
+      const std::int64_t whole = std::int64_t{std::min(plan.granularity_tiles, output.tiles)} * output.tile_cost;
+      granule = std::max(granule, whole);  // an output that is never cut
     }
     ASSERT_LE(most(checker.worker_cost()), share + granule + 2 * model.segment_units + 2 * plan.snap_units);
     ASSERT_LE(plan.snap_units, std::max(share * model.align_percent / 200, share / 8));

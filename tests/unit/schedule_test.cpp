@@ -276,6 +276,46 @@ TEST(Schedule, TheLineIsFoundByPlaceAsByWalking) {
   }
 }
 
+// What a GPU computes in 32 bits where the capacities allow it.
+TEST(Schedule, NarrowUnitsGiveTheSameSegments) {
+  using NarrowLine = WorkLine<checks::ListedLengths, std::int32_t>;
+  Stream random(41);
+  for (std::int32_t round = 0; round < full_or_reduced(4000, 400); ++round) {
+    const Case c = random_case(random, 12);
+    for (const Policy& policy : all_policies()) {
+      const Measure measure = measure_of(policy.kind);
+      const LineShape shape = Checker(c, measure).line().shape();
+      const checks::ListedLengths lengths{c.works.data()};
+      checks::ListedLine wide(lengths, shape, c.model, measure);
+      NarrowLine narrow(lengths, shape, c.model, measure);
+      wide.build();
+      narrow.build();
+      const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+      const Plan wide_plan = make_plan(wide.sums(), policy, c.model, shape.tile_tokens, grid);
+      const auto narrow_plan = make_plan(narrow.sums(), policy, c.model, shape.tile_tokens, grid);
+      ASSERT_EQ(narrow_plan.workers, wide_plan.workers);
+      for (std::int32_t worker = 0; worker < wide_plan.workers; ++worker) {
+        SegmentCursor a(wide, wide_plan, worker);
+        SegmentCursor b(narrow, narrow_plan, worker);
+        while (a.next()) {
+          ASSERT_TRUE(b.next());
+          const Segment& x = a.segment();
+          const auto& y = b.segment();
+          ASSERT_EQ(x.output.sequence, y.output.sequence);
+          ASSERT_EQ(x.output.kv_head, y.output.kv_head);
+          ASSERT_EQ(x.output.row_block, y.output.row_block);
+          ASSERT_EQ(x.tile_begin, y.tile_begin);
+          ASSERT_EQ(x.tile_end, y.tile_end);
+          ASSERT_EQ(x.contributor, y.contributor);
+          ASSERT_EQ(x.contributors, y.contributors);
+          ASSERT_EQ(x.slots.slot(x.contributor), y.slots.slot(y.contributor));
+        }
+        ASSERT_FALSE(b.next());
+      }
+    }
+  }
+}
+
 TEST(Schedule, StripsSumToTheLineInAnyOrder) {
   Stream random(37);
   const Case c = random_case(random, 777);
@@ -289,7 +329,7 @@ TEST(Schedule, StripsSumToTheLineInAnyOrder) {
                               .tiles = output.tiles,
                               .outputs = 1,
                               .max_output_tiles = output.tiles,
-                              .max_tile_cost = output.tiles > 1 ? ceil_div(output.cost, output.tiles) : 0,
+                              .max_tile_cost = output.tiles > 1 ? static_cast<std::int32_t>(ceil_div(output.cost, output.tiles)) : 0,
                               .min_output_cost = output.cost,
                               .max_output_cost = output.cost});
   }

@@ -14,7 +14,7 @@ TEST(Shares, SmallLinesExhaustively) {
   for (std::int32_t parts = 1; parts <= 40; ++parts) {
     for (std::int64_t total = 0; total <= 150; ++total) {
       const Shares shares(total, parts);
-      for (std::int64_t g = 0; g <= parts; ++g)
+      for (std::int32_t g = 0; g <= parts; ++g)
         ASSERT_EQ(shares.begin(g), g * total / parts) << g << " of " << parts << ", " << total;
       for (std::int64_t place = 0; place <= total; ++place) {
         std::int64_t first = 0;
@@ -31,11 +31,11 @@ TEST(Shares, R04_LargeLinesExactly) {
   for (int i = 0; i < 200'000; ++i) {
     const auto parts = static_cast<std::int32_t>(random.between(1, random.one_of<std::int64_t>({132, 4096, INT32_MAX})));
     const std::int64_t total = random.between(0, random.one_of<std::int64_t>({1000, std::int64_t{1} << 40, std::int64_t{1} << 52}));
-    const std::int64_t g = random.between(0, parts);
+    const auto g = static_cast<std::int32_t>(random.between(0, parts));
     const Shares shares(total, parts);
     ASSERT_EQ(shares.begin(g), static_cast<std::int64_t>(Int128{g} * total / parts)) << g << " of " << parts << ", " << total;
     const std::int64_t place = random.between(0, total);
-    const std::int64_t first = shares.first_from(place);
+    const std::int32_t first = shares.first_from(place);
     ASSERT_GE(shares.begin(first), place);
     ASSERT_TRUE(first == 0 || shares.begin(first - 1) < place) << place << " of " << total << " in " << parts;
   }

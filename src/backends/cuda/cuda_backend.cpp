@@ -173,8 +173,9 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const tile::TileConfig config = entry.config.tile();
   const std::int32_t workers = worker_count(options);
   const RingSize ring = ring_size(entry, device, problem.head_dim);
+  const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
   DeviceCall call{.problem = problem,
-                  .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                  .shape = shape,
                   .cost_model = cost_model(),
                   .policy = options.policy,
                   .fixup = options.fixup,
@@ -183,6 +184,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .ring_stages = ring.stages,
                   .stage_bytes = ring.stage_bytes,
+                  .narrow = schedule::narrow_units(schedule::output_capacity(problem, config.q_rows), problem.kv_capacity, shape, cost_model()),
                   .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
                   .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes + std::int64_t{ring.stages} * ring.stage_bytes;

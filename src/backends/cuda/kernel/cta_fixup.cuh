@@ -48,17 +48,16 @@ class CtaFixup {
   /// Called by all consumer threads with the warps' results of a segment.
   template <bool kWhole>
   __device__ void end_segment(const SegmentRecord& record, const WarpTile<kConfig, kWhole>& tile) {
-    const schedule::Segment& segment = record.segment;
     share_states(tile);
-    if (segment.sole()) return combine(record, tile, {});
-    combine(record, tile, call_.slots.partial(segment.slots.slot(segment.contributor)));
+    if (record.sole()) return combine(record, tile, {});
+    combine(record, tile, call_.slots.partial(record.slots.slot(record.contributor)));
     if (call_.fixup == Fixup::kLastArriver) merge_if_last(record);
     if (call_.fixup == Fixup::kHostBlock) host_or_peer(record);
   }
 
   /// Fixup::kTwoKernels' second launch: the same merges as merge_if_last, by one worker.
   __device__ void merge_all(const SegmentRecord& record) {
-    const fixup::Grouping grouping = fixup::grouping_of(record.segment.contributors);
+    const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
     for (std::int32_t group = 0; group < grouping.groups; ++group) {
       merge_group(record, grouping, group);
       sync();
@@ -98,7 +97,7 @@ class CtaFixup {
   /// Sums O over the token warps, each scaled to the rows' common maximum, into `to`, or the output where that is empty.
   template <bool kWhole>
   __device__ void combine(const SegmentRecord& record, const WarpTile<kConfig, kWhole>& tile, const fixup::Partial& to) {
-    const std::int32_t rows = record.segment.output.rows;
+    const std::int32_t rows = record.rows;
     const std::int32_t dims = call_.problem.head_dim;
     const std::int32_t capacity = kExchangeBytes / static_cast<std::int32_t>(sizeof(float)) / (kConfig.token_warps() * rows);
     const std::int32_t pass_dims = min(capacity / kPieceDims * kPieceDims, dims);
@@ -157,27 +156,25 @@ class CtaFixup {
   }
 
   __device__ void merge_if_last(const SegmentRecord& record) {
-    const schedule::Segment& segment = record.segment;
-    const fixup::Grouping grouping = fixup::grouping_of(segment.contributors);
-    const std::int32_t group = segment.contributor / grouping.size;
-    const std::int32_t members = grouping.end(group, segment.contributors) - grouping.begin(group);
-    if (!arrive(call_.slots.counter(segment.slots.slot(grouping.begin(group))), members)) return;
+    const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
+    const std::int32_t group = record.contributor / grouping.size;
+    const std::int32_t members = grouping.end(group, record.contributors) - grouping.begin(group);
+    if (!arrive(call_.slots.counter(record.slots.slot(grouping.begin(group))), members)) return;
     merge_group(record, grouping, group);
     if (grouping.groups == 1) return;
     sync();
-    if (!arrive(call_.slots.second_counter(segment.slots.slot(0)), grouping.groups)) return;
+    if (!arrive(call_.slots.second_counter(record.slots.slot(0)), grouping.groups)) return;
     merge_groups(record, grouping);
   }
 
   /// The paper's fix-up: peers raise a flag; the host takes their partials in, in order, as they come. Its own is in slot 0.
   __device__ void host_or_peer(const SegmentRecord& record) {
-    const schedule::Segment& segment = record.segment;
-    if (segment.contributor != 0) {
-      if (thread_ == 0) fixup::signal<DeviceAtomic>(call_.slots.counter(segment.slots.slot(segment.contributor)));
+    if (record.contributor != 0) {
+      if (thread_ == 0) fixup::signal<DeviceAtomic>(call_.slots.counter(record.slots.slot(record.contributor)));
       return;
     }
-    for (std::int32_t c = 1 + thread_; c < segment.contributors; c += kThreads) {
-      fixup::wait_for<DeviceAtomic>(call_.slots.counter(segment.slots.slot(c)));
+    for (std::int32_t c = 1 + thread_; c < record.contributors; c += kThreads) {
+      fixup::wait_for<DeviceAtomic>(call_.slots.counter(record.slots.slot(c)));
     }
     sync();
     merge_all(record);
@@ -201,9 +198,9 @@ class CtaFixup {
   /// Contributors of one group, in index order, into the output, or into the group's place when there are several groups.
   __device__ void merge_group(const SegmentRecord& record, const fixup::Grouping& grouping, std::int32_t group) {
     const std::int32_t begin = grouping.begin(group);
-    const std::int32_t count = grouping.end(group, record.segment.contributors) - begin;
+    const std::int32_t count = grouping.end(group, record.contributors) - begin;
     fixup::Partial to;
-    if (grouping.groups > 1) to = call_.slots.group_partial(record.segment.slots.slot(begin));
+    if (grouping.groups > 1) to = call_.slots.group_partial(record.slots.slot(begin));
     merge(record, {.begin = begin, .count = count}, to);
   }
 
@@ -214,11 +211,11 @@ class CtaFixup {
   /// Partials in index order; loads go ahead of the merges, kAhead at a time, past the L1.
   __device__ __noinline__ void merge(const SegmentRecord& record, const MergeRun& run, const fixup::Partial& to) {
     constexpr int kAhead = 8;
-    const schedule::SlotMap slots = record.segment.slots;
+    const schedule::SlotMap slots = record.slots;
     const std::int64_t slot_bytes = call_.slots.layout.slot_bytes();
     const std::byte* bank = call_.slots.scratch + (run.of_groups ? call_.slots.layout.slots * slot_bytes : 0);
     const std::int32_t row_quads = call_.problem.head_dim / 4;
-    for (std::int32_t i = thread_; i < record.segment.output.rows * row_quads; i += kThreads) {
+    for (std::int32_t i = thread_; i < record.rows * row_quads; i += kThreads) {
       const std::int32_t row = i / row_quads;
       const std::int32_t dim = (i - row * row_quads) * 4;
       softmax::State state;
@@ -253,8 +250,8 @@ class CtaFixup {
   __device__ void write_output(const SegmentRecord& record, std::int32_t row, std::int32_t dim, const Quad& o,
                                softmax::State state) const {
     const Problem& problem = call_.problem;
-    const HeadPosition kv_head{record.segment.output.sequence, record.segment.output.kv_head};
-    const std::int64_t packed = std::int64_t{record.segment.output.row_block} * kConfig.q_rows + row;
+    const HeadPosition kv_head{record.sequence, record.kv_head};
+    const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
     const softmax::Finished finished = softmax::finalize(state);
     auto* to = static_cast<std::uint16_t*>(problem.o.data) + output::row_offset(problem, record.lengths, kv_head, packed) + dim;
     const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * finished.scale, o.x[1] * finished.scale);

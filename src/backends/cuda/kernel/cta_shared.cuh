@@ -12,11 +12,27 @@ inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahe
 
 /// One segment as the producer announces it to the other warps.
 struct SegmentRecord {
-  schedule::Segment segment;
+  std::int64_t sequence = 0;
+  std::int32_t kv_head = 0;
+  std::int32_t row_block = 0;
+  std::int32_t rows = 0;
+  std::int32_t contributor = 0;
+  std::int32_t contributors = 1;
+  schedule::SlotMap slots;
   Sequence lengths;
   std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence, in whole tiles but for the last
   std::int32_t token_end = 0;
   bool last = false;  // nothing more: no segment
+
+  [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
+};
+
+/// The work line, the plan and their sums while they are built.
+template <typename TUnits>
+struct CtaSchedule {
+  schedule::BasicLineSums<TUnits> strip_rows[DeviceLine<TUnits>::kStrips / kWarpThreads];
+  schedule::BasicPlan<TUnits> plan;
+  DeviceLine<TUnits> line;  // begun by one thread, built by all
 };
 
 template <KernelConfig kConfig>
@@ -32,9 +48,12 @@ struct CtaShared {
   float row_sum[kConfig.q_rows];
   float row_scale[kConfig.q_rows];
   std::int32_t arrived_last;
-  schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
-  schedule::Plan plan;
-  alignas(16) unsigned char line[sizeof(DeviceLine)];  // a DeviceLine, begun by one thread, built by all
+  alignas(16) unsigned char schedule[sizeof(CtaSchedule<std::int64_t>)];
+
+  template <typename TUnits>
+  [[nodiscard]] __device__ CtaSchedule<TUnits>& schedule_in() {
+    return *reinterpret_cast<CtaSchedule<TUnits>*>(schedule);
+  }
 };
 
 /// Bytes of the area through which warps exchange accumulators, a part of the dims at a time.

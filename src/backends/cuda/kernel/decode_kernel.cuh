@@ -71,6 +71,11 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
   }
 }
 
+template <KernelConfig kConfig, typename TUnits>
+__device__ void produce(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory) {
+  Producer<kConfig, TUnits>(call, shared, ring_memory).run(static_cast<std::int32_t>(blockIdx.x));
+}
+
 /// The parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
 template <DType kType, std::int32_t kHeadDim, std::int32_t kRows>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows)), 1)
@@ -80,9 +85,9 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
   CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
   init_barriers(call, shared);
-  build_line(call, shared);
-  const auto worker = static_cast<std::int32_t>(blockIdx.x);
-  if (worker >= shared.plan.workers) return;
+  const std::int32_t workers = call.narrow ? build_schedule(call, shared.template schedule_in<std::int32_t>())
+                                           : build_schedule(call, shared.template schedule_in<std::int64_t>());
+  if (static_cast<std::int32_t>(blockIdx.x) >= workers) return;
   if (threadIdx.x < kConfig.consumer_threads()) {
     if (call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, shared, memory, reinterpret_cast<float*>(exchange));
@@ -90,7 +95,11 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
       consume<kConfig, false>(call, shared, memory, reinterpret_cast<float*>(exchange));
     }
   } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
-    Producer<kConfig>(call, shared, memory).run(worker);
+    if (call.narrow) {
+      produce<kConfig, std::int32_t>(call, shared, memory);
+    } else {
+      produce<kConfig, std::int64_t>(call, shared, memory);
+    }
   }
 }
 

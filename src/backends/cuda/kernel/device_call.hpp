@@ -31,8 +31,13 @@ class DeviceLengths {
   fixup::StateHeader* header_;
 };
 
-using DeviceLine = schedule::WorkLine<DeviceLengths>;
-using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
+/// TUnits: 32 bits where call.narrow says that the whole line fits.
+template <typename TUnits>
+using DeviceRules = schedule::LineRules<DeviceLengths, TUnits>;
+template <typename TUnits>
+using DeviceLine = schedule::WorkLine<DeviceLengths, TUnits>;
+template <typename TUnits>
+using DeviceCursor = schedule::SegmentCursor<DeviceLengths, TUnits>;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -47,6 +52,7 @@ struct DeviceCall {
   float log2_scale = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
+  bool narrow = false;         // schedule::narrow_units() of the capacities
   bool bulk_copies = false;    // tokens of a head lie end to end: the copy engine takes whole tiles
   bool vector_output = false;  // four neighbouring outputs may be stored at once
 };

@@ -54,15 +54,14 @@ class WarpTile {
 
   /// Loads the queries of a row block and empties (O, m, l).
   __device__ void begin(const SegmentRecord& record) {
-    const schedule::Output& output = record.segment.output;
     const Problem& problem = call_.problem;
     const bool cumulative = problem.cu_q_tokens != nullptr;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int32_t row = row_of(half);
-      const bool exists = row < output.rows;
-      const PackedRow at = packed_row(std::int64_t{output.row_block} * kConfig.q_rows + (exists ? row : 0), call_.shape.group);
-      const HeadPosition head{output.sequence, output.kv_head * call_.shape.group + at.head_in_group};
+      const bool exists = row < record.rows;
+      const PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (exists ? row : 0), call_.shape.group);
+      const HeadPosition head{record.sequence, record.kv_head * call_.shape.group + at.head_in_group};
       const std::int64_t offset =
           q_offset(problem.q.strides, record.lengths, head, cumulative) + at.token * problem.q.strides.token;
       const auto* from = reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(problem.q.data) + offset);

@@ -11,7 +11,7 @@
 
 namespace lean::cuda {
 
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, typename TUnits>
 class Producer {
  public:
   __device__ Producer(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory)
@@ -24,7 +24,8 @@ class Producer {
 
   /// Called by the producer's threads; with bulk copies by its first thread alone.
   __device__ void run(std::int32_t worker) {
-    DeviceCursor cursor(*reinterpret_cast<const DeviceLine*>(shared_.line), shared_.plan, worker);
+    const CtaSchedule<TUnits>& built = shared_.template schedule_in<TUnits>();
+    DeviceCursor<TUnits> cursor(built.line, built.plan, worker);
     Turn record(kRecords);
     while (true) {
       if (thread_ == 0) {
@@ -47,7 +48,7 @@ class Producer {
   }
 
  private:
-  __device__ void announce(DeviceCursor& cursor, SegmentRecord& record) {
+  __device__ void announce(DeviceCursor<TUnits>& cursor, SegmentRecord& record) {
     if (call_.pass == Pass::kMergeOnly) {
       do record.last = !cursor.next();
       while (!record.last && (cursor.segment().sole() || cursor.segment().contributor != 0));
@@ -55,21 +56,27 @@ class Producer {
       record.last = !cursor.next();
     }
     if (record.last) return;
-    const schedule::Segment& segment = cursor.segment();
-    const Sequence lengths = LengthSource(call_.problem)(segment.output.sequence);
-    const std::int32_t group = call_.shape.group;
-    const std::int64_t last_row = std::int64_t{segment.output.row_block} * kConfig.q_rows + segment.output.rows - 1;
-    const std::int32_t visible = visible_end(lengths, packed_row(last_row, group).token, call_.problem.scores.causal);
-    const std::int64_t begin = lengths.kv_begin + segment.tile_begin * kConfig.tile_tokens;
-    const std::int64_t end = lengths.kv_begin + segment.tile_end * kConfig.tile_tokens;
-    record.segment = segment;
+    const schedule::BasicSegment<TUnits>& segment = cursor.segment();
+    const schedule::BasicOutput<TUnits>& output = segment.output;
+    const Sequence lengths = LengthSource(call_.problem)(output.sequence);
+    const std::int64_t last_row = std::int64_t{output.row_block} * kConfig.q_rows + output.rows - 1;
+    const std::int32_t visible = visible_end(lengths, packed_row(last_row, call_.shape.group).token, call_.problem.scores.causal);
+    const std::int64_t begin = lengths.kv_begin + std::int64_t{segment.tile_begin} * kConfig.tile_tokens;
+    const std::int64_t end = lengths.kv_begin + std::int64_t{segment.tile_end} * kConfig.tile_tokens;
+    record.sequence = output.sequence;
+    record.kv_head = output.kv_head;
+    record.row_block = output.row_block;
+    record.rows = output.rows;
+    record.contributor = segment.contributor;
+    record.contributors = segment.contributors;
+    record.slots = segment.slots;
     record.lengths = lengths;
     record.token_begin = static_cast<std::int32_t>(min_of(begin, visible));
     record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, visible));
   }
 
   __device__ void copy_segment(const SegmentRecord& record) {
-    const HeadPosition at{record.segment.output.sequence, record.segment.output.kv_head};
+    const HeadPosition at{record.sequence, record.kv_head};
     const bool cumulative = call_.problem.cu_kv_tokens != nullptr;
     const Strides& k_strides = call_.problem.k.strides;
     const Strides& v_strides = call_.problem.v.strides;
