@@ -1,14 +1,16 @@
 # The short commands. Each installs what it misses (tools/setup.sh) and says so.
 #   make demo      build and run the main job on real request lengths
 #   make test      every test there is, over three builds; ends with "N passed, M failed"
+#   make gpu-test  every test that needs a GPU, in 8 minutes; GPU_BIN=folder takes what is built there
 #   make build     the command at build/bin/lean, the library at build/lib
 #   make bench     whole calls and small pieces, measured
 #   make mutants   breaks the code on purpose and asks the tests to notice
 #   make format    formats the sources; make check-format only looks
 CLANG_FORMAT := .venv/bin/clang-format
-SOURCES = $(shell find include src cli tests bench examples -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c')
+SOURCES = $(shell find include src cli tests bench examples -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
+  -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build demo test bench mutants format check-format clean
+.PHONY: build demo test gpu-test bench mutants format check-format clean
 
 build:
 	tools/setup.sh build
@@ -21,6 +23,14 @@ demo: build
 test:
 	tools/setup.sh check
 	python3 tools/run_tests.py
+
+gpu-test:
+ifeq ($(GPU_BIN),)
+	tools/setup.sh build
+	cmake --preset cuda
+	cmake --build --preset cuda --target conformance_tests gpu_tests
+endif
+	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN))
 
 bench: build
 	cmake --build --preset cpu --target lean_microbench
@@ -40,4 +50,4 @@ check-format:
 	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan-ubsan build-tsan build-mutants
+	rm -rf build build-asan-ubsan build-tsan build-cuda build-mutants

@@ -73,6 +73,7 @@ void require_accepted(const Status& status) {
                                     {"kv_heads", "--kv-heads"},
                                     {"head_dim", "--head-dim"},
                                     {"q_tokens", "--n-q"},
+                                    {"q.dtype", "--dtype"},
                                     {"batch", "--lens"}};
   if (status.ok()) return;
   const std::string_view message = status.message;
@@ -93,7 +94,7 @@ void CallOptions::add_schedule_to(CLI::App& app) {
   add_choice(app, "--determinism", determinism_, kDeterminisms,
              "run-to-run by default; with batch-invariant, lean means fixed-chunk")
       ->group(group);
-  app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads")
+  app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
       ->check(CLI::Range(0, 4096))
       ->group(group);
 }
@@ -102,21 +103,20 @@ void CallOptions::add_to(CLI::App& app) {
   const std::string group = "Call";
   add_schedule_to(app);
   add_choice(app, "--fixup", fixup_, kFixups, "Who merges shared outputs; last-arriver by default")->group(group);
-  add_choice(app, "--isa", isa_, kIsas, "Instruction set; best by default: the widest this machine runs")->group(group);
-  add_backend_to(app);
-}
-
-void add_backend_to(CLI::App& app) {
-  app.add_option_function<std::string>(
-         "--backend", [](const std::string&) {}, "Where to run: cpu (this build has no other)")
-      ->check(CLI::IsMember({"cpu"}))
-      ->group("Call");
+  add_choice(app, "--isa", isa_, kIsas, "CPU: instruction set; best by default: the widest this machine runs")->group(group);
+  backend_.add_to(app, "the CPU");
 }
 
 Options CallOptions::options() const {
-  const Options options{
-      .policy = parse_policy(schedule_), .fixup = fixup_, .determinism = determinism_, .workers = workers_, .cpu_isa = isa_};
+  const Options options{.backend = backend_.backend_or(Backend::kCpu),
+                        .policy = parse_policy(schedule_),
+                        .fixup = fixup_,
+                        .determinism = determinism_,
+                        .workers = workers_,
+                        .cpu_isa = isa_};
   require_accepted(option_preconditions().check(resolve(options)));
+  if (options.backend == Backend::kCuda && isa_ != CpuIsa::kBest)
+    throw BadArgument("--isa", name_of(isa_), "goes with --backend cpu");
   if (!cpu_isa_available(isa_)) {
     std::string runs;
     for (const CpuIsa isa : available_isas()) runs += (runs.empty() ? "" : ", ") + std::string(name_of(isa));

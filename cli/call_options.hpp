@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/backend_option.hpp"
 #include "lean/options.hpp"
 #include "lean/status.hpp"
 
@@ -30,10 +31,8 @@ class CallOptions {
   Determinism determinism_ = Determinism::kRunToRun;
   std::int32_t workers_ = 0;
   CpuIsa isa_ = CpuIsa::kBest;
+  BackendOption backend_;
 };
-
-/// --backend, which has one value until a GPU backend is built in.
-void add_backend_to(CLI::App& app);
 
 /// "lean", "fixed-split", "fixed-split:8", "data-parallel", "fixed-chunk", "fixed-chunk:512". Throws BadArgument.
 [[nodiscard]] Policy parse_policy(const std::string& text);

@@ -1,44 +1,87 @@
 #include "cli/decode_problem.hpp"
 
-#include <cstring>
-
+#include "base/int_math.hpp"
+#include "cli/gpu.hpp"
 #include "cli/normal_fill.hpp"
 
 namespace lean::cli {
 namespace {
 
+/// Where V begins behind K: huge pages keep to one tensor where there are any.
+constexpr std::int64_t kLargeAlignment = std::int64_t{2} << 20;
+constexpr std::int64_t kSmallAlignment = 256;
+
+std::int64_t padded_tensor_bytes(DType dtype, std::int64_t elements, Place place) {
+  const std::int64_t bytes = elements * bytes_of(dtype);
+  return round_up(bytes, place == Place::kHost && bytes >= kLargeAlignment ? kLargeAlignment : kSmallAlignment);
+}
+
 /// Independent streams of numbers from one seed.
 enum class Stream : std::uint64_t { kK = 1, kV = 2, kQ = 3 };
 
-std::uint64_t seed_of(std::uint64_t seed, Stream stream) { return seed * 4 + static_cast<std::uint64_t>(stream); }
+std::uint64_t seed_of(std::uint64_t seed, Stream stream, std::int64_t copy = 0) {
+  return ((static_cast<std::uint64_t>(copy) << 40) + seed) * 4 + static_cast<std::uint64_t>(stream);
+}
+
+/// A copy on the GPU of what the problem points to on the host.
+Buffer lengths_on_device(const std::vector<std::int32_t>& lengths) {
+  const auto bytes = static_cast<std::int64_t>(lengths.size() * sizeof(std::int32_t));
+  Buffer buffer(bytes, Place::kDevice);
+  gpu::copy(buffer.data(), lengths.data(), bytes);
+  return buffer;
+}
 
 }  // namespace
 
-KvPool::KvPool(DType pool_dtype, std::int64_t elements, std::uint64_t seed)
-    : dtype(pool_dtype), k(elements * bytes_of(pool_dtype)), v(elements * bytes_of(pool_dtype)) {
-  normal_fill(k.data(), dtype, elements, seed_of(seed, Stream::kK));
-  normal_fill(v.data(), dtype, elements, seed_of(seed, Stream::kV));
+KvPool::KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place, std::int64_t copies)
+    : dtype_(dtype),
+      copies_(copies),
+      tensor_bytes_(padded_tensor_bytes(dtype, elements, place)),
+      memory_(2 * copies * tensor_bytes_, place) {
+  const NormalNumbers numbers(dtype, place);
+  for (std::int64_t copy = 0; copy < copies; ++copy) {
+    numbers.fill(k(copy), elements, seed_of(seed, Stream::kK, copy));
+    numbers.fill(v(copy), elements, seed_of(seed, Stream::kV, copy));
+  }
+}
+
+std::int64_t KvPool::bytes_for(DType dtype, std::int64_t elements, std::int64_t copies) {
+  return 2 * copies * padded_tensor_bytes(dtype, elements, Place::kDevice);
 }
 
 DecodeProblem::DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::uint64_t seed)
     : spec_(spec),
+      pool_(pool),
       shape_(spec),
-      q_(spec.query_elements() * bytes_of(spec.dtype)),
-      o_(q_.bytes()),
-      lse_(spec.batch() * spec.q_tokens * spec.q_heads * static_cast<std::int64_t>(sizeof(float))),
+      q_(spec.query_elements() * bytes_of(spec.dtype), pool.place()),
+      o_(q_.bytes(), pool.place()),
+      lse_(spec.batch() * spec.q_tokens * spec.q_heads * static_cast<std::int64_t>(sizeof(float)), pool.place()),
       problem_(shape_.problem()) {
-  normal_fill(q_.data(), spec.dtype, spec.query_elements(), seed_of(seed, Stream::kQ));
+  NormalNumbers(spec.dtype, pool.place()).fill(q_.data(), spec.query_elements(), seed_of(seed, Stream::kQ));
   problem_.q.data = q_.data();
-  problem_.k.data = pool.k.data();
-  problem_.v.data = pool.v.data();
+  problem_.k.data = pool.k();
+  problem_.v.data = pool.v();
   problem_.o.data = o_.data();
   problem_.lse.data = reinterpret_cast<float*>(lse_.data());
+  if (pool.place() == Place::kHost) return;
+  lengths_ = lengths_on_device(shape_.lengths());
+  const auto* const lengths = reinterpret_cast<const std::int32_t*>(lengths_.data());
+  if (problem_.cu_kv_tokens != nullptr) problem_.cu_kv_tokens = lengths;
+  if (problem_.kv_lengths != nullptr) problem_.kv_lengths = lengths;
+  gpu::synchronize();
+}
+
+Problem DecodeProblem::problem_on(std::int64_t copy) const {
+  Problem problem = problem_;
+  problem.k.data = pool_.k(copy);
+  problem.v.data = pool_.v(copy);
+  return problem;
 }
 
 void DecodeProblem::poison_outputs() const {
   // All ones is a NaN in each of the types.
-  std::memset(o_.data(), 0xFF, static_cast<std::size_t>(o_.bytes()));
-  std::memset(lse_.data(), 0xFF, static_cast<std::size_t>(lse_.bytes()));
+  o_.set_bytes(0xFF);
+  lse_.set_bytes(0xFF);
 }
 
 }  // namespace lean::cli

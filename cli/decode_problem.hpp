@@ -1,5 +1,5 @@
-// DecodeProblem: a ProblemSpec with memory behind it. K and V are carved from a KvPool of N(0, 1) numbers, which many
-// problems may share one after the other; q, o and lse are its own.
+// DecodeProblem: a ProblemSpec with memory behind it, on the host or the GPU. K and V are carved from a KvPool of N(0, 1)
+// numbers, which many problems may share one after the other; q, o and lse are its own.
 #pragma once
 
 #include <cstdint>
@@ -10,29 +10,54 @@
 
 namespace lean::cli {
 
-struct KvPool {
-  DType dtype;
-  Buffer k;
-  Buffer v;
+/// K and V, once or several times: calls that go round the copies find none of them in a cache. Copy 0 holds the same numbers
+/// on the host and on the GPU; every copy has its own.
+class KvPool {
+ public:
+  /// `elements` of K and as many of V in every copy.
+  KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place = Place::kHost, std::int64_t copies = 1);
 
-  /// `elements` of K and as many of V.
-  KvPool(DType pool_dtype, std::int64_t elements, std::uint64_t seed);
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] Place place() const { return memory_.place(); }
+  [[nodiscard]] std::int64_t copies() const { return copies_; }
+  [[nodiscard]] std::byte* k(std::int64_t copy = 0) const { return memory_.data() + 2 * copy * tensor_bytes_; }
+  [[nodiscard]] std::byte* v(std::int64_t copy = 0) const { return k(copy) + tensor_bytes_; }
+
+  /// What a pool takes.
+  [[nodiscard]] static std::int64_t bytes_for(DType dtype, std::int64_t elements, std::int64_t copies);
+
+ private:
+  DType dtype_;
+  std::int64_t copies_;
+  std::int64_t tensor_bytes_;  // of K, padded
+  Buffer memory_;              // K and V of copy 0, of copy 1 ..
 };
 
 class DecodeProblem {
  public:
-  /// `pool` holds spec.stored_elements() of spec.dtype or more, and outlives this.
+  /// `pool` holds spec.stored_elements() of spec.dtype or more, and outlives this, which lies where the pool does.
   DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::uint64_t seed);
 
   [[nodiscard]] const ProblemSpec& spec() const { return spec_; }
+  [[nodiscard]] Place place() const { return pool_.place(); }
+  [[nodiscard]] const KvPool& pool() const { return pool_; }
+
+  /// On copy 0 of the pool.
   [[nodiscard]] const Problem& problem() const { return problem_; }
+  [[nodiscard]] Problem problem_on(std::int64_t copy) const;
+  /// Without data, and its lengths on the host: what schedules are explained from.
+  [[nodiscard]] const Problem& shape() const { return shape_.problem(); }
+  [[nodiscard]] const Buffer& o() const { return o_; }
+  [[nodiscard]] const Buffer& lse() const { return lse_; }
 
   /// NaN in every element of o and lse: what a call forgets to write cannot pass.
   void poison_outputs() const;
 
  private:
   ProblemSpec spec_;
+  const KvPool& pool_;
   ProblemShape shape_;
+  Buffer lengths_;  // on the GPU only
   Buffer q_;
   Buffer o_;
   Buffer lse_;

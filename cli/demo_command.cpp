@@ -1,14 +1,18 @@
 // lean demo: the main job on real request lengths. Decode attention of one Llama-3-8B layer for a batch of conversation
-// requests, by each of the paper's schedules, in one table; and the paper's first figure for this very batch.
+// requests, by each of the paper's schedules, in one table; and the paper's first figure for this very batch. Takes the GPU
+// where there is one.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 
+#include "cli/backend_option.hpp"
 #include "cli/bad_argument.hpp"
+#include "cli/call_chain.hpp"
 #include "cli/call_options.hpp"
 #include "cli/ceilings.hpp"
 #include "cli/command.hpp"
+#include "cli/gpu_timing.hpp"
 #include "cli/machine.hpp"
 #include "cli/measure.hpp"
 #include "cli/oracle.hpp"
@@ -33,18 +37,20 @@ constexpr const char* kAttribution =
 struct DemoRow {
   Policy policy{};
   schedule::ScheduleMap map{};        // for the workers used
-  schedule::ScheduleMap predicted{};  // for kPredictedWorkers
+  schedule::ScheduleMap predicted{};  // on the CPU: for kPredictedWorkers
   Samples call{};
   Verdict verdict{};
 };
 
 struct Demo {
+  Backend backend = Backend::kCpu;
   ProblemSpec spec;
   std::string source;
   std::string note;
   Samples ceiling;
   std::vector<DemoRow> rows;
 
+  [[nodiscard]] bool on_gpu() const { return backend == Backend::kCuda; }
   [[nodiscard]] double gbps(const Samples& samples) const { return static_cast<double>(spec.kv_bytes()) / samples.median() / 1e3; }
   [[nodiscard]] bool passes() const {
     return std::all_of(rows.begin(), rows.end(), [](const DemoRow& row) { return row.verdict.passes(); });
@@ -58,9 +64,9 @@ ProblemSpec llama_layer(std::vector<std::int32_t> kv_lens) {
 }
 
 /// As many requests of a trace, evenly spread, as memory and a minute allow.
-ProblemSpec whole_trace(const std::string& path) {
+ProblemSpec whole_trace(const std::string& path, Place place) {
   const std::vector<std::int32_t> all = trace_lengths(path, 0, Pick::kSpread);
-  const std::int64_t limit = std::min(kMaxKvBytes, available_memory_bytes() / 2);
+  const std::int64_t limit = std::min(kMaxKvBytes, available_memory_bytes(place) / 2);
   ProblemSpec spec = llama_layer(all);
   for (auto count = static_cast<std::int64_t>(all.size()); spec.kv_bytes() > limit && count > 1;) {
     count = std::max<std::int64_t>(1, std::min(count - 1, count * limit / spec.kv_bytes()));
@@ -69,23 +75,47 @@ ProblemSpec whole_trace(const std::string& path) {
   return spec;
 }
 
-std::string to_text(const Demo& demo, const std::string& svg_path) {
-  const Machine machine = inspect_machine();
-  const std::string workers = std::to_string(demo.rows[0].map.workers_asked);
-  Table table({"schedule", "time", "min", "max", "GB/s", "of read bandwidth", "balance, " + workers + " workers",
-               fmt::format("balance, {} workers", kPredictedWorkers), "error / bound"});
-  for (const DemoRow& row : demo.rows) {
-    table.add({schedule::format::policy_words(row.map), time_text(row.call.median()), time_text(row.call.min()),
-               time_text(row.call.max()), fmt::format("{:.2f}", demo.gbps(row.call)),
-               percent_text(demo.ceiling.median() / row.call.median()), schedule::format::percent(row.map.tiles.ratio()),
-               schedule::format::percent(row.predicted.tiles.ratio()), ratio_text(row.verdict.error_ratio)});
+std::string device_words(const Demo& demo) {
+  if (demo.on_gpu()) {
+    const gpu::Device device = gpu::devices().at(0);
+    return fmt::format("{}: {} multiprocessors", device.name, device.multiprocessors);
   }
-  std::string text = fmt::format("lean-attention {} on {}: {} threads ({}), {}\n", LEAN_VERSION_STRING, machine.cpu_model,
-                                 machine.threads, machine.executor, name_of(best_cpu_isa()));
+  const Machine machine = inspect_machine();
+  return fmt::format("{}: {} threads ({}), {}", machine.cpu_model, machine.threads, machine.executor, name_of(best_cpu_isa()));
+}
+
+std::string table_text(const Demo& demo) {
+  std::vector<std::string> header{"schedule",
+                                  "time",
+                                  "min",
+                                  "max",
+                                  "GB/s",
+                                  "of read bandwidth",
+                                  fmt::format("balance, {} workers", demo.rows[0].map.workers_asked)};
+  if (!demo.on_gpu()) header.push_back(fmt::format("balance, {} workers", kPredictedWorkers));
+  header.push_back("error / bound");
+  Table table(header);
+  for (const DemoRow& row : demo.rows) {
+    std::vector<std::string> cells{schedule::format::policy_words(row.map),
+                                   time_text(row.call.median()),
+                                   time_text(row.call.min()),
+                                   time_text(row.call.max()),
+                                   fmt::format("{:.2f}", demo.gbps(row.call)),
+                                   percent_text(demo.ceiling.median() / row.call.median()),
+                                   schedule::format::percent(row.map.tiles.ratio())};
+    if (!demo.on_gpu()) cells.push_back(schedule::format::percent(row.predicted.tiles.ratio()));
+    cells.push_back(ratio_text(row.verdict.error_ratio));
+    table.add(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string to_text(const Demo& demo, const std::string& svg_path) {
+  std::string text = fmt::format("lean-attention {} on {}\n", LEAN_VERSION_STRING, device_words(demo));
   text += fmt::format("Decode attention, one layer of Llama-3-8B: {}\n  lengths: {}\n", describe(demo.spec), demo.source);
   if (!demo.note.empty()) text += "  " + demo.note + "\n";
-  text += fmt::format("\n{}\nread bandwidth: {:.2f} GB/s, a pure read of the same bytes by the same threads in the same run\n",
-                      table.text(), demo.gbps(demo.ceiling));
+  text += fmt::format("\n{}\nread bandwidth: {:.2f} GB/s, a pure read of the same bytes by the same {} in the same run\n",
+                      table_text(demo), demo.gbps(demo.ceiling), demo.on_gpu() ? "GPU" : "threads");
   text += "balance: mean / longest work per worker, in tiles\n";
   for (const DemoRow& row : demo.rows) {
     if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
@@ -94,8 +124,10 @@ std::string to_text(const Demo& demo, const std::string& svg_path) {
 }
 
 Json to_json(const Demo& demo, const std::string& svg_path) {
-  Json json{
-      {"command", "demo"}, {"device", inspect_machine().cpu_model}, {"isa", name_of(best_cpu_isa())}, {"source", demo.source}};
+  Json json{{"command", "demo"}, {"backend", name_of(demo.backend)}};
+  json["device"] = demo.on_gpu() ? gpu::devices().at(0).name : inspect_machine().cpu_model;
+  if (!demo.on_gpu()) json["isa"] = name_of(best_cpu_isa());
+  json["source"] = demo.source;
   add_problem(json, demo.spec);
   json["ceiling_us"] = demo.ceiling.median();
   json["rows"] = Json::array();
@@ -106,8 +138,10 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
     line["read_fraction"] = demo.ceiling.median() / row.call.median();
     line["workers"] = row.map.workers_asked;
     line["balance"] = row.map.tiles.ratio();
-    line["predicted_workers"] = kPredictedWorkers;
-    line["predicted_balance"] = row.predicted.tiles.ratio();
+    if (!demo.on_gpu()) {
+      line["predicted_workers"] = kPredictedWorkers;
+      line["predicted_balance"] = row.predicted.tiles.ratio();
+    }
     line["error_ratio"] = row.verdict.error_ratio;
     line["rows_checked"] = row.verdict.rows_checked;
     line["passes"] = row.verdict.passes();
@@ -121,7 +155,9 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
 void draw(const Demo& demo, const std::string& path) {
   std::vector<schedule::ScheduleMap> maps;
   for (const DemoRow& row : demo.rows) maps.push_back(row.map);
-  for (const DemoRow& row : demo.rows) maps.push_back(row.predicted);
+  for (const DemoRow& row : demo.rows) {
+    if (!demo.on_gpu()) maps.push_back(row.predicted);
+  }
   const auto columns = static_cast<std::int32_t>(demo.rows.size());
   write_file("--svg", path, schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800}));
 }
@@ -136,10 +172,11 @@ class DemoCommand final : public Command {
     app.add_option("--trace", trace_, "CSV with a column ContextTokens, in place of the built-in 32 lengths");
     app.add_option("--batch", batch_, "Requests to take from the trace, evenly spread; 0: as many as fit")
         ->check(CLI::Range(0, 1 << 20));
-    app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads")
+    app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
         ->check(CLI::Range(0, 4096));
     app.add_option("--repeat", repeat_, "Rounds to time")->check(CLI::Range(1, 100'000))->capture_default_str();
     app.add_option("--svg", svg_path_, "Where to write the drawing")->capture_default_str();
+    backend_.add_to(app, "the GPU where there is one, else the CPU");
   }
 
   int run(bool json) override {
@@ -154,6 +191,7 @@ class DemoCommand final : public Command {
  private:
   [[nodiscard]] Demo choose_batch() const {
     Demo demo;
+    demo.backend = backend_.backend_or(best_backend());
     if (trace_.empty()) {
       demo.spec = llama_layer(conv32_lengths());
       demo.source = kAttribution;
@@ -163,7 +201,7 @@ class DemoCommand final : public Command {
     if (batch_ > 0) {
       demo.spec = llama_layer(trace_lengths(trace_, batch_, Pick::kSpread));
     } else {
-      demo.spec = whole_trace(trace_);
+      demo.spec = whole_trace(trace_, place_of(demo.backend));
       demo.note = "evenly spread over the trace: what fits memory and a minute; --batch N takes another number";
     }
     return demo;
@@ -171,31 +209,48 @@ class DemoCommand final : public Command {
 
   void measure_and_check(Demo& demo) const {
     Progress progress;
-    require_memory(2 * demo.spec.stored_elements() * bytes_of(demo.spec.dtype), "take fewer requests with --batch");
+    const Place place = place_of(demo.backend);
+    const std::int64_t copies = demo.on_gpu() ? copies_for(demo.spec.kv_bytes()) : 1;
+    require_memory(place, KvPool::bytes_for(demo.spec.dtype, demo.spec.stored_elements(), copies),
+                   "take fewer requests with --batch");
     progress.say("making K and V");
-    const KvPool pool(demo.spec.dtype, demo.spec.stored_elements(), kSeed);
+    const KvPool pool(demo.spec.dtype, demo.spec.stored_elements(), kSeed, place, copies);
     const DecodeProblem problem(demo.spec, pool, kSeed);
     progress.say("computing the fp64 answers to check against");
-    const Oracle oracle(problem.problem(), kMaxCheckedProducts);
+    const Oracle oracle(problem, kMaxCheckedProducts);
 
     std::vector<PreparedCall> calls;
     for (const Policy& policy : {Policy::lean(), Policy::fixed_split(), Policy::data_parallel()}) {
-      Options options{.policy = policy, .workers = workers_};
+      Options options{.backend = demo.backend, .policy = policy, .workers = workers_};
       calls.emplace_back(problem, options);
-      DemoRow row{.policy = policy, .map = map_of(problem.problem(), options)};
+      DemoRow row{.policy = policy, .map = map_of(problem.shape(), options)};
       progress.say("checking " + schedule::format::policy_words(row.map));
       problem.poison_outputs();
       calls.back().run();
       row.verdict = oracle.check(rounding_of(problem.problem(), options));
-      options.workers = kPredictedWorkers;
-      row.predicted = map_of(problem.problem(), options);
+      if (!demo.on_gpu()) {
+        options.workers = kPredictedWorkers;
+        row.predicted = map_of(problem.shape(), options);
+      }
       demo.rows.push_back(std::move(row));
     }
     progress.say("measuring");
-    time_calls(demo, problem, calls);
+    if (demo.on_gpu()) {
+      time_gpu_calls(demo, problem, calls);
+    } else {
+      time_cpu_calls(demo, problem, calls);
+    }
   }
 
-  void time_calls(Demo& demo, const DecodeProblem& problem, const std::vector<PreparedCall>& calls) const {
+  void time_gpu_calls(Demo& demo, const DecodeProblem& problem, const std::vector<PreparedCall>& calls) const {
+    std::vector<const PreparedCall*> subjects;
+    for (const PreparedCall& call : calls) subjects.push_back(&call);
+    const GpuTimes times = time_on_gpu(problem, subjects, GpuInstruments(), {.rounds = repeat_, .check = {}});
+    for (std::size_t i = 0; i < demo.rows.size(); ++i) demo.rows[i].call = times.calls[i].chained;
+    demo.ceiling = times.ceiling.chained;
+  }
+
+  void time_cpu_calls(Demo& demo, const DecodeProblem& problem, const std::vector<PreparedCall>& calls) const {
     const ReadCeiling ceiling(problem, demo.rows[0].map.workers_asked);
     std::vector<std::function<void()>> subjects;
     for (const PreparedCall& call : calls) subjects.emplace_back([&call] { call.run(); });
@@ -208,6 +263,7 @@ class DemoCommand final : public Command {
   std::string trace_;
   std::int64_t batch_ = 0;
   std::int32_t workers_ = 0;
+  BackendOption backend_;
   int repeat_ = 21;
   std::string svg_path_ = "lean-schedule.svg";
 };

@@ -1,18 +1,18 @@
 #include "cli/normal_fill.hpp"
 
-#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "cli/gpu.hpp"
+#include "cli/normal_hash.hpp"
 #include "cli/threads.hpp"
 
 namespace lean::cli {
 namespace {
 
-constexpr std::int64_t kQuantiles = 65536;
-constexpr std::int64_t kPerHash = 4;     // elements drawn from one 64-bit hash, 16 bits each
 constexpr std::int64_t kGranule = 4096;  // elements: threads never share a cache line
 
 double normal_cdf(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
@@ -36,45 +36,59 @@ const std::vector<float>& quantiles() {
   return table;
 }
 
-/// SplitMix64: a bijection of the counter, every output bit depends on every input bit.
-std::uint64_t hash(std::uint64_t x) {
-  x += 0x9E3779B97F4A7C15U;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31);
+template <typename T>
+void write_table(const Buffer& table) {
+  for (std::int64_t i = 0; i < kQuantiles; ++i) {
+    reinterpret_cast<T*>(table.data())[i] = from_float<T>(quantiles()[static_cast<std::size_t>(i)]);
+  }
 }
 
-template <typename T>
-std::vector<T> table_of() {
-  std::vector<T> table;
-  table.reserve(kQuantiles);
-  for (const float q : quantiles()) table.push_back(from_float<T>(q));
+Buffer make_table(DType dtype) {
+  Buffer table(kQuantiles * bytes_of(dtype));
+  switch (dtype) {
+    case DType::kFloat32: write_table<float>(table); break;
+    case DType::kFloat16: write_table<Half>(table); break;
+    case DType::kBFloat16: write_table<BFloat16>(table); break;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: break;  // no command offers them
+  }
   return table;
 }
 
 template <typename T>
-void fill(T* data, std::int64_t elements, std::uint64_t seed) {
-  const std::vector<T> table = table_of<T>();
-  const std::uint64_t key = hash(seed);
+void fill_on_host(T* data, const T* table, std::int64_t elements, std::uint64_t key) {
   const std::int32_t threads = thread_count();
   on_threads(threads, [&](std::int32_t thread) {
     const Range part = part_of(elements, kGranule, thread, threads);
     for (std::int64_t i = part.begin; i < part.end; i += kPerHash) {
-      std::uint64_t bits = hash(key ^ static_cast<std::uint64_t>(i / kPerHash));
+      std::uint64_t bits = quantile_bits(key, i / kPerHash);
       for (std::int64_t j = i; j < min_of(i + kPerHash, part.end); ++j, bits >>= 16) data[j] = table[bits & 0xFFFFU];
     }
   });
 }
 
+template <typename T>
+void fill_on_host(void* data, const Buffer& table, std::int64_t elements, std::uint64_t key) {
+  fill_on_host(static_cast<T*>(data), reinterpret_cast<const T*>(table.data()), elements, key);
+}
+
 }  // namespace
 
-void normal_fill(void* data, DType dtype, std::int64_t elements, std::uint64_t seed) {
-  switch (dtype) {
-    case DType::kFloat32: return fill(static_cast<float*>(data), elements, seed);
-    case DType::kFloat16: return fill(static_cast<Half*>(data), elements, seed);
-    case DType::kBFloat16: return fill(static_cast<BFloat16*>(data), elements, seed);
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: return;  // no command offers them
+NormalNumbers::NormalNumbers(DType dtype, Place place) : dtype_(dtype), table_(make_table(dtype)) {
+  if (place == Place::kHost) return;
+  Buffer on_device(table_.bytes(), place);
+  copy_bytes(on_device, table_);
+  table_ = std::move(on_device);
+}
+
+void NormalNumbers::fill(void* data, std::int64_t elements, std::uint64_t seed) const {
+  const std::uint64_t key = normal_hash(seed);
+  if (table_.place() == Place::kDevice) {
+    gpu::fill_from_table(data, table_.data(), bytes_of(dtype_), elements, key);
+  } else if (bytes_of(dtype_) == 4) {
+    fill_on_host<std::uint32_t>(data, table_, elements, key);
+  } else {
+    fill_on_host<std::uint16_t>(data, table_, elements, key);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/int_math.hpp"
+#include "cli/gpu.hpp"
 #include "cli/threads.hpp"
 #include "problem/address.hpp"
 #include "problem/preconditions.hpp"
@@ -81,7 +82,26 @@ std::vector<Heads> choose(const Problem& problem, std::int64_t max_products) {
 
 }  // namespace
 
-Oracle::Oracle(const Problem& problem, std::int64_t max_products) : rows_(problem.batch * problem.q_heads * problem.q_tokens) {
+Oracle::Oracle(const DecodeProblem& problem, std::int64_t max_products)
+    : problem_(problem), rows_(problem.spec().batch() * problem.spec().q_heads * problem.spec().q_tokens) {
+  if (problem.place() == Place::kDevice) {
+    answer_on_gpu();
+  } else {
+    answer_on_host(max_products);
+  }
+}
+
+void Oracle::answer_on_gpu() {
+  o_ = Buffer(problem_.o().bytes());
+  lse_ = Buffer(problem_.lse().bytes());
+  Problem results = problem_.shape();
+  results.o.data = o_.data();
+  results.lse.data = reinterpret_cast<float*>(lse_.data());
+  items_.push_back({.sequence = 0, .q_head = 0, .problem = results, .answer = gpu::reference_answer(problem_.problem())});
+}
+
+void Oracle::answer_on_host(std::int64_t max_products) {
+  const Problem& problem = problem_.problem();
   for (const Heads& heads : choose(problem, max_products)) {
     items_.push_back({.sequence = heads.sequence, .q_head = heads.first, .problem = part_of_problem(problem, heads), .answer = {}});
   }
@@ -92,13 +112,17 @@ Oracle::Oracle(const Problem& problem, std::int64_t max_products) : rows_(proble
 }
 
 Verdict Oracle::check(const reference::Rounding& rounding) const {
+  if (problem_.place() == Place::kDevice) {
+    copy_bytes(o_, problem_.o());
+    copy_bytes(lse_, problem_.lse());
+  }
   Verdict verdict{.rows = rows_};
   for (const Item& item : items_) {
     reference::ErrorReport report = reference::compare(item.problem, item.answer, rounding);
     verdict.rows_checked += item.answer.rows();
     if (!item.answer.status.ok()) report.error_ratio = std::numeric_limits<double>::infinity();
     if (report.error_ratio < verdict.error_ratio || (report.error_ratio == verdict.error_ratio && !verdict.worst.empty())) continue;
-    report.worst.sequence = item.sequence;
+    report.worst.sequence += item.sequence;
     report.worst.head += item.q_head;
     verdict.error_ratio = report.error_ratio;
     verdict.worst = item.answer.status.ok() ? reference::describe(report) : item.answer.status.message;

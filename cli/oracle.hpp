@@ -9,6 +9,8 @@
 
 #include "backends/reference/error_bound.hpp"
 #include "backends/reference/reference.hpp"
+#include "cli/decode_problem.hpp"
+#include "cli/memory.hpp"
 #include "lean/problem.hpp"
 
 namespace lean::cli {
@@ -26,8 +28,9 @@ struct Verdict {
 
 class Oracle {
  public:
-  /// Computes answers for rows worth up to `max_products` multiply-adds, spread over the batch, at least one output's.
-  explicit Oracle(const Problem& problem, std::int64_t max_products = kCheckEverything);
+  /// On the host: answers for rows worth up to `max_products` multiply-adds, spread over the batch, at least one output's. On
+  /// the GPU: for every row. `problem` outlives this.
+  explicit Oracle(const DecodeProblem& problem, std::int64_t max_products = kCheckEverything);
 
   /// Compares what o and lse of the problem hold now.
   [[nodiscard]] Verdict check(const reference::Rounding& rounding) const;
@@ -41,8 +44,15 @@ class Oracle {
     reference::Answer answer;
   };
 
+  void answer_on_host(std::int64_t max_products);
+  void answer_on_gpu();
+
+  const DecodeProblem& problem_;
   std::int64_t rows_ = 0;
   std::vector<Item> items_;
+  // Of a problem on the GPU: where check() brings its results.
+  Buffer o_;
+  Buffer lse_;
 };
 
 }  // namespace lean::cli

@@ -9,6 +9,7 @@
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "cli/call_options.hpp"
+#include "cli/gpu.hpp"
 
 namespace lean::cli {
 namespace {
@@ -19,17 +20,29 @@ void require_done(const Status& status) {
 
 }  // namespace
 
-PreparedCall::PreparedCall(const DecodeProblem& problem, const Options& options) : problem_(problem.problem()), options_(options) {
-  const WorkspaceSize need = workspace_size(problem_, options_);
+PreparedCall::PreparedCall(const DecodeProblem& problem, const Options& options) : problem_(problem), options_(options) {
+  const WorkspaceSize need = workspace_size(problem.problem(), options_);
   require_accepted(need.status);
-  state_ = Buffer(static_cast<std::int64_t>(need.state_bytes));
-  scratch_ = Buffer(static_cast<std::int64_t>(need.scratch_bytes));
+  state_ = Buffer(static_cast<std::int64_t>(need.state_bytes), problem.place());
+  scratch_ = Buffer(static_cast<std::int64_t>(need.scratch_bytes), problem.place());
   workspace_ = {
       .state = state_.data(), .state_bytes = need.state_bytes, .scratch = scratch_.data(), .scratch_bytes = need.scratch_bytes};
   require_done(reset_workspace(workspace_, options_));
+  if (problem.place() == Place::kDevice) gpu::synchronize();
 }
 
-void PreparedCall::run() const { require_done(decode(problem_, options_, workspace_)); }
+void PreparedCall::run() const {
+  require_done(decode(problem_.problem(), options_, workspace_));
+  if (problem_.place() == Place::kHost) return;
+  gpu::synchronize();
+  require_done(sticky_status(workspace_, options_));
+}
+
+void PreparedCall::enqueue(std::int64_t copy, void* stream) const {
+  Options options = options_;
+  options.stream = stream;
+  require_done(decode(problem_.problem_on(copy), options, workspace_));
+}
 
 schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
@@ -42,7 +55,21 @@ schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
                               .workers = backend.worker_count(resolved)});
 }
 
+namespace {
+
+/// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
+reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
+  const BackendEntry& backend = *backend_of(options.backend);
+  return {.p_roundoff = reference::unit_roundoff(problem.v.dtype),
+          .p_is_half = problem.v.dtype == DType::kFloat16,
+          .tile_tokens = backend.select_tile(problem).tile_tokens,
+          .contributors = std::max(backend.worker_count(options), options.policy.splits)};
+}
+
+}  // namespace
+
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {
+  if (options.backend == Backend::kCuda) return cuda_rounding(problem, options);
   const bool bf16_probabilities = cpu::rounds_probabilities(options.cpu_isa, problem.v.dtype);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps takes subnormals as 0 (Intel SDM)

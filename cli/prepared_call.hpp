@@ -15,21 +15,23 @@ class PreparedCall {
   /// Throws BadArgument when the library refuses. `problem` outlives this.
   PreparedCall(const DecodeProblem& problem, const Options& options);
 
-  /// One call; throws std::runtime_error when it fails.
+  /// One call on copy 0 of K and V, waited for; throws std::runtime_error when it fails.
   void run() const;
+  /// On the GPU: one call on any copy, not waited for. Calls of one PreparedCall share its workspace, so they follow each other.
+  void enqueue(std::int64_t copy, void* stream) const;
 
-  [[nodiscard]] const Problem& problem() const { return problem_; }
   [[nodiscard]] const Options& options() const { return options_; }
 
  private:
-  const Problem& problem_;
+  const DecodeProblem& problem_;
   Options options_;
   Buffer state_;
   Buffer scratch_;
   Workspace workspace_;
 };
 
-/// The schedule the CPU backend follows for these lengths on options.workers workers (0: its threads).
+/// The schedule the backend follows for these lengths on options.workers workers (0: its threads or multiprocessors). The
+/// lengths are readable by the host.
 [[nodiscard]] schedule::ScheduleMap map_of(const Problem& problem, const Options& options);
 
 /// How a result of these options rounds, for the error bound.

@@ -49,6 +49,7 @@ class ProblemShape {
   explicit ProblemShape(const ProblemSpec& spec);
 
   [[nodiscard]] const Problem& problem() const { return problem_; }
+  [[nodiscard]] const std::vector<std::int32_t>& lengths() const { return lengths_; }
 
  private:
   std::vector<std::int32_t> lengths_;  // [B] lengths, or [B + 1] cumulative

@@ -1,10 +1,13 @@
-// lean run: one decode call on N(0, 1) data, checked against the fp64 oracle and measured against a pure read.
+// lean run: one decode call on N(0, 1) data, on the CPU or the GPU, checked against the fp64 oracle and measured against a
+// pure read.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "cli/call_chain.hpp"
 #include "cli/call_options.hpp"
 #include "cli/ceilings.hpp"
 #include "cli/command.hpp"
+#include "cli/gpu_timing.hpp"
 #include "cli/measure.hpp"
 #include "cli/oracle.hpp"
 #include "cli/prepared_call.hpp"
@@ -20,13 +23,16 @@ namespace {
 struct RunResult {
   ProblemSpec spec{};
   Options options{};
-  std::int32_t threads = 0;
+  std::int32_t threads = 0;  // CPU
+  std::string device{};      // GPU
   Samples call{};
+  Samples isolated{};  // GPU: one call, not in a chain
   Samples ceiling{};
   std::string ceiling_kernel{};
   schedule::ScheduleMap map{};
   Verdict verdict{};
 
+  [[nodiscard]] bool on_gpu() const { return options.backend == Backend::kCuda; }
   [[nodiscard]] double gbps() const { return static_cast<double>(spec.kv_bytes()) / call.median() / 1e3; }
   [[nodiscard]] double read_fraction() const { return ceiling.median() / call.median(); }
 };
@@ -40,7 +46,9 @@ std::string to_text(const RunResult& r) {
   std::string text = describe(r.spec) + "\n";
   text += fmt::format("  schedule   {}, {}, {}\n", schedule::format::policy_words(r.map), schedule::format::workers_words(r.map),
                       schedule::format::sharing_words(r.map));
+  if (r.on_gpu()) text += fmt::format("  device     {}\n", r.device);
   text += fmt::format("  time       {}\n", times(r.call));
+  if (r.on_gpu()) text += fmt::format("  alone      {}\n", times(r.isolated));
   text += fmt::format("  bandwidth  {:.2f} GB/s, {} of a pure read of the same bytes: {}\n", r.gbps(),
                       percent_text(r.read_fraction()), times(r.ceiling));
   text += fmt::format("  balance    {} (mean {:.1f} / longest {} tiles per worker)\n", schedule::format::percent(tiles.ratio()),
@@ -54,9 +62,15 @@ Json to_json(const RunResult& r) {
   Json json{{"command", "run"}};
   add_problem(json, r.spec);
   json["schedule"] = policy_text(r.map.policy);
-  json["isa"] = name_of(r.options.cpu_isa == CpuIsa::kBest ? best_cpu_isa() : r.options.cpu_isa);
+  json["backend"] = name_of(r.options.backend);
   json["workers"] = r.map.workers_asked;
-  json["threads"] = r.threads;
+  if (r.on_gpu()) {
+    json["device"] = r.device;
+    json["us_isolated"] = r.isolated.median();
+  } else {
+    json["isa"] = name_of(r.options.cpu_isa == CpuIsa::kBest ? best_cpu_isa() : r.options.cpu_isa);
+    json["threads"] = r.threads;
+  }
   add_times(json, r.call);
   json["gbps"] = r.gbps();
   json["ceiling_us"] = r.ceiling.median();
@@ -95,14 +109,24 @@ class RunCommand final : public Command {
  private:
   RunResult measure_and_check(const Options& options, const ProblemSpec& spec) const {
     Progress progress;
-    require_memory(2 * spec.stored_elements() * bytes_of(spec.dtype), "ask for fewer or shorter requests");
+    const Place place = place_of(options.backend);
+    const std::int64_t copies = place == Place::kDevice ? copies_for(spec.kv_bytes()) : 1;
+    require_memory(place, KvPool::bytes_for(spec.dtype, spec.stored_elements(), copies), "ask for fewer or shorter requests");
     progress.say("making K and V");
-    const KvPool pool(spec.dtype, spec.stored_elements(), seed_);
+    const KvPool pool(spec.dtype, spec.stored_elements(), seed_, place, copies);
     const DecodeProblem problem(spec, pool, seed_);
     const PreparedCall call(problem, options);
-    RunResult result{.spec = spec, .options = options, .map = map_of(problem.problem(), options)};
-    result.threads = std::min(thread_count(), result.map.workers_asked);
+    RunResult result{.spec = spec, .options = options, .map = map_of(problem.shape(), options)};
+    if (place == Place::kDevice) {
+      measure_on_gpu(problem, call, result, progress);
+    } else {
+      measure_on_cpu(problem, call, result, progress);
+    }
+    return result;
+  }
 
+  void measure_on_cpu(const DecodeProblem& problem, const PreparedCall& call, RunResult& result, Progress& progress) const {
+    result.threads = std::min(thread_count(), result.map.workers_asked);
     progress.say("measuring");
     problem.poison_outputs();
     call.run();
@@ -115,8 +139,22 @@ class RunCommand final : public Command {
     progress.say("checking every row against the fp64 oracle");
     problem.poison_outputs();
     call.run();
-    result.verdict = Oracle(problem.problem()).check(rounding_of(problem.problem(), options));
-    return result;
+    result.verdict = Oracle(problem).check(rounding_of(problem.problem(), result.options));
+  }
+
+  /// What is checked is the result of the calls that were timed.
+  void measure_on_gpu(const DecodeProblem& problem, const PreparedCall& call, RunResult& result, Progress& progress) const {
+    progress.say("computing the fp64 answers to check against");
+    const Oracle oracle(problem);
+    progress.say("measuring");
+    const GpuInstruments instruments;
+    const auto check = [&](std::size_t) { result.verdict = oracle.check(rounding_of(problem.problem(), result.options)); };
+    GpuTimes times = time_on_gpu(problem, {&call}, instruments, {.rounds = repeat_, .check = check});
+    result.device = gpu::devices().at(0).name;
+    result.call = std::move(times.calls[0].chained);
+    result.isolated = std::move(times.calls[0].isolated);
+    result.ceiling = std::move(times.ceiling.chained);
+    result.ceiling_kernel = times.ceiling_kernel;
   }
 
   ProblemOptions problem_;

@@ -8,6 +8,7 @@
 
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/target.hpp"
 
 namespace lean::support {
 namespace {
@@ -51,12 +52,20 @@ class CApi : public testing::Test {
   CApi() : executor_(ExecutorKind::kPool, 2), built_(case_), workspace_(built_.problem(), options_of(case_, executor_)) {
     problem_ = to_c(built_.problem());
     lean_options_init(&options_);
+    options_.backend = static_cast<std::int32_t>(target());
     const Executor& executor = *executor_.get();
     c_executor_ = {executor.context, executor.run, executor.worker_count, executor.descending_or_concurrent ? 1 : 0};
     options_.executor = &c_executor_;
     options_.workers = case_.workers;
     const Workspace w = workspace_.get();
     c_workspace_ = {w.state, w.state_bytes, w.scratch, w.scratch_bytes};
+  }
+
+  /// lean_decode(), and the target's work done.
+  [[nodiscard]] lean_status decode(const lean_problem& problem, const lean_options& options) const {
+    const lean_status status = lean_decode(&problem, &options, &c_workspace_);
+    EXPECT_TRUE(wait_for_target().ok());
+    return status;
   }
 
   Case case_{.lens = {613, 0, 97}, .n_q = {2}, .pad = {5, 0, 0}, .causal = true, .k_layout = "shd"};
@@ -80,7 +89,7 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(scratch_bytes, workspace_.size().scratch_bytes);
   EXPECT_EQ(lean_check_lengths(&problem_).code, LEAN_OK);
   built_.poison_outputs();
-  const lean_status status = lean_decode(&problem_, &options_, &c_workspace_);
+  const lean_status status = decode(problem_, options_);
   EXPECT_EQ(status.code, LEAN_OK) << status.message;
   EXPECT_EQ(built_.output_bits(), bits);
   EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
@@ -115,7 +124,7 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
     std::int64_t later[2];
   } longer{problem_, {0, 0}};
   longer.known.struct_size = sizeof(longer);
-  EXPECT_EQ(lean_decode(&longer.known, &options_, &c_workspace_).code, LEAN_OK);
+  EXPECT_EQ(decode(longer.known, options_).code, LEAN_OK);
   longer.later[1] = 1;
   EXPECT_EQ(lean_decode(&longer.known, &options_, &c_workspace_).code, LEAN_UNSUPPORTED);
   problem_.struct_size = sizeof(problem_);
@@ -129,7 +138,7 @@ TEST_F(CApi, R31_UnknownEnumeratorsAreRefused) {
     lean_options options = options_;
     change(problem, options);
     built_.poison_outputs();
-    const lean_status status = lean_decode(&problem, &options, &c_workspace_);
+    const lean_status status = decode(problem, options);
     EXPECT_TRUE(built_.outputs_untouched());
     EXPECT_NE(std::strstr(status.message, " = "), nullptr) << status.message;
     return status.code == LEAN_INVALID_ARGUMENT || status.code == LEAN_UNSUPPORTED;
@@ -168,7 +177,8 @@ TEST_F(CApi, R31_RandomFieldsGiveAnAnswer) {
     }
     if (random.chance(10)) problem.struct_size = static_cast<std::size_t>(random.between(0, sizeof(lean_problem)));
     if (options.policy == LEAN_POLICY_LEAN) options.policy = static_cast<std::int32_t>(random.between(0, 3));
-    const lean_status status = lean_decode(&problem, &options, &c_workspace_);
+    if (options.backend == LEAN_CPU || options.backend == LEAN_CUDA) options.backend = options_.backend;  // whose memory it is
+    const lean_status status = decode(problem, options);
     EXPECT_NE(lean_status_name(status.code), std::string("unknown"));
     refused += status.code == LEAN_OK ? 0 : 1;
   }

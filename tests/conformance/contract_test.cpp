@@ -6,9 +6,11 @@
 #include <cstring>
 #include <functional>
 
+#include "api/backends.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/tables.hpp"
+#include "support/target.hpp"
 
 namespace lean::support {
 namespace {
@@ -25,9 +27,9 @@ void expect_agreement(TestProblem& built, const Options& options) {
               said.code == StatusCode::kTooLarge)
       << name_of(said.code);
   EXPECT_NE(std::strstr(said.message, " = "), nullptr) << said.message;
-  const GuardedBuffer state(1 << 16);
-  const GuardedBuffer scratch(1 << 20);
-  state.fill(std::byte{0});
+  const WorkspaceBuffer state(1 << 16);
+  const WorkspaceBuffer scratch(1 << 20);
+  state.fill(0);
   const Status status = decode(built.problem(), options, {state.data(), state.size_bytes(), scratch.data(), scratch.size_bytes()});
   EXPECT_EQ(status.code, said.code) << status.message;
   EXPECT_TRUE(built.outputs_untouched());
@@ -46,7 +48,8 @@ TEST(Conformance, R30_SupportsAgreesWithDecodeForEveryMode) {
                {Determinism::kRunToRun, Determinism::kBatchInvariant, Determinism::kNotGuaranteed}) {
             for (int isa = 0; isa <= 5; ++isa) {
               TestProblem built(c);
-              Options options{.policy = {.kind = policy}, .fixup = fixup, .determinism = determinism, .workers = 5};
+              Options options{
+                  .backend = target(), .policy = {.kind = policy}, .fixup = fixup, .determinism = determinism, .workers = 5};
               (policy == Policy::Kind::kFixedSplit ? options.policy.splits : options.policy.chunk_tokens) = number;
               options.cpu_isa = static_cast<CpuIsa>(isa);
               options.executor = executor.get();
@@ -78,14 +81,15 @@ TEST(Conformance, R30_SupportsAgreesWithDecodeForEveryType) {
           built.problem().v.dtype = static_cast<DType>(v);
           built.problem().o.dtype = static_cast<DType>(o);
           const bool uniform = q == k && k == v && v == o && q < 3;
-          EXPECT_EQ(supports(built.problem(), options_of(c, executor)).ok(), uniform);
+          const bool expected = uniform && !(on_cuda() && typed.dtype == DType::kFloat32);
+          EXPECT_EQ(supports(built.problem(), options_of(c, executor)).ok(), expected);
           expect_agreement(built, options_of(c, executor));
-          served += uniform ? 1 : 0;
+          served += expected ? 1 : 0;
         }
       }
     }
   }
-  EXPECT_EQ(served, 3);
+  EXPECT_EQ(served, on_cuda() ? 2 : 3);
 }
 
 TEST(Conformance, R30_EveryHeadDimAndHeadCountIsServedOrRefusedByName) {
@@ -95,13 +99,13 @@ TEST(Conformance, R30_EveryHeadDimAndHeadCountIsServedOrRefusedByName) {
     Problem problem = built.problem();
     problem.head_dim = d;
     const Status status = supports(problem, options_of(Case{}, executor));
-    EXPECT_EQ(status.ok(), d >= 1 && d <= 256) << d;
+    EXPECT_EQ(status.ok(), d >= 1 && d <= 256 && (d % 8 == 0 || !on_cuda())) << d;
     EXPECT_EQ(std::strstr(status.message, "head_dim") != nullptr, !status.ok()) << status.message;
   }
   for (std::int32_t dv = -1; dv <= 258; ++dv) {
     Problem problem = built.problem();
     problem.value_dim = dv;
-    EXPECT_EQ(supports(problem, options_of(Case{}, executor)).ok(), dv >= 0 && dv <= 256) << dv;
+    EXPECT_EQ(supports(problem, options_of(Case{}, executor)).ok(), on_cuda() ? dv == 0 || dv == 256 : dv >= 0 && dv <= 256) << dv;
   }
   for (std::int32_t q_heads = -1; q_heads <= 12; ++q_heads) {
     for (std::int32_t kv_heads = -1; kv_heads <= 12; ++kv_heads) {
@@ -235,7 +239,9 @@ TEST(Conformance, R31_UnknownCallsOfOtherFunctionsAreRefused) {
   const TestProblem built(c);
   Options cuda = options_of(c, executor);
   cuda.backend = Backend::kCuda;
-  EXPECT_EQ(supports(built.problem(), cuda).code, StatusCode::kUnsupported);
+  if (backend_of(Backend::kCuda) == nullptr) {
+    EXPECT_EQ(supports(built.problem(), cuda).code, StatusCode::kUnsupported);
+  }
   EXPECT_FALSE(reset_workspace({}, options_of(c, executor)).ok());
   EXPECT_FALSE(sticky_status({}, options_of(c, executor)).ok());
   EXPECT_FALSE(merge_states(nullptr, nullptr, nullptr, nullptr, 1, 8).ok());

@@ -5,7 +5,7 @@
 #include <climits>
 #include <cmath>
 
-#include "backends/cpu/cpu_backend.hpp"
+#include "api/backends.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/tables.hpp"
@@ -13,7 +13,7 @@
 namespace lean::support {
 namespace {
 
-std::int32_t tile_tokens_of(const Case& c) { return cpu::select_tile(TestProblem(c).problem()).tile_tokens; }
+std::int32_t tile_tokens_of(const Case& c) { return backend_of(target())->select_tile(TestProblem(c).problem()).tile_tokens; }
 
 /// Every row of the sequence is written as empty: zeros (not minus zero), and minus infinity.
 void expect_empty(const TestProblem& built, std::int64_t sequence, std::int64_t token_begin, std::int64_t token_end) {
@@ -46,7 +46,7 @@ TEST(Conformance, R01_EmptyBatchIsOkAndWritesNothing) {
 }
 
 TEST(Conformance, R02_EmptySequenceGivesZeroAndMinusInf) {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : dtypes()) {
     for (const auto& lens : {std::vector<std::int32_t>{0}, {0, 0, 0}, {0, 613, 0, 1, 0}, {97, 0}}) {
       for (const Policy& policy : all_policies()) {
         for (const Fixup fixup : kFixups) {
@@ -54,6 +54,7 @@ TEST(Conformance, R02_EmptySequenceGivesZeroAndMinusInf) {
           Case c{.dtype = dtype, .lens = lens, .n_q = {2}, .policy = policy, .fixup = fixup, .workers = 5};
           const TestExecutor executor(c.executor);
           TestProblem built(c);
+          if (!served(built, options_of(c, executor))) continue;
           ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
           for (std::size_t b = 0; b < lens.size(); ++b) {
             if (lens[b] == 0) expect_empty(built, static_cast<std::int64_t>(b), 0, 2);
@@ -86,8 +87,9 @@ TEST(Conformance, R02_LeftPaddingMayCoverTheWholeSequence) {
 }
 
 TEST(Conformance, R03_LengthsAroundATile) {
-  for (const DType dtype : kDTypes) {
-    for (const std::int32_t d : {64, 128, 33}) {
+  for (const DType dtype : dtypes()) {
+    for (const std::int32_t d : {64, 128, 33, 256}) {
+      if (!target_serves({.dtype = dtype, .head_dim = d})) continue;
       const std::int32_t tile = tile_tokens_of({.dtype = dtype, .head_dim = d});
       for (const std::int32_t length : {1, 2, tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1, 3 * tile + 7, 1009}) {
         Case c{.dtype = dtype, .head_dim = d, .lens = {length}, .workers = 2};
@@ -106,13 +108,13 @@ TEST(Conformance, R03_LengthsAroundATile) {
 
 TEST(Conformance, R04_FewerTilesThanWorkersAndTheReverse) {
   for (std::int32_t tiles = 1; tiles <= full_or_reduced(17, 5); ++tiles) {
-    Case c{.dtype = DType::kFloat32, .q_heads = 2, .kv_heads = 1, .head_dim = 128, .executor = ExecutorKind::kPermuted};
+    Case c{.dtype = dtypes().front(), .q_heads = 2, .kv_heads = 1, .head_dim = 128, .executor = ExecutorKind::kPermuted};
     c.lens = {tiles * tile_tokens_of(c) - 3};
     const TestExecutor executor(c.executor);
     TestProblem built(c);
     const reference::Answer answer = reference::decode(built.problem());
     for (const Policy& policy : all_policies()) {
-      for (const std::int32_t workers : {1, 2, 3, 4, 5, 8, 13, 40, 80}) {
+      for (const std::int32_t workers : {1, 2, 3, 4, 5, 8, 13, 40, 80, 132, 264}) {
         Options options = options_of(c, executor);
         options.policy = policy;
         options.workers = workers;
@@ -135,7 +137,7 @@ TEST(Conformance, R05_RaggedFromOneToAQuarterMillionCountsEveryTokenOnce) {
   }
   built.remember();
   for (const Policy& policy : all_policies()) {
-    for (const std::int32_t workers : {1, 7, 64, 132}) {
+    for (const std::int32_t workers : {1, 7, 64, 132, 264}) {
       Options options = options_of(c, executor);
       options.policy = policy;
       options.workers = workers;
@@ -153,7 +155,7 @@ TEST(Conformance, R05_RaggedFromOneToAQuarterMillionCountsEveryTokenOnce) {
 }
 
 TEST(Conformance, R07_RowsThatSeeNothingAreEmpty) {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : dtypes()) {
     for (const CpuIsa isa : available_isas()) {
       // Bottom-right causal with n_q = 9 > n_kv = 4: tokens 0 to 4 see no key.
       Case c{.dtype = dtype, .lens = {4, 211}, .n_q = {9}, .causal = true, .isa = isa};
@@ -169,7 +171,7 @@ TEST(Conformance, R07_RowsThatSeeNothingAreEmpty) {
 TEST(Conformance, TheBoundRefusesWrongResultsAtEveryLength) {
   const std::vector<std::int32_t> lens =
       full_or_reduced<std::vector<std::int32_t>>({1, 2, 15, 33, 101, 257, 613, 1511, 4099, 9973, 16411}, {1, 33, 257, 1511});
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : dtypes()) {
     for (const Input input : {Input::kSignature, Input::kNormal}) {
       const Case c{.dtype = dtype, .q_heads = 2, .kv_heads = 1, .lens = lens, .input = input, .workers = 64};
       const TestExecutor executor(c.executor);
@@ -272,13 +274,13 @@ TEST(Conformance, R25_TheStickyCodeStaysUntilReset) {
   TestProblem built(c);
   const TestWorkspace workspace(built.problem(), options);
   built.kv_lengths()[1] = 99;
-  ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+  ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   built.kv_lengths()[1] = 53;
-  ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+  ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   EXPECT_EQ(sticky_status(workspace.get(), options).code, StatusCode::kBadLengths);
   EXPECT_TRUE(reset_workspace(workspace.get(), options).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
-  ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+  ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
 }
 

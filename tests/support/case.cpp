@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <span>
 
+#include "support/target.hpp"
 #include "support/text.hpp"
 
 namespace lean::support {
@@ -184,7 +185,10 @@ std::string to_text(const Case& c) {
   return line.empty() ? texts[0] : line;
 }
 
-std::string reproducer(const Case& c) { return "conformance_tests '--case=" + to_text(c) + "' --seed=" + std::to_string(c.seed); }
+std::string reproducer(const Case& c) {
+  return std::string("conformance_tests") + (on_cuda() ? " --backend=cuda" : "") + " '--case=" + to_text(c) +
+         "' --seed=" + std::to_string(c.seed);
+}
 
 std::optional<Case> parse_case(const std::string& text, std::string& error) {
   Case c;

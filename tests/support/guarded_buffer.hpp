@@ -2,11 +2,14 @@
 //   kCanary: canary bytes (NaN in fp32, fp16 and bf16) on both sides, checked by intact(); aligned as asked for.
 //   kPage:   ends exactly where an inaccessible page begins, so that one byte read or written past the end is a fault;
 //            bytes before the start are canaries. Its alignment is whatever its size leaves.
+// A GPU faults there too: only the pages in front are registered with it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "support/target.hpp"
 
 namespace lean::support {
 
@@ -44,9 +47,7 @@ class GuardedBuffer {
   [[nodiscard]] std::span<std::byte> before() const;
   [[nodiscard]] std::span<std::byte> after() const;
 
-  std::byte* mapping_ = nullptr;
-  std::size_t mapping_bytes_ = 0;    // accessible part
-  std::size_t protected_bytes_ = 0;  // inaccessible part behind it
+  Pages pages_;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

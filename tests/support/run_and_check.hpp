@@ -14,11 +14,26 @@
 
 namespace lean::support {
 
-/// The case's Options; `executor` must outlive them.
+/// The case's Options, on the target; `executor` must outlive them.
 [[nodiscard]] Options options_of(const Case& c, const TestExecutor& executor);
 
-/// How the CPU backend rounds this problem on these options.
+/// How the options' backend rounds this problem.
 [[nodiscard]] reference::Rounding rounding_of(const Problem& problem, const Options& options);
+
+/// Whether the target computes this. Only a GPU may decline, and only as unsupported; run() fails on any other refusal.
+[[nodiscard]] bool served(const TestProblem& built, const Options& options);
+/// The same for a case; declining is not counted.
+[[nodiscard]] bool target_serves(const Case& c);
+
+/// Calls that run() made, and those that served() declined.
+struct Tally {
+  std::int64_t served = 0;
+  std::int64_t refused = 0;
+};
+[[nodiscard]] Tally tally();
+
+/// decode(), and the target's work done.
+[[nodiscard]] Status decode_and_wait(const Problem& problem, const Options& options, const Workspace& workspace);
 
 /// Poisons the outputs, runs decode() on a fresh workspace, checks canaries, the sticky code and that the state is left
 /// as it was found; `built` afterwards holds the result.
@@ -27,7 +42,7 @@ namespace lean::support {
 /// run(), then the comparison with the oracle's answer.
 [[nodiscard]] testing::AssertionResult run_and_check(TestProblem& built, const reference::Answer& answer, const Options& options);
 
-/// The whole of it, with the executor and the options the case asks for.
+/// The whole of it, with the executor and the options the case asks for; success if the target declines.
 [[nodiscard]] testing::AssertionResult run_and_check(const Case& c);
 
 /// The suite's proof of itself: for this problem the bound must refuse an output of zeros, one that missed a LeanTile

@@ -5,14 +5,26 @@
 #include <vector>
 
 #include "lean/lean.hpp"
+#include "support/run_and_check.hpp"
+#include "support/target.hpp"
 
 namespace lean::support {
 
 inline constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock};
 
-/// Every instruction set this machine runs; kScalar always.
+/// The types that the target computes.
+[[nodiscard]] inline std::vector<DType> dtypes() {
+  std::vector<DType> served;
+  for (const DType dtype : kDTypes) {
+    if (target_serves({.dtype = dtype})) served.push_back(dtype);
+  }
+  return served;
+}
+
+/// Every instruction set this machine runs; kScalar always. On a GPU there is nothing to choose.
 [[nodiscard]] inline std::vector<CpuIsa> available_isas() {
+  if (on_cuda()) return {CpuIsa::kBest};
   std::vector<CpuIsa> isas;
   for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
     if (cpu_isa_available(isa)) isas.push_back(isa);
@@ -20,10 +32,15 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
   return isas;
 }
 
-/// Every policy, with values that cut and values that do not.
+/// Every policy that the target has, with values that cut and values that do not.
 [[nodiscard]] inline std::vector<Policy> all_policies() {
-  return {Policy::lean(),          Policy::fixed_split(), Policy::fixed_split(1),  Policy::fixed_split(3),  Policy::fixed_split(50),
-          Policy::data_parallel(), Policy::fixed_chunk(), Policy::fixed_chunk(64), Policy::fixed_chunk(100)};
+  std::vector<Policy> served;
+  for (const Policy& policy :
+       {Policy::lean(), Policy::fixed_split(), Policy::fixed_split(1), Policy::fixed_split(3), Policy::fixed_split(50),
+        Policy::data_parallel(), Policy::fixed_chunk(), Policy::fixed_chunk(64), Policy::fixed_chunk(100)}) {
+    if (target_serves({.policy = policy})) served.push_back(policy);
+  }
+  return served;
 }
 
 /// Not every pair of the two exists: dealt-out splits would make hosts wait for themselves.

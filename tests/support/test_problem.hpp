@@ -2,6 +2,7 @@
 // data, all others its fill; outputs are poisoned. Knows afterwards whether memory is as it must be.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -49,6 +50,27 @@ class TestProblem {
   /// The buffers that o and lse lie in.
   [[nodiscard]] const GuardedBuffer& o_buffer() const { return o_; }
   [[nodiscard]] const GuardedBuffer& lse_buffer() const { return lse_; }
+
+  /// The problem with every pointer moved from its buffer to the copy of that buffer at place(buffer).
+  template <typename TPlace>
+  [[nodiscard]] Problem placed(TPlace place) const {
+    Problem p = problem_;
+    const auto move = [&place]<typename T>(T*& pointer, const GuardedBuffer& buffer) {
+      if (pointer == nullptr) return;
+      const auto offset = static_cast<const std::byte*>(static_cast<const void*>(pointer)) - buffer.data();
+      pointer = static_cast<T*>(static_cast<void*>(place(buffer) + offset));
+    };
+    move(p.q.data, q_);
+    move(p.k.data, k_);
+    move(p.v.data, v_);
+    move(p.o.data, o_);
+    move(p.lse.data, lse_);
+    move(p.kv_lengths, kv_lengths_);
+    move(p.kv_left_pad, kv_left_pad_);
+    move(p.cu_q_tokens, cu_q_tokens_);
+    move(p.cu_kv_tokens, cu_kv_tokens_);
+    return p;
+  }
 
   void remember();
   void poison_outputs();

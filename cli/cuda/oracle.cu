@@ -1,0 +1,285 @@
+// The oracle on the GPU: attention in fp64 for every row of a problem that is too large for the host's. One block a row, its
+// warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle.
+#include <cmath>
+#include <memory>
+
+#include "backends/reference/reference.hpp"
+#include "base/float_types.hpp"
+#include "cli/cuda/check.hpp"
+#include "problem/address.hpp"
+#include "problem/sequence.hpp"
+
+namespace lean::cli::gpu {
+namespace {
+
+constexpr int kWarpThreads = 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpThreads;
+constexpr int kTokens = 4;  // that a warp loads before it uses one: hides latency, no other meaning
+constexpr int kMaxDims = 256;
+
+/// Where the answers lie, on the device: reference::Answer's arrays.
+struct AnswerView {
+  double* o = nullptr;
+  double* lse = nullptr;
+  double* abs_weighted = nullptr;
+  double* squares = nullptr;
+  reference::RowFacts* facts = nullptr;
+};
+
+__device__ double warp_sum(double x) {
+  for (int lane = kWarpThreads / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFFU, x, lane);
+  return x;
+}
+
+__device__ double warp_max(double x) {
+  for (int lane = kWarpThreads / 2; lane > 0; lane /= 2) x = fmax(x, __shfl_xor_sync(0xFFFFFFFFU, x, lane));
+  return x;
+}
+
+__device__ double negative_infinity() { return __longlong_as_double(static_cast<long long>(0xFFF0000000000000ULL)); }
+
+/// Elements (token, dim) of one head as double; the lanes of a warp hold neighbouring dims.
+template <typename T>
+struct HeadView {
+  const T* data;
+  Strides strides;
+
+  __device__ HeadView(const TensorView& tensor, std::int64_t offset)
+      : data(static_cast<const T*>(tensor.data) + offset), strides(tensor.strides) {}
+  __device__ double operator()(std::int64_t token, int dim) const {
+    return static_cast<double>(to_float(data[token * strides.token + dim * strides.dim]));
+  }
+};
+
+/// The softmax state of the tokens that one warp has seen; a lane holds every 32nd dim.
+template <int kLaneDims>
+struct WarpState {
+  double m = negative_infinity();
+  double l = 0.0;
+  double o[kLaneDims] = {};
+  double abs_weighted[kLaneDims] = {};
+  double squares[kLaneDims] = {};
+  double score_magnitude = 0.0;
+  double max_abs_value = 0.0;
+
+  __device__ void rescale(double factor) {
+    l *= factor;
+    for (int i = 0; i < kLaneDims; ++i) {
+      o[i] *= factor;
+      abs_weighted[i] *= factor;
+      squares[i] *= factor * factor;
+    }
+  }
+
+  __device__ void add(double p, const double (&v)[kLaneDims]) {
+    l += p;
+    for (int i = 0; i < kLaneDims; ++i) {
+      const double pv = p * v[i];
+      o[i] += pv;
+      abs_weighted[i] += fabs(pv);
+      squares[i] += pv * pv;
+      max_abs_value = fmax(max_abs_value, fabs(v[i]));
+    }
+  }
+};
+
+/// Sums and maxima over the warps of the block.
+struct BlockState {
+  double m[kWarps];
+  double score_magnitude[kWarps];
+  double max_abs_value[kWarps];
+  double l;
+  double o[kMaxDims];
+  double abs_weighted[kMaxDims];
+  double squares[kMaxDims];
+};
+
+template <typename T, int kLaneDims>
+__device__ void see_tokens(WarpState<kLaneDims>& state, const double (&q)[kLaneDims], const HeadView<T>& k, const HeadView<T>& v,
+                           std::int64_t begin, int tokens, int head_dim) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  double scores[kTokens];
+  double m = state.m;
+  for (int t = 0; t < kTokens; ++t) {
+    double dot = 0.0;
+    double magnitude = 0.0;
+    for (int i = 0; i < kLaneDims; ++i) {
+      const int dim = lane + i * kWarpThreads;
+      const double product = t < tokens && dim < head_dim ? q[i] * k(begin + t, dim) : 0.0;
+      dot += product;
+      magnitude += fabs(product);
+    }
+    scores[t] = t < tokens ? warp_sum(dot) : negative_infinity();
+    state.score_magnitude = fmax(state.score_magnitude, warp_sum(magnitude));
+    m = fmax(m, scores[t]);
+  }
+  state.rescale(exp(state.m - m));
+  state.m = m;
+  for (int t = 0; t < kTokens; ++t) {
+    if (t >= tokens) break;
+    double values[kLaneDims];
+    for (int i = 0; i < kLaneDims; ++i) {
+      const int dim = lane + i * kWarpThreads;
+      values[i] = dim < head_dim ? v(begin + t, dim) : 0.0;
+    }
+    state.add(exp(scores[t] - m), values);
+  }
+}
+
+template <int kLaneDims>
+__device__ void merge_warps(WarpState<kLaneDims>& state, BlockState& block) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  for (int dim = static_cast<int>(threadIdx.x); dim < kMaxDims; dim += kThreads) {
+    block.o[dim] = block.abs_weighted[dim] = block.squares[dim] = 0.0;
+  }
+  const double max_abs_value = warp_max(state.max_abs_value);
+  if (threadIdx.x == 0) block.l = 0.0;
+  if (lane == 0) {
+    block.m[warp] = state.m;
+    block.score_magnitude[warp] = state.score_magnitude;
+    block.max_abs_value[warp] = max_abs_value;
+  }
+  __syncthreads();
+  double m = negative_infinity();
+  for (const double other : block.m) m = fmax(m, other);
+  if (state.m != negative_infinity()) {
+    state.rescale(exp(state.m - m));
+    if (lane == 0) atomicAdd(&block.l, state.l);
+    for (int i = 0; i < kLaneDims; ++i) {
+      atomicAdd(&block.o[lane + i * kWarpThreads], state.o[i]);
+      atomicAdd(&block.abs_weighted[lane + i * kWarpThreads], state.abs_weighted[i]);
+      atomicAdd(&block.squares[lane + i * kWarpThreads], state.squares[i]);
+    }
+  }
+  __syncthreads();
+}
+
+__device__ void store(const BlockState& block, std::int64_t row, std::int64_t visible_tokens, int value_dim,
+                      const AnswerView& answer) {
+  const double l = block.l;
+  for (int dim = static_cast<int>(threadIdx.x); dim < value_dim; dim += kThreads) {
+    const std::int64_t element = row * value_dim + dim;
+    answer.o[element] = l > 0.0 ? block.o[dim] / l : 0.0;
+    answer.abs_weighted[element] = l > 0.0 ? block.abs_weighted[dim] / l : 0.0;
+    answer.squares[element] = l > 0.0 ? block.squares[dim] / (l * l) : 0.0;
+  }
+  if (threadIdx.x != 0) return;
+  double m = negative_infinity();
+  reference::RowFacts facts{.visible_tokens = visible_tokens, .l = l};
+  for (int warp = 0; warp < kWarps; ++warp) {
+    m = fmax(m, block.m[warp]);
+    facts.score_magnitude = fmax(facts.score_magnitude, block.score_magnitude[warp]);
+    facts.max_abs_value = fmax(facts.max_abs_value, block.max_abs_value[warp]);
+  }
+  answer.lse[row] = l > 0.0 ? m + log(l) : negative_infinity();
+  answer.facts[row] = facts;
+}
+
+/// q is scaled as it is read: scores and their magnitudes need no factor.
+template <typename T, int kLaneDims>
+__global__ void __launch_bounds__(kThreads) answer_row(const Problem problem, const double scale, const AnswerView answer) {
+  __shared__ BlockState block;
+  const std::int64_t row = blockIdx.x;  // (sequence, query token, query head), the head running fastest
+  const auto head = static_cast<std::int32_t>(row % problem.q_heads);
+  const auto token = static_cast<std::int32_t>(row / problem.q_heads % problem.q_tokens);
+  const std::int64_t sequence = row / problem.q_heads / problem.q_tokens;
+  const Sequence lengths = LengthSource(problem)(sequence);
+  const HeadPosition kv_at{sequence, head / (problem.q_heads / problem.kv_heads)};
+  const bool packed = problem.cu_kv_tokens != nullptr;
+  const HeadView<T> q(problem.q, q_offset(problem.q.strides, lengths, {sequence, head}, false));
+  const HeadView<T> k(problem.k, kv_offset(problem.k.strides, lengths, kv_at, packed));
+  const HeadView<T> v(problem.v, kv_offset(problem.v.strides, lengths, kv_at, packed));
+  const std::int64_t begin = lengths.kv_begin;
+  const std::int64_t end = visible_end(lengths, token, problem.scores.causal);
+
+  double q_row[kLaneDims];
+  for (int i = 0; i < kLaneDims; ++i) {
+    const int dim = static_cast<int>(threadIdx.x) % kWarpThreads + i * kWarpThreads;
+    q_row[i] = dim < problem.head_dim ? scale * q(token, dim) : 0.0;
+  }
+  WarpState<kLaneDims> state;
+  for (std::int64_t t = begin + threadIdx.x / kWarpThreads * kTokens; t < end; t += kWarps * kTokens) {
+    see_tokens(state, q_row, k, v, t, static_cast<int>(min(std::int64_t{kTokens}, end - t)), problem.head_dim);
+  }
+  merge_warps(state, block);
+  store(block, row, max(std::int64_t{0}, end - begin), problem.head_dim, answer);
+}
+
+struct Release {
+  void operator()(void* memory) const noexcept { release(static_cast<std::byte*>(memory)); }
+};
+
+/// A device array with the size of a host vector, which it is copied to.
+template <typename T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::vector<T>& host)
+      : host_(host), memory_(reinterpret_cast<T*>(allocate(static_cast<std::int64_t>(host.size() * sizeof(T))))) {}
+
+  [[nodiscard]] T* data() const { return memory_.get(); }
+  void fetch() const { copy(host_.data(), memory_.get(), static_cast<std::int64_t>(host_.size() * sizeof(T))); }
+
+ private:
+  std::vector<T>& host_;
+  std::unique_ptr<T, Release> memory_;
+};
+
+using Kernel = void (*)(Problem, double, AnswerView);
+
+template <typename T>
+Kernel kernel_for(std::int32_t head_dim) {
+  return head_dim <= 64 ? answer_row<T, 2> : (head_dim <= 128 ? answer_row<T, 4> : answer_row<T, 8>);
+}
+
+Kernel kernel_for(const Problem& problem) {
+  switch (problem.q.dtype) {
+    case DType::kFloat32: return kernel_for<float>(problem.head_dim);
+    case DType::kFloat16: return kernel_for<Half>(problem.head_dim);
+    case DType::kBFloat16: return kernel_for<BFloat16>(problem.head_dim);
+    default: throw GpuError("reference_answer: no such type");
+  }
+}
+
+reference::Answer empty_answer(const Problem& problem) {
+  reference::Answer answer;
+  answer.q_heads = problem.q_heads;
+  answer.value_dim = problem.head_dim;
+  const std::int64_t sequence_rows = std::int64_t{problem.q_tokens} * problem.q_heads;
+  for (std::int64_t b = 0; b <= problem.batch; ++b) answer.first_row.push_back(b * sequence_rows);
+  const auto rows = static_cast<std::size_t>(answer.rows());
+  const std::size_t elements = rows * static_cast<std::size_t>(problem.head_dim);
+  answer.o.resize(elements);
+  answer.abs_weighted.resize(elements);
+  answer.squares.resize(elements);
+  answer.lse.resize(rows);
+  answer.facts.resize(rows);
+  return answer;
+}
+
+}  // namespace
+
+reference::Answer reference_answer(const Problem& problem) {
+  reference::Answer answer = empty_answer(problem);
+  if (answer.rows() == 0) return answer;
+  const DeviceArray o(answer.o);
+  const DeviceArray lse(answer.lse);
+  const DeviceArray abs_weighted(answer.abs_weighted);
+  const DeviceArray squares(answer.squares);
+  const DeviceArray facts(answer.facts);
+  const AnswerView view{o.data(), lse.data(), abs_weighted.data(), squares.data(), facts.data()};
+  const double scale = problem.scores.scale != 0.0F ? static_cast<double>(problem.scores.scale)
+                                                    : 1.0 / std::sqrt(static_cast<double>(problem.head_dim));
+  kernel_for(problem)<<<static_cast<unsigned>(answer.rows()), kThreads>>>(problem, scale, view);
+  check(cudaGetLastError(), "answer_row");
+  synchronize();
+  o.fetch();
+  lse.fetch();
+  abs_weighted.fetch();
+  squares.fetch();
+  facts.fetch();
+  return answer;
+}
+
+}  // namespace lean::cli::gpu

@@ -1,0 +1,266 @@
+#include "cli/gpu_bench.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <set>
+
+#include "cli/bad_argument.hpp"
+#include "cli/call_chain.hpp"
+#include "cli/command.hpp"
+#include "cli/gpu_ceiling.hpp"
+#include "cli/gpu_line.hpp"
+#include "cli/gpu_matrix.hpp"
+#include "cli/gpu_timing.hpp"
+#include "cli/line_sink.hpp"
+#include "cli/oracle.hpp"
+#include "cli/prepared_call.hpp"
+
+namespace lean::cli {
+namespace {
+
+constexpr double kWarmUpUs = 1.5e6;                            // clocks settle
+constexpr double kClockMoved = 0.03;                           // voids a row
+constexpr std::int64_t kSpareBytes = std::int64_t{512} << 20;  // workspaces, graphs and the runtime itself
+constexpr const char* kOutOfTime = "skipped: --max-seconds";
+
+/// Device memory of a row: K and V, the outputs, and the oracle's answers to every row.
+std::int64_t bytes_needed(const ProblemSpec& spec) {
+  const std::int64_t pool = KvPool::bytes_for(spec.dtype, spec.stored_elements(), copies_for(spec.kv_bytes()));
+  return pool + spec.query_elements() * (2 * bytes_of(spec.dtype) + 3 * static_cast<std::int64_t>(sizeof(double))) + kSpareBytes;
+}
+
+class GpuBench {
+ public:
+  GpuBench(const BenchSettings& settings, const Peers& peers, LineSink<GpuLine>& sink)
+      : settings_(settings), peers_(peers), sink_(sink) {}
+
+  void run(const std::vector<GpuRow>& rows) {
+    for (const GpuRow& row : rows) {
+      std::vector<GpuLine> lines = lines_of(row);
+      const std::string reason = reason_to_skip(row);
+      if (!reason.empty()) {
+        for (GpuLine& line : lines) line.note = reason;
+      } else {
+        try_row(row, lines);
+      }
+      for (GpuLine& line : lines) sink_.add(std::move(line), progress_);
+    }
+  }
+
+ private:
+  [[nodiscard]] std::vector<GpuLine> lines_of(const GpuRow& row) const {
+    std::vector<GpuLine> lines;
+    const PeerTime* peer = row.missing.empty() ? peers_.best(row.spec) : nullptr;
+    for (const Implementation& implementation : kImplementations) {
+      lines.push_back({.row = row.id, .tier = row.tier, .impl = implementation.name, .spec = row.spec});
+      if (peer != nullptr && lines.size() == 1) lines.back().peer = *peer;
+    }
+    return lines;
+  }
+
+  [[nodiscard]] std::string reason_to_skip(const GpuRow& row) const {
+    if (!row.missing.empty()) return "skipped: this version has no " + row.missing;
+    if (lost_) return "skipped: the GPU stopped answering";
+    if (limit_.passed()) return kOutOfTime;
+    const std::int64_t needed = bytes_needed(row.spec);
+    const std::int64_t free = gpu::free_bytes();
+    if (needed <= free) return {};
+    return fmt::format("skipped: needs {:.1f} GB of device memory, {:.1f} GB are free", static_cast<double>(needed) / 1e9,
+                       static_cast<double>(free) / 1e9);
+  }
+
+  void try_row(const GpuRow& row, std::vector<GpuLine>& lines) {
+    try {
+      measure_row(row, lines);
+    } catch (const std::exception& error) {
+      for (GpuLine& line : lines) {
+        line.call = {};
+        if (line.note.empty()) fail(line, error);
+      }
+      lost_ = !answers();
+    }
+  }
+
+  static void fail(GpuLine& line, const std::exception& error) {
+    line.note = std::string("failed: ") + error.what();
+    line.broken = true;
+  }
+
+  /// An illegal address takes the whole process's device with it.
+  static bool answers() {
+    try {
+      gpu::synchronize();
+      return true;
+    } catch (const GpuError&) {
+      return false;
+    }
+  }
+
+  void measure_row(const GpuRow& row, std::vector<GpuLine>& lines) {
+    progress_.say(row.id + ": making K and V");
+    const KvPool pool(row.spec.dtype, row.spec.stored_elements(), kBenchSeed, Place::kDevice, copies_for(row.spec.kv_bytes()));
+    const DecodeProblem problem(row.spec, pool, kBenchSeed);
+    warm_up(problem);
+    progress_.say(row.id + ": fp64 answers");
+    const Oracle oracle(problem);
+    progress_.say(row.id);
+
+    std::vector<std::unique_ptr<PreparedCall>> calls;
+    std::vector<GpuLine*> timed;
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      if (auto call = first_call(problem, oracle, kImplementations[i], lines[i])) {
+        calls.push_back(std::move(call));
+        timed.push_back(&lines[i]);
+      }
+    }
+    time_lines(problem, oracle, calls, timed);
+  }
+
+  /// The call after one that was right or wrong; null when there was none.
+  std::unique_ptr<PreparedCall> first_call(const DecodeProblem& problem, const Oracle& oracle, const Implementation& implementation,
+                                           GpuLine& line) {
+    try {
+      auto call = std::make_unique<PreparedCall>(problem, options_of(implementation));
+      problem.poison_outputs();
+      call->run();
+      judge(problem, oracle, *call, line);
+      return call;
+    } catch (const std::exception& error) {
+      fail(line, error);
+      if (!answers()) throw;
+      return nullptr;
+    }
+  }
+
+  static Options options_of(const Implementation& implementation) {
+    return {.backend = Backend::kCuda, .policy = implementation.policy};
+  }
+
+  /// Keeps the worse of this verdict and an earlier one.
+  static void judge(const DecodeProblem& problem, const Oracle& oracle, const PreparedCall& call, GpuLine& line) {
+    Verdict verdict = oracle.check(rounding_of(problem.problem(), call.options()));
+    if (line.verdict.rows_checked > 0 && verdict.error_ratio <= line.verdict.error_ratio) return;
+    line.verdict = std::move(verdict);
+    if (line.verdict.passes()) return;
+    line.note = "wrong: " + line.verdict.worst;
+    line.broken = true;
+  }
+
+  void time_lines(const DecodeProblem& problem, const Oracle& oracle, const std::vector<std::unique_ptr<PreparedCall>>& calls,
+                  const std::vector<GpuLine*>& lines) {
+    std::vector<const PreparedCall*> subjects;
+    for (const auto& call : calls) subjects.push_back(call.get());
+    const auto check = [&](std::size_t i) { judge(problem, oracle, *calls[i], *lines[i]); };
+    const GpuTimes times = time_on_gpu(problem, subjects, instruments_, {.rounds = settings_.rounds, .check = check});
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      lines[i]->call = times.calls[i];
+      lines[i]->ceiling = times.ceiling;
+      lines[i]->ceiling_kernel = times.ceiling_kernel;
+      lines[i]->copies = problem.pool().copies();
+      lines[i]->state_before = times.state_before;
+      lines[i]->state_after = times.state_after;
+      const double before = times.state_before.sm_clock_mhz;
+      const double after = times.state_after.sm_clock_mhz;
+      if (before > 0.0 && std::abs(after / before - 1.0) > kClockMoved && lines[i]->note.empty()) {
+        lines[i]->note = fmt::format("void: the SM clock moved from {:.0f} to {:.0f} MHz", before, after);
+      }
+    }
+  }
+
+  void warm_up(const DecodeProblem& problem) {
+    if (warm_) return;
+    const GpuReadCeiling ceiling(problem, instruments_.read_kernels);
+    const CallChain chain([&](std::int64_t copy, void* stream) { ceiling.enqueue(copy, stream); },
+                          {.copies = problem.pool().copies(), .kv_bytes = problem.spec().kv_bytes()});
+    (void)chain.us_per_call(kWarmUpUs);
+    warm_ = true;
+  }
+
+  const BenchSettings& settings_;
+  const Peers& peers_;
+  LineSink<GpuLine>& sink_;
+  GpuInstruments instruments_;
+  Progress progress_;
+  TimeLimit limit_{settings_.max_seconds};
+  bool warm_ = false;
+  bool lost_ = false;
+};
+
+/// What an earlier run left in the result file: its lines but those that time cut off, and the rows they are of.
+struct Earlier {
+  std::string lines;
+  std::set<std::string> rows;
+};
+
+Earlier read_earlier(const BenchSettings& settings) {
+  Earlier earlier;
+  if (!settings.resume) return earlier;
+  if (settings.out.empty()) throw BadArgument("--resume goes with --out");
+  std::ifstream file(settings.out);
+  for (std::string text; std::getline(file, text);) {
+    const Json line = Json::parse(text, nullptr, false);
+    if (line.is_discarded() || !line.contains("row")) throw BadArgument("--out", settings.out, "a result file, to go on with");
+    if (line.contains("note") && line["note"] == kOutOfTime) continue;
+    earlier.lines += text + "\n";
+    earlier.rows.insert(line["row"].get<std::string>());
+  }
+  return earlier;
+}
+
+std::vector<GpuRow> chosen_rows(const BenchSettings& settings, const std::regex& pattern) {
+  std::vector<GpuRow> rows = gpu_matrix(settings.tier, settings.trace);
+  std::erase_if(rows, [&](const GpuRow& row) { return !std::regex_search(row.id, pattern); });
+  if (rows.empty()) throw BadArgument("--rows: no row's id of tier " + settings.tier + " has the pattern; --list shows them");
+  return rows;
+}
+
+std::string header(const gpu::Device& device, const GpuContext& context, const Peers& peers, const std::string& peers_path) {
+  std::string text = fmt::format(
+      "{}: {} multiprocessors, {:.1f} GiB, driver {}\n"
+      "of read: time of a pure read of the same bytes / time. alone: one call, not in a chain. error: error / bound\n",
+      device.name, device.multiprocessors, static_cast<double>(device.memory_bytes) / (1 << 30), context.driver);
+  if (!peers.empty()) {
+    text += fmt::format(
+        "peers: {}, measured on {}; below 1 lean is faster; where the two read ceilings differ by more than 3 %, times / ceilings "
+        "are compared\n",
+        peers_path, peers.device());
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+int bench_gpu(const BenchSettings& settings, const std::regex& pattern, bool json) {
+  const gpu::Device device = gpu::devices().at(0);
+  const Peers peers = settings.peers.empty() ? Peers() : Peers(settings.peers);
+  const GpuContext context{
+      .device = device.name, .driver = Nvml(device.pci_bus_id).driver(), .commit = settings.commit, .peers_device = peers.device()};
+  const Earlier earlier = read_earlier(settings);
+  std::vector<GpuRow> rows = chosen_rows(settings, pattern);
+  std::erase_if(rows, [&](const GpuRow& row) { return earlier.rows.contains(row.id); });
+  if (!json) print(header(device, context, peers, settings.peers));
+  LineSink<GpuLine> sink({.json = [&](const GpuLine& line) { return to_json(line, context); },
+                          .text = [](const GpuLine& line) { return to_text(line); },
+                          .text_header = gpu_text_header(!peers.empty())},
+                         settings.out, json, earlier.lines);
+  GpuBench(settings, peers, sink).run(rows);
+  if (!json) print("\n" + summary_text(sink.lines()));
+  const bool broken = std::any_of(sink.lines().begin(), sink.lines().end(), [](const GpuLine& line) { return line.broken; });
+  return broken ? kExitCheckFailed : kExitOk;
+}
+
+int list_gpu_rows(const BenchSettings& settings, const std::regex& pattern, bool json) {
+  for (const GpuRow& row : chosen_rows(settings, pattern)) {
+    Json line{{"row", row.id}, {"tier", std::string(1, row.tier)}};
+    add_problem(line, row.spec);
+    line["missing"] = row.missing.empty() ? Json(nullptr) : Json(row.missing);
+    const std::string missing = row.missing.empty() ? "" : "; not in this version: " + row.missing;
+    print(json ? line.dump() + "\n" : fmt::format("{} {:<60}  {}{}\n", row.tier, row.id, describe(row.spec), missing));
+  }
+  return kExitOk;
+}
+
+}  // namespace lean::cli

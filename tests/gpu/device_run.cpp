@@ -1,0 +1,97 @@
+#include "gpu/device_run.hpp"
+
+#include <algorithm>
+
+#include "backends/reference/error_bound.hpp"
+#include "support/run_and_check.hpp"
+
+namespace lean::gpu {
+namespace {
+
+Problem copy_to_device(const support::TestProblem& built, std::map<const support::GuardedBuffer*, DeviceBuffer>& copies) {
+  return built.placed([&copies](const support::GuardedBuffer& buffer) {
+    const auto [place, fresh] = copies.try_emplace(&buffer, buffer.size_bytes());
+    if (fresh) place->second.copy_from(buffer.data());
+    return place->second.data();
+  });
+}
+
+}  // namespace
+
+Options options_of(const Case& c, cudaStream_t stream) {
+  return {.backend = Backend::kCuda,
+          .policy = c.policy,
+          .fixup = c.fixup,
+          .determinism = c.determinism,
+          .workers = c.workers,
+          .stream = stream};
+}
+
+DeviceRun::DeviceRun(const Case& c)
+    : built_(c), problem_(copy_to_device(built_, copies_)), options_(options_of(c)), workspace_(problem_, options_, c.scratch) {
+  demand(workspace_.status());
+  demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the tests' streams do not wait for these copies
+}
+
+void DeviceRun::poison_outputs(cudaStream_t stream) const {
+  for (const support::GuardedBuffer* output : {&built_.o_buffer(), &built_.lse_buffer()}) {
+    const auto copy = copies_.find(output);
+    if (copy == copies_.end() || copy->second.size_bytes() == 0) continue;
+    demand(cudaMemsetAsync(copy->second.data(), static_cast<int>(support::kPoison), copy->second.size_bytes(), stream),
+           "cudaMemsetAsync");
+  }
+}
+
+void DeviceRun::enqueue(cudaStream_t stream) const {
+  Options options = options_;
+  options.stream = stream;
+  demand(decode(problem_, options, workspace_.get()));
+}
+
+std::vector<std::uint8_t> DeviceRun::output_bytes(cudaStream_t stream) const {
+  std::vector<std::uint8_t> bytes;
+  for (const support::GuardedBuffer* output : {&built_.o_buffer(), &built_.lse_buffer()}) {
+    const auto copy = copies_.find(output);
+    if (copy == copies_.end() || copy->second.size_bytes() == 0) continue;
+    const std::size_t begin = bytes.size();
+    bytes.resize(begin + copy->second.size_bytes());
+    demand(cudaMemcpyAsync(bytes.data() + begin, copy->second.data(), copy->second.size_bytes(), cudaMemcpyDeviceToHost, stream),
+           "cudaMemcpyAsync");
+  }
+  demand(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return bytes;
+}
+
+std::vector<std::uint8_t> DeviceRun::bits(cudaStream_t stream) const {
+  poison_outputs(stream);
+  enqueue(stream);
+  return output_bytes(stream);
+}
+
+testing::AssertionResult DeviceRun::matches() { return matches(reference::decode(built_.problem(), 8)); }
+
+testing::AssertionResult DeviceRun::matches(const reference::Answer& answer) {
+  demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (const support::GuardedBuffer* output : {&built_.o_buffer(), &built_.lse_buffer()}) {
+    const auto copy = copies_.find(output);
+    if (copy != copies_.end()) copy->second.copy_to(output->data());
+  }
+  const std::string repeat = "repeat: " + support::reproducer(built_.description()) + "\n  ";
+  if (const std::string faults = built_.memory_faults(); !faults.empty()) return testing::AssertionFailure() << repeat << faults;
+  const reference::Rounding rounding = support::rounding_of(built_.problem(), options_);
+  const reference::ErrorReport report = reference::compare(built_.problem(), answer, rounding);
+  if (!report.passes()) return testing::AssertionFailure() << repeat << reference::describe(report);
+  return testing::AssertionSuccess();
+}
+
+testing::AssertionResult DeviceRun::clean() const {
+  demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  if (!workspace_.intact()) return testing::AssertionFailure() << "memory beside the workspace was written";
+  const auto state = workspace_.state().contents();
+  if (std::any_of(state.begin(), state.end(), [](std::byte b) { return b != std::byte{0}; })) {
+    return testing::AssertionFailure() << "the state is not all zero";
+  }
+  return testing::AssertionSuccess();
+}
+
+}  // namespace lean::gpu

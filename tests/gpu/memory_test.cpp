@@ -1,0 +1,248 @@
+// Device memory: nothing read or written outside it, nothing read before it is written, offsets of 64 bits. The tests of suite
+// Sanitized are small, and run again under compute-sanitizer.
+#include <gtest/gtest.h>
+
+#include "api/backends.hpp"
+#include "gpu/device_run.hpp"
+#include "gpu/test_kernels.hpp"
+#include "support/reduced.hpp"
+#include "support/tables.hpp"
+
+namespace lean::gpu {
+namespace {
+
+using support::full_or_reduced;
+
+/// One case a kernel variant: type, head dimension, rows of a kv head. Tokens lie end to end, so that the copy engine takes
+/// whole tiles, or with gaps, so that threads copy rows.
+std::vector<Case> variant_cases(bool end_to_end) {
+  using Dims = std::vector<std::int32_t>;
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const std::int32_t d : full_or_reduced(Dims{64, 128, 256, 8, 72}, Dims{64, 128, 200})) {
+      for (const std::int32_t group : full_or_reduced(Dims{3, 20, 40, 100}, Dims{3, 40})) {
+        cases.push_back({.dtype = dtype,
+                         .q_heads = 2 * group,
+                         .head_dim = d,
+                         .lens = {301, 0, 129},
+                         .pad = {1, 0, 0},
+                         .k_layout = end_to_end ? "bhsd" : "bshd",
+                         .v_layout = end_to_end ? "bhsd" : "bhsd~gap8",
+                         .workers = 5});
+      }
+    }
+  }
+  return cases;
+}
+
+void expect_matches(const std::vector<Case>& cases) {
+  const Stream stream;
+  for (Case c : cases) {
+    for (const Fixup fixup : full_or_reduced<std::vector<Fixup>>({support::kFixups, std::end(support::kFixups)}, {c.fixup})) {
+      c.fixup = fixup;
+      DeviceRun call(c);
+      EXPECT_FALSE(call.bits(stream.get()).empty());
+      EXPECT_TRUE(call.matches());
+      EXPECT_TRUE(call.clean());
+    }
+  }
+}
+
+TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_cases(true)); }
+TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(false)); }
+
+TEST(Sanitized, R04_EveryPolicy) {
+  const Stream stream;
+  for (const Policy& policy : support::all_policies()) {
+    for (const Fixup fixup : support::kFixups) {
+      if (!support::pairs(policy, fixup)) continue;
+      for (const std::int32_t workers : {7, 40}) {  // 40: merges of two levels
+        Case c{.q_heads = 3,
+               .kv_heads = 1,
+               .lens = {1511, 97, 0, 640},
+               .n_q = {2},
+               .causal = true,
+               .policy = policy,
+               .fixup = fixup,
+               .workers = workers};
+        DeviceRun call(c);
+        EXPECT_FALSE(call.bits(stream.get()).empty());
+        EXPECT_TRUE(call.matches());
+        EXPECT_TRUE(call.clean());
+      }
+    }
+  }
+}
+
+/// For initcheck: scratch as cudaMalloc left it, keys and values only where a row may see them.
+TEST(Sanitized, R14_NothingUnwrittenIsRead) {
+  const Stream stream;
+  for (const Policy& policy : support::all_policies()) {
+    const Case c{.q_heads = 6,
+                 .lens = {1511, 0, 97, 641},
+                 .pad = {300, 0, 1, 640},
+                 .k_layout = "bhsd",
+                 .v_layout = "bhsd",
+                 .policy = policy,
+                 .workers = 40};
+    DeviceRun call(c);
+    const auto bits = call.bits(stream.get());
+    EXPECT_TRUE(call.matches());
+
+    Problem problem = call.problem();
+    const std::size_t head_bytes = static_cast<std::size_t>(problem.kv_capacity) * static_cast<std::size_t>(c.head_dim) * 2;
+    const DeviceBuffer k(head_bytes * c.lens.size() * static_cast<std::size_t>(c.kv_heads));
+    const DeviceBuffer v(k.size_bytes());
+    for (std::size_t b = 0; b < c.lens.size(); ++b) {
+      for (std::size_t head = 0; head < static_cast<std::size_t>(c.kv_heads); ++head) {
+        const std::size_t row_bytes = static_cast<std::size_t>(c.head_dim) * 2;
+        const std::size_t begin =
+            (b * static_cast<std::size_t>(c.kv_heads) + head) * head_bytes + static_cast<std::size_t>(c.pad[b]) * row_bytes;
+        const std::size_t bytes = static_cast<std::size_t>(c.lens[b] - c.pad[b]) * row_bytes;
+        if (bytes == 0) continue;
+        const auto copy = [&](const DeviceBuffer& to, const void* from) {
+          demand(cudaMemcpy(to.data() + begin, static_cast<const std::byte*>(from) + begin, bytes, cudaMemcpyDeviceToDevice),
+                 "cudaMemcpy");
+        };
+        copy(k, problem.k.data);
+        copy(v, problem.v.data);
+      }
+    }
+    problem.k.data = k.data();
+    problem.v.data = v.data();
+    const WorkspaceSize need = workspace_size(problem, call.options());
+    demand(need.status);
+    const DeviceBuffer state(need.state_bytes);
+    const DeviceBuffer scratch(need.scratch_bytes);
+    state.fill(std::byte{0});
+    demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    call.poison_outputs(stream.get());
+    Options options = call.options();
+    options.stream = stream.get();
+    demand(decode(problem, options, {state.data(), state.size_bytes(), scratch.data(), scratch.size_bytes()}));
+    EXPECT_EQ(call.output_bytes(stream.get()), bits) << support::to_text(c);
+  }
+}
+
+// ---- 64 bits ----------------------------------------------------------------------------------------------------------
+
+constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 64;  // elements
+
+/// Copies what a kv tensor holds to `to`, where it has other strides: rows of head_dim elements, one by one.
+void spread(const Case& c, const Problem& problem, const TensorView& from, std::byte* to, const Strides& strides) {
+  const auto offset = [](const Strides& s, std::int64_t b, std::int64_t h, std::int64_t t) {
+    return 2 * (b * s.sequence + h * s.head + t * s.token);
+  };
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    for (std::int64_t h = 0; h < problem.kv_heads; ++h) {
+      for (std::int64_t t = 0; t < c.lens[static_cast<std::size_t>(b)]; ++t) {
+        demand(cudaMemcpy(to + offset(strides, b, h, t), static_cast<const std::byte*>(from.data) + offset(from.strides, b, h, t),
+                          static_cast<std::size_t>(c.head_dim) * 2, cudaMemcpyDeviceToDevice),
+               "cudaMemcpy");
+      }
+    }
+  }
+}
+
+bool has_free(std::size_t bytes) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  demand(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free > bytes;
+}
+
+TEST(Memory, R19_InputsBeyondTwoToTheThirtyOneElements) {
+  constexpr std::size_t kBytes = std::size_t{9} << 30;
+  if (!has_free(2 * kBytes + (std::size_t{1} << 30))) GTEST_SKIP() << "needs 19 GiB of device memory";
+  const Stream stream;
+  const Case c{.head_dim = 64, .lens = {5, 7}, .k_layout = "bhsd", .v_layout = "bhsd", .workers = 2};
+  DeviceRun call(c);
+  const auto bits = call.bits(stream.get());
+  ASSERT_TRUE(call.matches());
+  const Problem near = call.problem();
+  const DeviceBuffer k(kBytes);
+  const DeviceBuffer v(kBytes);
+  constexpr std::int64_t kStep = kFar / 4 / 8 * 8;  // six tokens on: beyond 2^31 elements and 2^32 bytes
+  for (const auto& [k_strides, v_strides] :
+       {std::pair{Strides{kFar, 1024, 64, 1}, Strides{64, kFar, 128, 1}},  // by sequence, by head
+        {Strides{512, 64, kStep, 1}, Strides{128, 64, kStep + 512, 1}},    // by token
+        {Strides{-kFar, 1024, 64, 1}, Strides{64, -kFar, 128, 1}}}) {      // backwards
+    k.fill(support::kPoison);
+    v.fill(support::kPoison);
+    std::byte* const k_data = k.data() + (k_strides.sequence < 0 ? 2 * kFar : 0);
+    std::byte* const v_data = v.data() + (v_strides.head < 0 || v_strides.sequence < 0 ? 2 * kFar : 0);
+    spread(c, near, near.k, k_data, k_strides);
+    spread(c, near, near.v, v_data, v_strides);
+    demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    call.problem().k = {.data = k_data, .dtype = c.dtype, .strides = k_strides};
+    call.problem().v = {.data = v_data, .dtype = c.dtype, .strides = v_strides};
+    EXPECT_EQ(call.bits(stream.get()), bits);
+    EXPECT_TRUE(call.clean());
+  }
+}
+
+/// Every word of the memory the outputs lie in is looked at: rows are where they must be, all else is as it was.
+TEST(Memory, R19_OutputsAndQueriesBeyondTwoToTheThirtyOneElements) {
+  constexpr std::size_t kBytes = std::size_t{9} << 30;  // lse: 2^31 floats
+  if (!has_free(3 * kBytes)) GTEST_SKIP() << "needs 27 GiB of device memory";
+  const Stream stream;
+  const Case c{.head_dim = 64, .lens = {5, 7}, .k_layout = "bhsd", .v_layout = "bhsd", .workers = 2};
+  DeviceRun call(c);
+  EXPECT_FALSE(call.bits(stream.get()).empty());
+  ASSERT_TRUE(call.matches());
+  Problem& problem = call.problem();
+  const Problem near = problem;
+  const DeviceBuffer o(kBytes);
+  const DeviceBuffer lse(kBytes);
+  const DeviceBuffer q(kBytes);
+  o.fill(support::kPoison);
+  lse.fill(support::kPoison);
+  q.fill(support::kPoison);
+  problem.o = {.data = o.data(), .dtype = c.dtype, .strides = {kFar, 64, 64, 1}};
+  problem.lse = {.data = lse.as<float>(), .sequence_stride = kFar, .head_stride = 1, .token_stride = 1};
+  problem.q = {.data = q.data(), .dtype = c.dtype, .strides = {kFar, 64, 64, 1}};
+  const std::size_t sequence_bytes = static_cast<std::size_t>(c.q_heads) * 64 * 2;  // n_q = 1: heads end to end in both
+  for (std::size_t b = 0; b < 2; ++b) {
+    demand(cudaMemcpy(q.data() + 2 * b * std::size_t{kFar}, static_cast<const std::byte*>(near.q.data) + b * sequence_bytes,
+                      sequence_bytes, cudaMemcpyDeviceToDevice),
+           "cudaMemcpy");
+  }
+  demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  call.enqueue(stream.get());
+  stream.wait();
+  EXPECT_TRUE(call.clean());
+  EXPECT_EQ(count_other_words(o, 0xFFFFFFFFU), 2 * sequence_bytes / 4);
+  EXPECT_EQ(count_other_words(lse, 0xFFFFFFFFU), 2U * static_cast<unsigned>(c.q_heads));
+  const auto copy_back = [](const void* from, std::size_t bytes) {
+    std::vector<std::uint8_t> host(bytes);
+    demand(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return host;
+  };
+  for (std::size_t b = 0; b < 2; ++b) {
+    EXPECT_EQ(copy_back(o.data() + 2 * b * std::size_t{kFar}, sequence_bytes),
+              copy_back(static_cast<const std::byte*>(near.o.data) + b * sequence_bytes, sequence_bytes));
+    EXPECT_EQ(copy_back(lse.as<float>() + b * std::size_t{kFar}, static_cast<std::size_t>(c.q_heads) * 4),
+              copy_back(near.lse.data + b * static_cast<std::size_t>(c.q_heads), static_cast<std::size_t>(c.q_heads) * 4));
+  }
+}
+
+// ---- what the device has room for -------------------------------------------------------------------------------------
+
+/// Every problem that is served gets a launch: registers and shared memory of every variant fit this device.
+TEST(Memory, R33_EveryVariantStartsOnThisDevice) {
+  const Stream stream;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (std::int32_t d = 8; d <= 256; d += 8) {
+      for (const std::int32_t group : {1, 17, 33, 65, 129}) {
+        const Case c{.dtype = dtype, .q_heads = group, .kv_heads = 1, .head_dim = d, .lens = {70, 1}, .workers = 2};
+        ASSERT_TRUE(support::target_serves(c)) << support::to_text(c);
+        DeviceRun call(c);
+        EXPECT_FALSE(call.bits(stream.get()).empty());
+        EXPECT_TRUE(call.matches());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::gpu

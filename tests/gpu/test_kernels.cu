@@ -1,0 +1,89 @@
+#include "gpu/test_kernels.hpp"
+
+namespace lean::gpu {
+namespace {
+
+__device__ std::uint64_t nanoseconds() {
+  std::uint64_t now = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ bool told_to_stop(const std::uint32_t* stop, std::uint64_t end) {
+  return *static_cast<const volatile std::uint32_t*>(stop) != 0 || nanoseconds() > end;
+}
+
+__global__ void occupy_kernel(const std::uint32_t* stop, std::uint32_t* started, std::uint64_t limit) {
+  if (threadIdx.x != 0) return;
+  const std::uint64_t end = nanoseconds() + limit;
+  atomicAdd_system(started, 1U);
+  __threadfence_system();
+  while (!told_to_stop(stop, end)) __nanosleep(2000);
+}
+
+__global__ void hog_bandwidth_kernel(uint4* memory, std::size_t count, const std::uint32_t* stop, std::uint64_t limit) {
+  const std::uint64_t end = nanoseconds() + limit;
+  const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
+  while (!told_to_stop(stop, end)) {
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+      uint4 x = memory[i];
+      x.x += 1;
+      memory[i] = x;
+    }
+  }
+}
+
+__global__ void copy_ints_kernel(std::int32_t* to, const std::int32_t* from, std::int32_t count) {
+  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count; i += static_cast<std::int32_t>(blockDim.x)) to[i] = from[i];
+}
+
+__global__ void count_kernel(const std::uint32_t* words, std::size_t count, std::uint32_t pattern, unsigned long long* others) {
+  unsigned long long own = 0;
+  const std::size_t stride = std::size_t{gridDim.x} * blockDim.x;
+  for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) own += words[i] != pattern;
+  if (own > 0) atomicAdd(others, own);
+}
+
+__global__ void trap_kernel() { __trap(); }
+
+std::uint64_t nanoseconds_of(std::chrono::milliseconds limit) { return static_cast<std::uint64_t>(limit.count()) * 1000000U; }
+
+}  // namespace
+
+void occupy(const Stream& stream, std::int32_t ctas, const Signals& signals, std::chrono::milliseconds limit) {
+  const std::int32_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  demand(cudaFuncSetAttribute(occupy_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  occupy_kernel<<<static_cast<unsigned>(ctas), 32, static_cast<std::size_t>(shared), stream.get()>>>(
+      signals.stop_word(), signals.started_word(), nanoseconds_of(limit));
+  demand(cudaGetLastError(), "occupy");
+}
+
+void hog_bandwidth(const Stream& stream, const DeviceBuffer& memory, const Signals& signals, std::chrono::milliseconds limit) {
+  // 128 threads leave room beside them for any kernel's CTA.
+  hog_bandwidth_kernel<<<static_cast<unsigned>(2 * multiprocessors()), 128, 0, stream.get()>>>(
+      memory.as<uint4>(), memory.size_bytes() / sizeof(uint4), signals.stop_word(), nanoseconds_of(limit));
+  demand(cudaGetLastError(), "hog_bandwidth");
+}
+
+void copy_ints(const Stream& stream, std::int32_t* to, const std::int32_t* from, std::int32_t count) {
+  copy_ints_kernel<<<1, 128, 0, stream.get()>>>(to, from, count);
+  demand(cudaGetLastError(), "copy_ints");
+}
+
+std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t pattern) {
+  const DeviceBuffer others(sizeof(unsigned long long));
+  others.fill(std::byte{0});
+  count_kernel<<<static_cast<unsigned>(8 * multiprocessors()), 256>>>(
+      memory.as<std::uint32_t>(), memory.size_bytes() / sizeof(std::uint32_t), pattern, others.as<unsigned long long>());
+  demand(cudaGetLastError(), "count_other_words");
+  unsigned long long count = 0;
+  others.copy_to(&count);
+  return count;
+}
+
+void trap(const Stream& stream) {
+  trap_kernel<<<1, 1, 0, stream.get()>>>();
+  demand(cudaGetLastError(), "trap");
+}
+
+}  // namespace lean::gpu
