@@ -13,11 +13,11 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64
 }
 
 /// a / b for a >= 0, b > 0. In 32 bits where both fit: a GPU divides 64 bits by several times as many instructions.
-LEAN_HD [[nodiscard]] constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) noexcept {
+LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) noexcept {
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;
 }
-LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32_t b) noexcept {
+LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int32_t quotient(std::int32_t a, std::int32_t b) noexcept {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
 }
 

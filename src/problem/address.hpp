@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/hd.hpp"
+#include "base/int_math.hpp"
 #include "lean/problem.hpp"
 #include "problem/sequence.hpp"
 
@@ -39,7 +40,8 @@ struct PackedRow {
 
 LEAN_HD [[nodiscard]] constexpr PackedRow packed_row(std::int64_t row, std::int32_t group) noexcept {
   if (row < group) return {0, static_cast<std::int32_t>(row)};  // decode: no division
-  return {static_cast<std::int32_t>(row / group), static_cast<std::int32_t>(row % group)};
+  const std::int64_t token = quotient(row, std::int64_t{group});
+  return {static_cast<std::int32_t>(token), static_cast<std::int32_t>(row - token * group)};
 }
 
 /// One past the last key that query token `token` sees (bottom-right causal), as an absolute token of the sequence.

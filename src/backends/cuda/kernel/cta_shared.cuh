@@ -22,10 +22,24 @@ struct SegmentRecord {
   Sequence lengths;
   std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence, in whole tiles but for the last
   std::int32_t token_end = 0;
-  bool last = false;  // nothing more: no segment
+  bool last = false;       // nothing more: no segment
+  bool rehearsal = false;  // see rehearsal_of()
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 };
+
+/// A segment that is computed for its instructions alone, while the schedule is still being worked out: code that runs for the
+/// first time is fetched from memory, hundreds of cycles a line, and a short call is over before its code has come. One row of
+/// the first query against whatever the ring holds, into a slot of the worker's own, which is written again before it is read.
+[[nodiscard]] __device__ inline SegmentRecord rehearsal_of(std::int32_t worker) {
+  SegmentRecord record;
+  record.rows = 1;
+  record.contributors = 2;
+  record.slots.first = 2 * std::int64_t{worker};
+  record.token_end = 1;
+  record.rehearsal = true;
+  return record;
+}
 
 /// The work line, the plan and their sums while they are built.
 template <typename TUnits>
@@ -42,6 +56,7 @@ struct CtaShared {
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
   SegmentRecord records[kRecords];
+  SegmentRecord rehearsal;
   float warp_max[kConfig.token_warps()][kConfig.q_rows];
   float warp_sum[kConfig.token_warps()][kConfig.q_rows];
   float row_max[kConfig.q_rows];

@@ -39,35 +39,42 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
   Turn ring(call.ring_stages);
   const bool leads = threadIdx.x % kWarpThreads == 0;
   const auto stage_address = [&] { return ptx::shared_address(ring_memory + ring.place * call.stage_bytes); };
-  const auto release_stage = [&] {
-    __syncwarp();
-    if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
-    ring.advance();
-  };
-  for (Turn turn(kRecords);; turn.advance()) {
-    ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
-    const SegmentRecord& record = shared.records[turn.place];
+  Turn turn(kRecords);
+  for (bool rehearsal = call.rehearses;; rehearsal = false) {
+    if (!rehearsal) ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
+    const SegmentRecord& record = rehearsal ? shared.rehearsal : shared.records[turn.place];
     if (record.last) return;
     if (call.pass == Pass::kMergeOnly) {
       fixup.merge_all(record);
     } else {
       tile.begin(record);
+      const auto await_stage = [&] {
+        if (!rehearsal) ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
+      };
+      const auto release_stage = [&] {
+        if (rehearsal) return;
+        __syncwarp();
+        if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
+        ring.advance();
+      };
       for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
         const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
-        ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
+        await_stage();
         if (!idle) tile.scores(stage_address());
         release_stage();
         if (!idle) tile.update_softmax(token);
-        ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
+        await_stage();
         if (!idle) tile.accumulate(stage_address(), tokens);
         release_stage();
       }
       tile.finish();
       fixup.end_segment(record, tile);
     }
+    if (rehearsal) continue;
     __syncwarp();
     if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
+    turn.advance();
   }
 }
 
@@ -85,6 +92,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
   CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
   init_barriers(call, shared);
+  if (threadIdx.x == 0) shared.rehearsal = rehearsal_of(static_cast<std::int32_t>(blockIdx.x));
   const std::int32_t workers = call.narrow ? build_schedule(call, shared.template schedule_in<std::int32_t>())
                                            : build_schedule(call, shared.template schedule_in<std::int64_t>());
   if (static_cast<std::int32_t>(blockIdx.x) >= workers) return;
