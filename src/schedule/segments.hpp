@@ -79,7 +79,17 @@ class SegmentCursor {
   }
 
   /// Moves to the next segment; false when the worker is done.
-  LEAN_HD constexpr bool next() noexcept { return plan_.cuts_the_line() ? next_of_range() : next_item(); }
+  LEAN_HD constexpr bool next() noexcept {
+    if (!next_run()) return false;
+    find_contributors();
+    return true;
+  }
+
+  /// The two halves of next(): the worker's own tiles, which is all it needs to begin, and who else has a part of the output.
+  LEAN_HD constexpr bool next_run() noexcept { return plan_.cuts_the_line() ? next_of_range() : next_item(); }
+  LEAN_HD constexpr void find_contributors() noexcept {
+    if (plan_.cuts_the_line()) find_contributors_of_range();
+  }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<TUnits>& segment() const noexcept { return segment_; }
 
@@ -100,32 +110,37 @@ class SegmentCursor {
       }
       place_ = segment_.output.begin + segment_.output.cost;  // where the next output begins
       if (segment_.output.begin >= end_) return false;
-      if (own_part()) return true;
+      if (own_run()) return true;
     }
     return false;
   }
 
-  /// Fills the segment of this worker in segment_.output; false when a moved boundary left it nothing.
-  LEAN_HD constexpr bool own_part() noexcept {
+  /// The worker's tiles of segment_.output; false when a moved boundary left it none.
+  LEAN_HD constexpr bool own_run() noexcept {
     const BasicOutput<TUnits>& output = segment_.output;
-    const TUnits next_output = output.begin + output.cost;
-    // Boundaries low..high are those whose cuts fall strictly inside the output. No boundary lies between begin_ and end_, so
-    // only a worker's first and last output need a search.
-    std::int32_t low = output.begin > begin_ ? worker_ + 1 : most_of(1, plan_.shares.first_from(output.begin));
-    while (low < plan_.workers && boundary(low) < next_output && cut_of(output, low) == 0) ++low;
-    std::int32_t high = (next_output <= end_ ? worker_ + 1 : plan_.shares.first_from(next_output)) - 1;
-    high = least_of(high, plan_.workers - 1);
-    while (high >= low && cut_of(output, high) == output.tiles) --high;
-    const std::int32_t host = low - 1;
-    const std::int32_t contributors = high - low + 2;
-    if (worker_ < host || worker_ >= host + contributors) return false;
+    segment_.tile_begin = output.begin >= begin_ ? 0 : cut_of(output, worker_);
+    segment_.tile_end = output.begin + output.cost <= end_ ? output.tiles : cut_of(output, worker_ + 1);
+    return segment_.tile_begin < segment_.tile_end;
+  }
+
+  /// Contributors are the workers next to the boundaries whose cuts fall strictly inside the output.
+  LEAN_HD constexpr void find_contributors_of_range() noexcept {
+    const BasicOutput<TUnits>& output = segment_.output;
+    std::int32_t host = worker_;
+    if (segment_.tile_begin > 0) {
+      host = most_of(1, plan_.shares.first_from(output.begin));
+      while (cut_of(output, host) == 0) ++host;
+      --host;
+    }
+    std::int32_t last = worker_;
+    if (segment_.tile_end < output.tiles) {
+      last = least_of(plan_.shares.first_from(output.begin + output.cost), plan_.workers) - 1;
+      while (cut_of(output, last) == output.tiles) --last;
+    }
     segment_.contributor = worker_ - host;
-    segment_.contributors = contributors;
-    segment_.tile_begin = worker_ == host ? 0 : cut_of(output, worker_);
-    segment_.tile_end = worker_ == host + contributors - 1 ? output.tiles : cut_of(output, worker_ + 1);
+    segment_.contributors = last - host + 1;
     // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
     segment_.slots = {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
-    return true;
   }
 
   LEAN_HD constexpr bool next_item() noexcept {

@@ -16,12 +16,13 @@ struct SegmentRecord {
   std::int32_t kv_head = 0;
   std::int32_t row_block = 0;
   std::int32_t rows = 0;
-  std::int32_t contributor = 0;
-  std::int32_t contributors = 1;
-  schedule::SlotMap slots;
   Sequence lengths;
   std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence, in whole tiles but for the last
   std::int32_t token_end = 0;
+  // Known when the barrier sharing_known has been passed.
+  std::int32_t contributor = 0;
+  std::int32_t contributors = 1;
+  schedule::SlotMap slots;
   bool last = false;       // nothing more: no segment
   bool rehearsal = false;  // see rehearsal_of()
 
@@ -55,6 +56,7 @@ struct CtaShared {
   std::uint64_t stage_free[kMaxStages];
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
+  std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
   SegmentRecord rehearsal;
   float warp_max[kConfig.token_warps()][kConfig.q_rows];

@@ -26,6 +26,7 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
     }
     for (std::int32_t i = 0; i < kRecords; ++i) {
       ptx::barrier_init(&shared.record_full[i], 1);
+      ptx::barrier_init(&shared.sharing_known[i], 1);
       ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
     }
     ptx::barrier_init_fence();
@@ -45,6 +46,7 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
     const SegmentRecord& record = rehearsal ? shared.rehearsal : shared.records[turn.place];
     if (record.last) return;
     if (call.pass == Pass::kMergeOnly) {
+      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
       fixup.merge_all(record);
     } else {
       tile.begin(record);
@@ -69,6 +71,7 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
         release_stage();
       }
       tile.finish();
+      if (!rehearsal) ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
       fixup.end_segment(record, tile);
     }
     if (rehearsal) continue;

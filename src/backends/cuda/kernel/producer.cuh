@@ -39,6 +39,10 @@ class Producer {
       const SegmentRecord& segment = shared_.records[record.place];
       if (segment.last) return;
       copy_segment(segment);
+      if (thread_ == 0) {  // who shares the output is needed at the segment's end only: found while copies are under way
+        announce_sharing(cursor, shared_.records[record.place]);
+        ptx::barrier_arrive(&shared_.sharing_known[record.place]);
+      }
       if (!call_.bulk_copies) {
         __syncwarp();
         if (thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[record.place]);
@@ -53,7 +57,7 @@ class Producer {
       do record.last = !cursor.next();
       while (!record.last && (cursor.segment().sole() || cursor.segment().contributor != 0));
     } else {
-      record.last = !cursor.next();
+      record.last = !cursor.next_run();
     }
     if (record.last) return;
     const schedule::BasicSegment<TUnits>& segment = cursor.segment();
@@ -67,12 +71,16 @@ class Producer {
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;
     record.rows = output.rows;
-    record.contributor = segment.contributor;
-    record.contributors = segment.contributors;
-    record.slots = segment.slots;
     record.lengths = lengths;
     record.token_begin = static_cast<std::int32_t>(min_of(begin, visible));
     record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, visible));
+  }
+
+  __device__ void announce_sharing(DeviceCursor<TUnits>& cursor, SegmentRecord& record) {
+    if (call_.pass != Pass::kMergeOnly) cursor.find_contributors();
+    record.contributor = cursor.segment().contributor;
+    record.contributors = cursor.segment().contributors;
+    record.slots = cursor.segment().slots;
   }
 
   __device__ void copy_segment(const SegmentRecord& record) {
