@@ -8,7 +8,7 @@
 #define LEAN_HD
 #endif
 
-// LEAN_OUTLINE: on a device, one copy that is called. For code that runs a few times before a kernel's first load: there,
+// LEAN_OUTLINE: on a device, one copy that is called. For long code in many places that runs once or twice: there,
 // instructions come from memory, and every inlined copy is fetched anew.
 #if defined(__CUDA_ARCH__)
 #define LEAN_OUTLINE __noinline__

@@ -35,7 +35,7 @@ class LengthSource {
         q_tokens_(problem.q_tokens),
         kv_capacity_(problem.kv_capacity) {}
 
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Sequence operator()(std::int64_t sequence) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
     Sequence s;
     s.q_tokens = q_tokens_;
     if (cu_q_tokens_ != nullptr) {

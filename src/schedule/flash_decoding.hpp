@@ -12,7 +12,7 @@ namespace lean::schedule {
 
 /// Splits for `outputs` outputs of up to `max_tiles` tiles on `workers` workers: none once 80 % of the workers have an
 /// output of their own; else the fewest splits whose last wave is filled to 85 % of the best reachable filling.
-LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int32_t flash_decoding_splits(std::int64_t outputs, std::int64_t max_tiles,
+LEAN_HD [[nodiscard]] constexpr std::int32_t flash_decoding_splits(std::int64_t outputs, std::int64_t max_tiles,
                                                                    std::int32_t workers) noexcept {
   if (outputs == 0 || outputs * 10 >= static_cast<std::int64_t>(workers) * 8) return 1;
   const std::int64_t limit = min_of(Policy::kMaxSplits, min_of(workers, max_tiles));

@@ -50,7 +50,7 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::i
 /// Where a boundary that lies `units` into `output` is moved to, in tiles of the output, 0 and output.tiles included. The
 /// output's fixed charge is spread over its length, so that equal shares of one output are equal runs of tiles.
 template <typename TUnits>
-LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
+LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
                                                       const BasicPlan<TUnits>& plan) noexcept {
   const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
   auto cut = static_cast<std::int32_t>(quotient(units - charge, TUnits{output.tile_cost}));

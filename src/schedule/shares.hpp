@@ -30,7 +30,7 @@ class BasicShares {
   [[nodiscard]] LEAN_HD constexpr TUnits least() const noexcept { return quotient_; }
 
   /// The first g with begin(g) >= place, for 0 <= place <= total: an estimate, then exact steps.
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr std::int32_t first_from(TUnits place) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr std::int32_t first_from(TUnits place) const noexcept {
     const float estimate = static_cast<float>(place) * shares_per_unit_;
     auto g = estimate < static_cast<float>(parts_) ? static_cast<std::int32_t>(estimate) : parts_;
     while (begin(g) < place) ++g;

@@ -101,7 +101,7 @@ class LineRules {
     return {lengths.q_tokens, lengths.kv_tokens()};
   }
 
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
     output.rows = shape_.rows_in(work, output.row_block);
     output.tiles = shape_.tiles_in(work, output.row_block);
     output.tile_cost = cost_model_.tile_cost(output.rows);
@@ -117,7 +117,7 @@ class LineRules {
   }
 
   /// One kv head of the sequence.
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Sums sum_head(const SequenceWork& work) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Sums sum_head(const SequenceWork& work) const noexcept {
     Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
     for (std::int32_t block = 0; block < blocks; ++block) {
@@ -182,7 +182,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place) const noexcept { return locate(place, {}); }
 
   /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
-  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(TUnits place, const Output& from) const noexcept {
+  [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place, const Output& from) const noexcept {
     std::int32_t low = 0;
     auto high = static_cast<std::int32_t>(least_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty
     while (low < high) {  // the last strip that begins at or before `place`
