@@ -52,11 +52,11 @@ Status check_workspace(const Problem& problem, const Workspace& workspace, const
   if (overlaps(workspace.state, workspace.state_bytes, workspace.scratch) ||
       overlaps(workspace.scratch, workspace.scratch_bytes, workspace.state)) {
     return refuse(StatusCode::kInvalidArgument, "workspace.scratch",
-                  static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(workspace.scratch)), "must not overlap workspace.state");
+                  static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(workspace.scratch)),
+                  "must not overlap workspace.state");
   }
-  for (const void* tensor :
-       {static_cast<const void*>(problem.o.data), static_cast<const void*>(problem.lse.data), problem.q.data, problem.k.data,
-        problem.v.data}) {
+  for (const void* tensor : {static_cast<const void*>(problem.o.data), static_cast<const void*>(problem.lse.data), problem.q.data,
+                             problem.k.data, problem.v.data}) {
     if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) ||
                               overlaps(workspace.state, workspace.state_bytes, tensor))) {
       return refuse(StatusCode::kInvalidArgument, "workspace", static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor)),

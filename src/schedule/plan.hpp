@@ -22,7 +22,7 @@ struct BasicPlan {
   std::int32_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
   TUnits snap_units = 0;               // a cut this close to an output's edge moves to the edge
   bool whole_outputs = false;          // every cut moves to the nearer edge
-  BasicShares<TUnits> shares{};                     // of the line, where it is cut
+  BasicShares<TUnits> shares{};        // of the line, where it is cut
 
   /// Ranges of the line (lean, fixed_chunk) or items dealt out in turn (fixed_split, data_parallel)?
   [[nodiscard]] LEAN_HD constexpr bool cuts_the_line() const noexcept {
@@ -47,7 +47,8 @@ namespace detail {
 
 /// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers.
 template <typename TUnits>
-LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums, const CostModel& model) noexcept {
+LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
+                                        const CostModel& model) noexcept {
   if (!sums.uniform()) return;
   const std::int64_t n = sums.outputs;
   const std::int64_t w = plan.workers;

@@ -66,14 +66,15 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>&
 template <typename TLengths, typename TUnits = std::int64_t>
 class SegmentCursor {
  public:
-  LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths, TUnits>& line, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
+  LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths, TUnits>& line, const BasicPlan<TUnits>& plan,
+                                  std::int32_t worker) noexcept
       : line_(line), plan_(plan), worker_(worker) {
     if (worker >= plan.workers || line.total() == 0) return;
     if (plan.cuts_the_line()) {
       begin_ = place_ = boundary(worker);
       end_ = boundary(worker + 1);
     } else {
-      place_ = worker;  // items worker, worker + workers, ...
+      place_ = worker;                    // items worker, worker + workers, ...
       end_ = line.total() * plan.splits;  // fits: splits <= 128
     }
   }
@@ -148,7 +149,8 @@ class SegmentCursor {
       const TUnits output_index = quotient(place_, TUnits{plan_.splits});
       const auto split = static_cast<std::int32_t>(place_ - output_index * plan_.splits);
       const BasicOutput<TUnits> output = line_.locate(output_index, segment_.output);
-      const auto tiles_per_split = static_cast<std::int32_t>(quotient(std::int64_t{output.tiles} + plan_.splits - 1, std::int64_t{plan_.splits}));
+      const auto tiles_per_split =
+          static_cast<std::int32_t>(quotient(std::int64_t{output.tiles} + plan_.splits - 1, std::int64_t{plan_.splits}));
       const std::int32_t tile_begin = split * tiles_per_split;
       if (tile_begin >= output.tiles) continue;
       const std::int64_t first_slot = std::int64_t{output_index} * plan_.splits;

@@ -51,12 +51,12 @@ struct BasicOutput {
   std::int64_t sequence = 0;
   std::int32_t kv_head = 0;
   std::int32_t row_block = 0;
-  std::int32_t rows = 0;      // packed rows of this row block
-  std::int32_t tiles = 0;     // >= 1
-  std::int32_t tile_cost = 0; // units of one of its tiles
-  TUnits cost = 0;            // units of the whole output
-  TUnits begin = 0;           // place on the line, in the line's measure
-  TUnits sequence_begin = 0;  // place where its sequence begins
+  std::int32_t rows = 0;       // packed rows of this row block
+  std::int32_t tiles = 0;      // >= 1
+  std::int32_t tile_cost = 0;  // units of one of its tiles
+  TUnits cost = 0;             // units of the whole output
+  TUnits begin = 0;            // place on the line, in the line's measure
+  TUnits sequence_begin = 0;   // place where its sequence begins
 };
 
 using LineSums = BasicLineSums<std::int64_t>;
@@ -155,11 +155,11 @@ template <typename TLengths, typename TUnits = std::int64_t>
 class WorkLine : public LineRules<TLengths, TUnits> {
  public:
   using Rules = LineRules<TLengths, TUnits>;
-  using typename Rules::Output;
-  using typename Rules::Sums;
   using Rules::kStrips;
   using Rules::Rules;
   using Rules::sequences_per_strip;
+  using typename Rules::Output;
+  using typename Rules::Sums;
 
   /// Host form of the build: sums every strip in turn.
   constexpr void build() noexcept {
@@ -197,8 +197,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
     TUnits begin = onward ? from.sequence_begin : strip_begin_[low];
     std::int64_t b = onward ? from.sequence : low * sequences_per_strip();
     SequenceWork work = work_of(b);
-    for (TUnits measure = sum_sequence(work).in(measure_); place >= begin + measure;
-         measure = sum_sequence(work).in(measure_)) {
+    for (TUnits measure = sum_sequence(work).in(measure_); place >= begin + measure; measure = sum_sequence(work).in(measure_)) {
       begin += measure;
       work = work_of(++b);
     }

@@ -325,13 +325,14 @@ TEST(Schedule, StripsSumToTheLineInAnyOrder) {
     backwards = checker.line().sum_strip(strip).plus(backwards);
   LineSums expected;
   for (const Output& output : checker.outputs()) {
-    expected = expected.plus({.cost = output.cost,
-                              .tiles = output.tiles,
-                              .outputs = 1,
-                              .max_output_tiles = output.tiles,
-                              .max_tile_cost = output.tiles > 1 ? static_cast<std::int32_t>(ceil_div(output.cost, output.tiles)) : 0,
-                              .min_output_cost = output.cost,
-                              .max_output_cost = output.cost});
+    expected =
+        expected.plus({.cost = output.cost,
+                       .tiles = output.tiles,
+                       .outputs = 1,
+                       .max_output_tiles = output.tiles,
+                       .max_tile_cost = output.tiles > 1 ? static_cast<std::int32_t>(ceil_div(output.cost, output.tiles)) : 0,
+                       .min_output_cost = output.cost,
+                       .max_output_cost = output.cost});
   }
   for (const LineSums& sums : {backwards, checker.line().sums()}) {
     EXPECT_EQ(sums.cost, expected.cost);

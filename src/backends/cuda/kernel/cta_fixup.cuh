@@ -147,8 +147,8 @@ class CtaFixup {
   // ---- slots ------------------------------------------------------------------------------------------------------
 
   /// Four elements and their row's state to where they go.
-  __device__ void deliver(const SegmentRecord& record, const fixup::Partial& to, std::int32_t row, std::int32_t dim,
-                                       const Quad& o, softmax::State state) const {
+  __device__ void deliver(const SegmentRecord& record, const fixup::Partial& to, std::int32_t row, std::int32_t dim, const Quad& o,
+                          softmax::State state) const {
     if (to.o == nullptr) return write_output(record, row, dim, o, state);
     *reinterpret_cast<float4*>(to.o_row(row) + dim) = to_float4(o);
     if (dim != 0) return;

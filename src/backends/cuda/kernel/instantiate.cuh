@@ -12,7 +12,9 @@ template <KernelFamily kFamily, std::int32_t kRows>
     return {};
   } else {
     constexpr KernelConfig kConfig = config_of(kFamily, kRows);
-    return {.config = kConfig, .kernel = decode_kernel<kFamily.dtype, kFamily.head_dim, kRows>, .fixed_shared_bytes = shared_bytes<kConfig>(0)};
+    return {.config = kConfig,
+            .kernel = decode_kernel<kFamily.dtype, kFamily.head_dim, kRows>,
+            .fixed_shared_bytes = shared_bytes<kConfig>(0)};
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace lean::cuda {
 
-inline constexpr std::int32_t kPieceDims = 8;   // 16 bytes
+inline constexpr std::int32_t kPieceDims = 8;    // 16 bytes
 inline constexpr std::int32_t kGroupPieces = 8;  // pieces that are read and put right together: 64 dims
 inline constexpr std::int32_t kGroupDims = kPieceDims * kGroupPieces;
 
@@ -170,7 +170,8 @@ class WarpTile {
           ptx::load_matrices_transposed(read + 4, row + piece_offset(g, 4));
           put_right<kWhole ? 2 : 1>(read, v_twist_);
 #pragma unroll
-          for (int piece = 0; piece < kGroupPieces; ++piece) v[half][piece] = __byte_perm(read[piece], read[piece ^ 1], kWhole ? kSwapHighHalf : v_select_);
+          for (int piece = 0; piece < kGroupPieces; ++piece)
+            v[half][piece] = __byte_perm(read[piece], read[piece ^ 1], kWhole ? kSwapHighHalf : v_select_);
           if (ragged) {
             const std::int32_t left = tile_tokens - (run_token + half * 8 + 2 * quad_);
             const std::uint32_t kept = left >= 2 ? 0xFFFFFFFFU : (left == 1 ? 0xFFFFU : 0U);
