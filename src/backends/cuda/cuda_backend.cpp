@@ -186,7 +186,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
       .ring_stages = ring.stages,
       .stage_bytes = ring.stage_bytes,
       .narrow = schedule::narrow_units(schedule::output_capacity(problem, config.q_rows), problem.kv_capacity, shape, cost_model()),
-      .rehearses = schedule::measure_of(options.policy.kind) == schedule::Measure::kCost,
       .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
       .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes + std::int64_t{ring.stages} * ring.stage_bytes;
@@ -194,7 +193,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;
   if (options.fixup != Fixup::kTwoKernels) return {};
   call.pass = Pass::kMergeOnly;
-  call.rehearses = false;
   return launch(entry, call, workers, shared_bytes, stream);
 }
 

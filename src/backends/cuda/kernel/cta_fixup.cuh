@@ -51,7 +51,6 @@ class CtaFixup {
     share_states(tile);
     if (record.sole()) return combine(record, tile, {});
     combine(record, tile, call_.slots.partial(record.slots.slot(record.contributor)));
-    if (record.rehearsal) return merge(record, {.count = 1}, call_.slots.partial(record.slots.first));
     if (call_.fixup == Fixup::kLastArriver) merge_if_last(record);
     if (call_.fixup == Fixup::kHostBlock) host_or_peer(record);
   }

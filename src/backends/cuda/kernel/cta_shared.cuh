@@ -23,24 +23,10 @@ struct SegmentRecord {
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
   schedule::SlotMap slots;
-  bool last = false;       // nothing more: no segment
-  bool rehearsal = false;  // see rehearsal_of()
+  bool last = false;  // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 };
-
-/// A segment that is computed for its instructions alone, while the schedule is still being worked out: code that runs for the
-/// first time is fetched from memory, hundreds of cycles a line, and a short call is over before its code has come. One row of
-/// the first query against whatever the ring holds, into a slot of the worker's own, which is written again before it is read.
-[[nodiscard]] __device__ inline SegmentRecord rehearsal_of(std::int32_t worker) {
-  SegmentRecord record;
-  record.rows = 1;
-  record.contributors = 2;
-  record.slots.first = 2 * std::int64_t{worker};
-  record.token_end = 1;
-  record.rehearsal = true;
-  return record;
-}
 
 /// The work line, the plan and their sums while they are built.
 template <typename TUnits>
@@ -58,7 +44,6 @@ struct CtaShared {
   std::uint64_t record_free[kRecords];
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
-  SegmentRecord rehearsal;
   float warp_max[kConfig.token_warps()][kConfig.q_rows];
   float warp_sum[kConfig.token_warps()][kConfig.q_rows];
   float row_max[kConfig.q_rows];

@@ -40,25 +40,19 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
   Turn ring(call.ring_stages);
   const bool leads = threadIdx.x % kWarpThreads == 0;
   const auto stage_address = [&] { return ptx::shared_address(ring_memory + ring.place * call.stage_bytes); };
-  Turn turn(kRecords);
-  for (bool rehearsal = call.rehearses;; rehearsal = false) {
-    if (!rehearsal) ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
-    const SegmentRecord& record = rehearsal ? shared.rehearsal : shared.records[turn.place];
+  const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
+  const auto release_stage = [&] {
+    __syncwarp();
+    if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
+    ring.advance();
+  };
+  for (Turn turn(kRecords);; turn.advance()) {
+    ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
+    const SegmentRecord& record = shared.records[turn.place];
     if (record.last) return;
-    if (call.pass == Pass::kMergeOnly) {
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      fixup.merge_all(record);
-    } else {
+    const bool computes = call.pass != Pass::kMergeOnly;
+    if (computes) {
       tile.begin(record);
-      const auto await_stage = [&] {
-        if (!rehearsal) ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity);
-      };
-      const auto release_stage = [&] {
-        if (rehearsal) return;
-        __syncwarp();
-        if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
-        ring.advance();
-      };
       for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
         const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
@@ -71,13 +65,15 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
         release_stage();
       }
       tile.finish();
-      if (!rehearsal) ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      fixup.end_segment(record, tile);
     }
-    if (rehearsal) continue;
+    ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
+    if (computes) {
+      fixup.end_segment(record, tile);
+    } else {
+      fixup.merge_all(record);
+    }
     __syncwarp();
     if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
-    turn.advance();
   }
 }
 
@@ -95,7 +91,6 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
   CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
   init_barriers(call, shared);
-  if (threadIdx.x == 0) shared.rehearsal = rehearsal_of(static_cast<std::int32_t>(blockIdx.x));
   const std::int32_t workers = call.narrow ? build_schedule(call, shared.template schedule_in<std::int32_t>())
                                            : build_schedule(call, shared.template schedule_in<std::int64_t>());
   if (static_cast<std::int32_t>(blockIdx.x) >= workers) return;

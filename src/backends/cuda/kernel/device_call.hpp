@@ -53,7 +53,6 @@ struct DeviceCall {
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   bool narrow = false;         // schedule::narrow_units() of the capacities
-  bool rehearses = false;      // short calls: consumers fetch their code while the schedule is worked out
   bool bulk_copies = false;    // tokens of a head lie end to end: the copy engine takes whole tiles
   bool vector_output = false;  // four neighbouring outputs may be stored at once
 };

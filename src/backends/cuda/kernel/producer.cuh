@@ -59,7 +59,6 @@ class Producer {
     } else {
       record.last = !cursor.next_run();
     }
-    record.rehearsal = false;
     if (record.last) return;
     const schedule::BasicSegment<TUnits>& segment = cursor.segment();
     const schedule::BasicOutput<TUnits>& output = segment.output;
