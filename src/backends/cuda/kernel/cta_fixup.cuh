@@ -56,7 +56,7 @@ class CtaFixup {
   }
 
   /// Fixup::kTwoKernels' second launch: the same merges as merge_if_last, by one worker.
-  __device__ void merge_all(const SegmentRecord& record) {
+  __device__ __noinline__ void merge_all(const SegmentRecord& record) {
     const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
     for (std::int32_t group = 0; group < grouping.groups; ++group) {
       merge_group(record, grouping, group);
@@ -155,7 +155,7 @@ class CtaFixup {
     to.l[row] = state.l;
   }
 
-  __device__ void merge_if_last(const SegmentRecord& record) {
+  __device__ __noinline__ void merge_if_last(const SegmentRecord& record) {
     const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
     const std::int32_t group = record.contributor / grouping.size;
     const std::int32_t members = grouping.end(group, record.contributors) - grouping.begin(group);
@@ -168,7 +168,7 @@ class CtaFixup {
   }
 
   /// The paper's fix-up: peers raise a flag; the host takes their partials in, in order, as they come. Its own is in slot 0.
-  __device__ void host_or_peer(const SegmentRecord& record) {
+  __device__ __noinline__ void host_or_peer(const SegmentRecord& record) {
     if (record.contributor != 0) {
       if (thread_ == 0) fixup::signal<DeviceAtomic>(call_.slots.counter(record.slots.slot(record.contributor)));
       return;
@@ -247,8 +247,8 @@ class CtaFixup {
 
   // ---- output -----------------------------------------------------------------------------------------------------
 
-  __device__ void write_output(const SegmentRecord& record, std::int32_t row, std::int32_t dim, const Quad& o,
-                               softmax::State state) const {
+  __device__ __noinline__ void write_output(const SegmentRecord& record, std::int32_t row, std::int32_t dim, const Quad& o,
+                                            softmax::State state) const {
     const Problem& problem = call_.problem;
     const HeadPosition kv_head{record.sequence, record.kv_head};
     const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;

@@ -50,8 +50,10 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
     if (record.last) return;
-    const bool computes = call.pass != Pass::kMergeOnly;
-    if (computes) {
+    if (call.pass == Pass::kMergeOnly) {
+      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
+      fixup.merge_all(record);
+    } else {
       tile.begin(record);
       for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
         const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
@@ -65,12 +67,8 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
         release_stage();
       }
       tile.finish();
-    }
-    ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-    if (computes) {
+      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
       fixup.end_segment(record, tile);
-    } else {
-      fixup.merge_all(record);
     }
     __syncwarp();
     if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
