@@ -16,6 +16,12 @@ struct SequenceWork {
   std::int32_t kv_tokens = 0;
 };
 
+/// Of anything with q_tokens and kv_tokens(), such as Sequence (problem/sequence.hpp).
+template <typename TSequence>
+[[nodiscard]] LEAN_HD constexpr SequenceWork work_of(const TSequence& lengths) noexcept {
+  return {lengths.q_tokens, lengths.kv_tokens()};
+}
+
 struct LineShape {
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;
@@ -53,6 +59,29 @@ struct LineShape {
   [[nodiscard]] LEAN_HD constexpr bool same_tiles_in_all_blocks(const SequenceWork& work) const noexcept {
     return !causal || row_blocks(work) <= 1;
   }
+};
+
+/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees
+/// every token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.
+template <std::int32_t kTileTokens>
+struct OneBlockShape {
+  std::int64_t batch = 0;
+  std::int32_t kv_heads = 0;
+  std::int32_t group = 0;
+
+  LEAN_HD explicit constexpr OneBlockShape(const LineShape& shape) noexcept
+      : batch(shape.batch), kv_heads(shape.kv_heads), group(shape.group) {}
+
+  [[nodiscard]] LEAN_HD static constexpr std::int32_t row_blocks(const SequenceWork& work) noexcept {
+    return work.q_tokens > 0 ? 1 : 0;
+  }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t) const noexcept {
+    return work.q_tokens * group;
+  }
+  [[nodiscard]] LEAN_HD static constexpr std::int32_t tiles_in(const SequenceWork& work, std::int32_t) noexcept {
+    return work.kv_tokens > 0 ? (work.kv_tokens - 1) / kTileTokens + 1 : 1;
+  }
+  [[nodiscard]] LEAN_HD static constexpr bool same_tiles_in_all_blocks(const SequenceWork&) noexcept { return true; }
 };
 
 [[nodiscard]] constexpr LineShape line_shape_of(const Problem& problem, std::int32_t q_rows, std::int32_t tile_tokens) noexcept {

@@ -50,15 +50,17 @@ template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
   if (!sums.uniform()) return;
-  const std::int64_t n = sums.outputs;
-  const std::int64_t w = plan.workers;
+  const TUnits n = sums.outputs;
+  const TUnits w = plan.workers;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
-    const std::int64_t aligned = n * quotient(w, n);
-    if (aligned * 100 >= w * (100 - model.align_percent)) plan.workers = static_cast<std::int32_t>(aligned);
+    const TUnits aligned = n * quotient(w, n);
+    if (std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent)) {
+      plan.workers = static_cast<std::int32_t>(aligned);
+    }
     return;
   }
-  const std::int64_t rounds = quotient(n + w - 1, w);  // every worker gets `rounds` outputs or one fewer
-  if (rounds * w * 100 <= n * (100 + model.align_percent)) {
+  const TUnits rounds = quotient(n + w - 1, w);  // every worker gets `rounds` outputs or one fewer
+  if (std::int64_t{rounds} * w * 100 <= std::int64_t{n} * (100 + model.align_percent)) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }
@@ -90,13 +92,13 @@ LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<
   plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
   // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct (an output of
   // one granule or less is never cut, so no granule is larger than the longest output).
-  const std::int64_t floor_tiles = most_of(1, model.min_worker_tiles);
-  if (sums.tiles < plan.workers * floor_tiles) {
-    plan.workers = static_cast<std::int32_t>(max_of(1, quotient(std::int64_t{sums.tiles}, floor_tiles)));
+  const TUnits floor_tiles = most_of(1, model.min_worker_tiles);
+  if (sums.tiles < std::int64_t{plan.workers} * floor_tiles) {
+    plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.tiles, floor_tiles)));
   }
-  const std::int64_t granule = std::int64_t{least_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
-  if (sums.cost < plan.workers * granule) {
-    plan.workers = static_cast<std::int32_t>(max_of(1, quotient(std::int64_t{sums.cost}, granule)));
+  const TUnits granule = TUnits{least_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
+  if (sums.cost < std::int64_t{plan.workers} * granule) {
+    plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.cost, granule)));
   }
   detail::align_to_outputs(plan, sums, model);
   plan.shares = BasicShares<TUnits>(sums.cost, plan.workers);

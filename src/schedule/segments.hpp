@@ -62,21 +62,66 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>&
   return near_end ? output.tiles : cut;
 }
 
+/// A worker's share of a line that is cut: what of an output is its own, and who has the rest.
+template <typename TUnits>
+class LineShare {
+ public:
+  LEAN_HD constexpr LineShare(const CostModel& model, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
+      : model_(model), plan_(plan), worker_(worker), begin_(plan.shares.begin(worker)), end_(plan.shares.begin(worker + 1)) {}
+
+  [[nodiscard]] LEAN_HD constexpr TUnits begin() const noexcept { return begin_; }
+  [[nodiscard]] LEAN_HD constexpr TUnits end() const noexcept { return end_; }
+
+  /// Sets the worker's tiles of segment.output; false when a moved boundary left it none.
+  LEAN_HD constexpr bool own_run(BasicSegment<TUnits>& segment) const noexcept {
+    const BasicOutput<TUnits>& output = segment.output;
+    segment.tile_begin = output.begin >= begin_ ? 0 : cut_of(output, begin_);
+    segment.tile_end = output.begin + output.cost <= end_ ? output.tiles : cut_of(output, end_);
+    return segment.tile_begin < segment.tile_end;
+  }
+
+  /// Sets the segment's contributors: the workers next to the boundaries whose cuts fall strictly inside the output.
+  LEAN_HD constexpr void find_contributors(BasicSegment<TUnits>& segment) const noexcept {
+    const BasicOutput<TUnits>& output = segment.output;
+    std::int32_t host = worker_;
+    if (segment.tile_begin > 0) {
+      host = most_of(1, plan_.shares.first_from(output.begin));
+      while (cut_of(output, plan_.shares.begin(host)) == 0) ++host;
+      --host;
+    }
+    std::int32_t last = worker_;
+    if (segment.tile_end < output.tiles) {
+      last = least_of(plan_.shares.first_from(output.begin + output.cost), plan_.workers) - 1;
+      while (cut_of(output, plan_.shares.begin(last)) == output.tiles) --last;
+    }
+    segment.contributor = worker_ - host;
+    segment.contributors = last - host + 1;
+    // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
+    segment.slots = {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
+  }
+
+ private:
+  [[nodiscard]] LEAN_HD constexpr std::int32_t cut_of(const BasicOutput<TUnits>& output, TUnits boundary) const noexcept {
+    return cut_tile(output, boundary - output.begin, model_, plan_);
+  }
+
+  const CostModel& model_;
+  const BasicPlan<TUnits>& plan_;
+  std::int32_t worker_;
+  TUnits begin_;
+  TUnits end_;
+};
+
 /// Walks the segments of one worker: `for (SegmentCursor cursor(line, plan, worker); cursor.next();) use(cursor.segment())`.
 template <typename TLengths, typename TUnits = std::int64_t>
 class SegmentCursor {
  public:
   LEAN_HD constexpr SegmentCursor(const WorkLine<TLengths, TUnits>& line, const BasicPlan<TUnits>& plan,
                                   std::int32_t worker) noexcept
-      : line_(line), plan_(plan), worker_(worker) {
+      : line_(line), plan_(plan), share_(line.cost_model(), plan, worker) {
     if (worker >= plan.workers || line.total() == 0) return;
-    if (plan.cuts_the_line()) {
-      begin_ = place_ = boundary(worker);
-      end_ = boundary(worker + 1);
-    } else {
-      place_ = worker;                    // items worker, worker + workers, ...
-      end_ = line.total() * plan.splits;  // fits: splits <= 128
-    }
+    place_ = plan.cuts_the_line() ? share_.begin() : worker;                  // items worker, worker + workers, ...
+    end_ = plan.cuts_the_line() ? share_.end() : line.total() * plan.splits;  // fits: splits <= 128
   }
 
   /// Moves to the next segment; false when the worker is done.
@@ -89,18 +134,12 @@ class SegmentCursor {
   /// The two halves of next(): the worker's own tiles, which is all it needs to begin, and who else has a part of the output.
   LEAN_HD constexpr bool next_run() noexcept { return plan_.cuts_the_line() ? next_of_range() : next_item(); }
   LEAN_HD constexpr void find_contributors() noexcept {
-    if (plan_.cuts_the_line()) find_contributors_of_range();
+    if (plan_.cuts_the_line()) share_.find_contributors(segment_);
   }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<TUnits>& segment() const noexcept { return segment_; }
 
  private:
-  [[nodiscard]] LEAN_HD constexpr TUnits boundary(std::int32_t g) const noexcept { return plan_.shares.begin(g); }
-
-  [[nodiscard]] LEAN_HD constexpr std::int32_t cut_of(const BasicOutput<TUnits>& output, std::int32_t g) const noexcept {
-    return cut_tile(output, boundary(g) - output.begin, line_.cost_model(), plan_);
-  }
-
   LEAN_HD constexpr bool next_of_range() noexcept {
     while (place_ < end_) {
       if (started_) {
@@ -111,37 +150,9 @@ class SegmentCursor {
       }
       place_ = segment_.output.begin + segment_.output.cost;  // where the next output begins
       if (segment_.output.begin >= end_) return false;
-      if (own_run()) return true;
+      if (share_.own_run(segment_)) return true;
     }
     return false;
-  }
-
-  /// The worker's tiles of segment_.output; false when a moved boundary left it none.
-  LEAN_HD constexpr bool own_run() noexcept {
-    const BasicOutput<TUnits>& output = segment_.output;
-    segment_.tile_begin = output.begin >= begin_ ? 0 : cut_of(output, worker_);
-    segment_.tile_end = output.begin + output.cost <= end_ ? output.tiles : cut_of(output, worker_ + 1);
-    return segment_.tile_begin < segment_.tile_end;
-  }
-
-  /// Contributors are the workers next to the boundaries whose cuts fall strictly inside the output.
-  LEAN_HD constexpr void find_contributors_of_range() noexcept {
-    const BasicOutput<TUnits>& output = segment_.output;
-    std::int32_t host = worker_;
-    if (segment_.tile_begin > 0) {
-      host = most_of(1, plan_.shares.first_from(output.begin));
-      while (cut_of(output, host) == 0) ++host;
-      --host;
-    }
-    std::int32_t last = worker_;
-    if (segment_.tile_end < output.tiles) {
-      last = least_of(plan_.shares.first_from(output.begin + output.cost), plan_.workers) - 1;
-      while (cut_of(output, last) == output.tiles) --last;
-    }
-    segment_.contributor = worker_ - host;
-    segment_.contributors = last - host + 1;
-    // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
-    segment_.slots = {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
   }
 
   LEAN_HD constexpr bool next_item() noexcept {
@@ -169,11 +180,10 @@ class SegmentCursor {
 
   const WorkLine<TLengths, TUnits>& line_;
   const BasicPlan<TUnits>& plan_;
-  std::int32_t worker_;
+  LineShare<TUnits> share_;
   bool started_ = false;
-  TUnits begin_ = 0;  // the worker's share of the line
+  TUnits place_ = 0;  // how far the worker got, and where it ends: units of the line, or items
   TUnits end_ = 0;
-  TUnits place_ = 0;  // how far it got
   BasicSegment<TUnits> segment_;
 };
 

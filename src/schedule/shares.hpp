@@ -22,8 +22,8 @@ class BasicShares {
 
   /// floor(g x total / parts) for 0 <= g <= parts.
   [[nodiscard]] LEAN_HD constexpr TUnits begin(std::int32_t g) const noexcept {
-    const std::int64_t extra = quotient(std::int64_t{g} * remainder_, std::int64_t{parts_});
-    return TUnits{g} * quotient_ + static_cast<TUnits>(extra);
+    const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});  // narrow_units(): parts^2 fits
+    return TUnits{g} * quotient_ + extra;
   }
 
   /// Units of the smallest share, give or take one.

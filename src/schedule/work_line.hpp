@@ -62,44 +62,38 @@ struct BasicOutput {
 using LineSums = BasicLineSums<std::int64_t>;
 using Output = BasicOutput<std::int64_t>;
 
-/// Whether every number of the schedule of a call with these capacities fits 31 bits.
+/// Whether every number of the schedule of a call with these capacities and this many workers fits 31 bits.
 [[nodiscard]] constexpr bool narrow_units(std::int64_t outputs, std::int64_t kv_capacity, const LineShape& shape,
-                                          const CostModel& model) noexcept {
+                                          const CostModel& model, std::int32_t workers) noexcept {
   const std::int64_t tiles = ceil_div(kv_capacity, shape.tile_tokens) + 1;
   const std::int64_t output = model.segment_units + tiles * model.tile_cost(shape.q_rows);
-  return output <= INT32_MAX / (model.segment_units + 1) && outputs <= INT32_MAX / max_of(output, Policy::kMaxSplits);
+  const std::int64_t room = INT32_MAX - std::int64_t{workers} * workers;
+  return room > 0 && output <= room / (model.segment_units + 1) && outputs <= room / max_of(output, Policy::kMaxSplits);
 }
 
 /// What lies on the line: the work of every sequence, and its measure. A small value, without the strips.
 /// `TLengths` is callable: sequence index -> Sequence (problem/sequence.hpp) or anything with q_tokens and kv_tokens().
-template <typename TLengths, typename TUnits = std::int64_t>
+template <typename TLengths, typename TUnits = std::int64_t, typename TShape = LineShape>
 class LineRules {
  public:
+  using Lengths = TLengths;
+  using Units = TUnits;
   using Sums = BasicLineSums<TUnits>;
   using Output = BasicOutput<TUnits>;
-  static constexpr std::int32_t kStrips = 256;
 
-  LEAN_HD constexpr LineRules(const TLengths& lengths, const LineShape& shape, const CostModel& cost_model,
-                              Measure measure) noexcept
+  LEAN_HD constexpr LineRules(const TLengths& lengths, const TShape& shape, const CostModel& cost_model, Measure measure) noexcept
       : lengths_(lengths), shape_(shape), cost_model_(cost_model), measure_(measure) {}
 
-  /// Sums of the sequences of one strip.
-  [[nodiscard]] LEAN_HD constexpr Sums sum_strip(std::int32_t strip) const noexcept {
+  /// Sums of the sequences [begin, end), as far as they exist.
+  [[nodiscard]] LEAN_HD constexpr Sums sum_sequences(std::int64_t begin, std::int64_t end) const noexcept {
     Sums sums;
-    const std::int64_t end = min_of(shape_.batch, (strip + 1) * sequences_per_strip());
-    for (std::int64_t b = strip * sequences_per_strip(); b < end; ++b) sums = sums.plus(sum_sequence(work_of(b)));
+    for (std::int64_t b = begin; b < min_of(end, shape_.batch); ++b) sums = sums.plus(sum_sequence(work_of(b)));
     return sums;
   }
 
-  [[nodiscard]] LEAN_HD constexpr const LineShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] LEAN_HD constexpr const TLengths& lengths() const noexcept { return lengths_; }
+  [[nodiscard]] LEAN_HD constexpr const TShape& shape() const noexcept { return shape_; }
   [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t sequences_per_strip() const noexcept { return ceil_div(shape_.batch, kStrips); }
-
- protected:
-  [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
-    const auto lengths = lengths_(sequence);
-    return {lengths.q_tokens, lengths.kv_tokens()};
-  }
 
   [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
     output.rows = shape_.rows_in(work, output.row_block);
@@ -107,6 +101,11 @@ class LineRules {
     output.tile_cost = cost_model_.tile_cost(output.rows);
     output.cost = cost_model_.segment_units + TUnits{output.tiles} * output.tile_cost;
     return output;
+  }
+
+ protected:
+  [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
+    return schedule::work_of(lengths_(sequence));
   }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t spread_tile_cost(const Output& output) const noexcept {
@@ -146,7 +145,7 @@ class LineRules {
   }
 
   TLengths lengths_;
-  LineShape shape_;
+  TShape shape_;
   CostModel cost_model_;
   Measure measure_;
 };
@@ -155,18 +154,24 @@ template <typename TLengths, typename TUnits = std::int64_t>
 class WorkLine : public LineRules<TLengths, TUnits> {
  public:
   using Rules = LineRules<TLengths, TUnits>;
-  using Rules::kStrips;
   using Rules::Rules;
-  using Rules::sequences_per_strip;
   using typename Rules::Output;
   using typename Rules::Sums;
+  static constexpr std::int32_t kStrips = 256;
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t sequences_per_strip() const noexcept { return ceil_div(shape_.batch, kStrips); }
+
+  /// Sums of the sequences of one strip.
+  [[nodiscard]] LEAN_HD constexpr Sums sum_strip(std::int32_t strip) const noexcept {
+    return this->sum_sequences(strip * sequences_per_strip(), (strip + 1) * sequences_per_strip());
+  }
 
   /// Host form of the build: sums every strip in turn.
   constexpr void build() noexcept {
     sums_ = {};
     for (std::int32_t strip = 0; strip < kStrips; ++strip) {
       strip_begin_[strip] = sums_.in(measure_);
-      sums_ = sums_.plus(this->sum_strip(strip));
+      sums_ = sums_.plus(sum_strip(strip));
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "schedule/flat_line.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
 #include "unit/schedule_checks.hpp"
@@ -276,44 +277,63 @@ TEST(Schedule, TheLineIsFoundByPlaceAsByWalking) {
   }
 }
 
-// What a GPU computes in 32 bits where the capacities allow it.
-TEST(Schedule, NarrowUnitsGiveTheSameSegments) {
-  using NarrowLine = WorkLine<checks::ListedLengths, std::int32_t>;
+void expect_same_segment(const Segment& x, const BasicSegment<std::int32_t>& y) {
+  ASSERT_EQ(x.output.sequence, y.output.sequence);
+  ASSERT_EQ(x.output.kv_head, y.output.kv_head);
+  ASSERT_EQ(x.output.row_block, y.output.row_block);
+  ASSERT_EQ(x.output.rows, y.output.rows);
+  ASSERT_EQ(x.tile_begin, y.tile_begin);
+  ASSERT_EQ(x.tile_end, y.tile_end);
+  ASSERT_EQ(x.contributor, y.contributor);
+  ASSERT_EQ(x.contributors, y.contributors);
+  ASSERT_EQ(x.slots.slot(x.contributor), y.slots.slot(y.contributor));
+}
+
+// What a GPU walks on every decode step, in 32 bits: from any sequence before the share, the same segments as the general walk.
+TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
+  constexpr std::int32_t kTileTokens = 16;
+  using Rules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kTileTokens>>;
   Stream random(41);
-  for (std::int32_t round = 0; round < full_or_reduced(4000, 400); ++round) {
-    const Case c = random_case(random, 12);
-    for (const Policy& policy : all_policies()) {
-      const Measure measure = measure_of(policy.kind);
-      const LineShape shape = Checker(c, measure).line().shape();
-      const checks::ListedLengths lengths{c.works.data()};
-      checks::ListedLine wide(lengths, shape, c.model, measure);
-      NarrowLine narrow(lengths, shape, c.model, measure);
-      wide.build();
-      narrow.build();
-      const auto grid = static_cast<std::int32_t>(random.between(1, 200));
-      const Plan wide_plan = make_plan(wide.sums(), policy, c.model, shape.tile_tokens, grid);
-      const auto narrow_plan = make_plan(narrow.sums(), policy, c.model, shape.tile_tokens, grid);
-      ASSERT_EQ(narrow_plan.workers, wide_plan.workers);
-      for (std::int32_t worker = 0; worker < wide_plan.workers; ++worker) {
-        SegmentCursor a(wide, wide_plan, worker);
-        SegmentCursor b(narrow, narrow_plan, worker);
-        while (a.next()) {
-          ASSERT_TRUE(b.next());
-          const Segment& x = a.segment();
-          const auto& y = b.segment();
-          ASSERT_EQ(x.output.sequence, y.output.sequence);
-          ASSERT_EQ(x.output.kv_head, y.output.kv_head);
-          ASSERT_EQ(x.output.row_block, y.output.row_block);
-          ASSERT_EQ(x.tile_begin, y.tile_begin);
-          ASSERT_EQ(x.tile_end, y.tile_end);
-          ASSERT_EQ(x.contributor, y.contributor);
-          ASSERT_EQ(x.contributors, y.contributors);
-          ASSERT_EQ(x.slots.slot(x.contributor), y.slots.slot(y.contributor));
-        }
-        ASSERT_FALSE(b.next());
+  std::int64_t segments = 0;
+  std::int64_t shared = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(20000, 2000); ++round) {
+    Case c = random_case(random, 12);
+    c.shape.tile_tokens = kTileTokens;
+    c.shape.q_rows = 1;
+    for (const SequenceWork& work : c.works) c.shape.q_rows = std::max(c.shape.q_rows, work.q_tokens * c.shape.group);
+    const LineShape shape = Checker(c, Measure::kCost).line().shape();
+    const checks::ListedLengths lengths{c.works.data()};
+    checks::ListedLine line(lengths, shape, c.model, Measure::kCost);
+    line.build();
+    const Rules rules(lengths, OneBlockShape<kTileTokens>(shape), c.model, Measure::kCost);
+    const auto batch = static_cast<std::int64_t>(c.works.size());
+    const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, batch);
+    ASSERT_EQ(sums.cost, line.sums().cost);
+    const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+    const Plan plan = make_plan(line.sums(), Policy::lean(), c.model, kTileTokens, grid);
+    const auto flat_plan = make_plan(sums, Policy::lean(), c.model, kTileTokens, grid);
+    ASSERT_EQ(flat_plan.workers, plan.workers);
+    if (sums.outputs == 0) continue;
+    for (std::int32_t worker = 0; worker < plan.workers; ++worker) {
+      SegmentCursor a(line, plan, worker);
+      SequencePlace<std::int32_t> start;  // a strip may begin anywhere before the share
+      for (std::int64_t b = 0, end = random.between(0, batch - 1); b < end; ++b) {
+        const std::int32_t next = start.begin + rules.sum_sequences(b, b + 1).cost;
+        if (next > flat_plan.shares.begin(worker)) break;
+        start = {b + 1, next};
       }
+      FlatCursor b(rules, flat_plan, worker, start);
+      while (a.next()) {
+        ASSERT_TRUE(b.next());
+        ASSERT_NO_FATAL_FAILURE(expect_same_segment(a.segment(), b.segment()));
+        ASSERT_EQ(b.lengths().kv_end, c.works[static_cast<std::size_t>(a.segment().output.sequence)].kv_tokens);
+        ++segments;
+        shared += a.segment().sole() ? 0 : 1;
+      }
+      ASSERT_FALSE(b.next());
     }
   }
+  EXPECT_GT(shared, segments / 4) << "too few outputs are shared for the test to mean much";
 }
 
 TEST(Schedule, StripsSumToTheLineInAnyOrder) {

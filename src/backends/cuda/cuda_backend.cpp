@@ -174,20 +174,21 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const std::int32_t workers = worker_count(options);
   const RingSize ring = ring_size(entry, device, problem.head_dim);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
-  DeviceCall call{
-      .problem = problem,
-      .shape = shape,
-      .cost_model = cost_model(),
-      .policy = options.policy,
-      .fixup = options.fixup,
-      .slots = {fixup::workspace_layout(problem, options.policy, config, workers), static_cast<std::byte*>(workspace.state),
-                static_cast<std::byte*>(workspace.scratch)},
-      .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
-      .ring_stages = ring.stages,
-      .stage_bytes = ring.stage_bytes,
-      .narrow = schedule::narrow_units(schedule::output_capacity(problem, config.q_rows), problem.kv_capacity, shape, cost_model()),
-      .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
-      .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
+  DeviceCall call{.problem = problem,
+                  .shape = shape,
+                  .cost_model = cost_model(),
+                  .policy = options.policy,
+                  .fixup = options.fixup,
+                  .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
+                            static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)},
+                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+                  .ring_stages = ring.stages,
+                  .stage_bytes = ring.stage_bytes,
+                  .flat = options.policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= config.q_rows &&
+                          schedule::narrow_units(schedule::output_capacity(problem, config.q_rows), problem.kv_capacity, shape,
+                                                 cost_model(), workers),
+                  .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
+                  .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;

@@ -29,11 +29,16 @@ struct SegmentRecord {
 };
 
 /// The work line, the plan and their sums while they are built.
-template <typename TUnits>
-struct CtaSchedule {
-  schedule::BasicLineSums<TUnits> strip_rows[DeviceLine<TUnits>::kStrips / kWarpThreads];
-  schedule::BasicPlan<TUnits> plan;
-  DeviceLine<TUnits> line;  // begun by one thread, built by all
+struct CtaLine {
+  schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
+  schedule::Plan plan;
+  DeviceLine line;  // begun by one thread, built by all
+};
+
+/// Likewise of a flat line, whose plan every thread keeps for itself.
+struct CtaFlatLine {
+  schedule::BasicLineSums<std::int32_t> warp_sums[kWarpThreads];
+  schedule::SequencePlace<std::int32_t> start;  // of the strip that holds the worker's share
 };
 
 template <KernelConfig kConfig>
@@ -50,12 +55,10 @@ struct CtaShared {
   float row_sum[kConfig.q_rows];
   float row_scale[kConfig.q_rows];
   std::int32_t arrived_last;
-  alignas(16) unsigned char schedule[sizeof(CtaSchedule<std::int64_t>)];
-
-  template <typename TUnits>
-  [[nodiscard]] __device__ CtaSchedule<TUnits>& schedule_in() {
-    return *reinterpret_cast<CtaSchedule<TUnits>*>(schedule);
-  }
+  union {
+    CtaLine line;
+    CtaFlatLine flat_line;
+  };
 };
 
 /// Bytes of the area through which warps exchange accumulators, a part of the dims at a time.

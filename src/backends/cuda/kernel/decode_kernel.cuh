@@ -75,11 +75,6 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
   }
 }
 
-template <KernelConfig kConfig, typename TUnits>
-__device__ void produce(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory) {
-  Producer<kConfig, TUnits>(call, shared, ring_memory).run(static_cast<std::int32_t>(blockIdx.x));
-}
-
 /// The parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
 template <DType kType, std::int32_t kHeadDim, std::int32_t kRows>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows)), 1)
@@ -89,9 +84,14 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
   CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
   init_barriers(call, shared);
-  const std::int32_t workers = call.narrow ? build_schedule(call, shared.template schedule_in<std::int32_t>())
-                                           : build_schedule(call, shared.template schedule_in<std::int64_t>());
-  if (static_cast<std::int32_t>(blockIdx.x) >= workers) return;
+  const FlatRules<kConfig> flat_rules(DeviceLengths(call.problem, &call.slots.header()),
+                                      schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), call.cost_model,
+                                      schedule::Measure::kCost);
+  FlatPlan flat_plan;
+  if (call.flat) flat_plan = build_flat_line<kConfig>(call, flat_rules, shared.flat_line);
+  const std::int32_t workers = call.flat ? flat_plan.workers : build_line(call, shared.line);
+  const auto worker = static_cast<std::int32_t>(blockIdx.x);
+  if (worker >= workers) return;
   if (threadIdx.x < kConfig.consumer_threads()) {
     if (call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, shared, memory, reinterpret_cast<float*>(exchange));
@@ -99,10 +99,13 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
       consume<kConfig, false>(call, shared, memory, reinterpret_cast<float*>(exchange));
     }
   } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
-    if (call.narrow) {
-      produce<kConfig, std::int32_t>(call, shared, memory);
+    Producer<kConfig> producer(call, shared, memory);
+    if (call.flat) {
+      schedule::FlatCursor<FlatRules<kConfig>> cursor(flat_rules, flat_plan, worker, shared.flat_line.start);
+      producer.run(cursor);
     } else {
-      produce<kConfig, std::int64_t>(call, shared, memory);
+      DeviceCursor cursor(shared.line.line, shared.line.plan, worker);
+      producer.run(cursor);
     }
   }
 }

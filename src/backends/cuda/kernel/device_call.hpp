@@ -9,6 +9,7 @@
 #include "lean/problem.hpp"
 #include "lean/status.hpp"
 #include "problem/sequence.hpp"
+#include "schedule/flat_line.hpp"
 #include "schedule/segments.hpp"
 
 namespace lean::cuda {
@@ -31,13 +32,12 @@ class DeviceLengths {
   fixup::StateHeader* header_;
 };
 
-/// TUnits: 32 bits where call.narrow says that the whole line fits.
-template <typename TUnits>
-using DeviceRules = schedule::LineRules<DeviceLengths, TUnits>;
-template <typename TUnits>
-using DeviceLine = schedule::WorkLine<DeviceLengths, TUnits>;
-template <typename TUnits>
-using DeviceCursor = schedule::SegmentCursor<DeviceLengths, TUnits>;
+/// Any line, and the flat line that every decode step has (schedule/flat_line.hpp).
+using DeviceLine = schedule::WorkLine<DeviceLengths>;
+using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
+template <KernelConfig kConfig>
+using FlatRules = schedule::LineRules<DeviceLengths, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
+using FlatPlan = schedule::BasicPlan<std::int32_t>;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -52,7 +52,7 @@ struct DeviceCall {
   float log2_scale = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
-  bool narrow = false;         // schedule::narrow_units() of the capacities
+  bool flat = false;           // the line is flat whatever the lengths, and fits schedule::narrow_units()
   bool bulk_copies = false;    // tokens of a head lie end to end: the copy engine takes whole tiles
   bool vector_output = false;  // four neighbouring outputs may be stored at once
 };

@@ -13,6 +13,7 @@ namespace lean::cuda {
 
 template <typename TReduce>
 [[nodiscard]] __device__ inline std::int64_t warp_reduce(std::int64_t x, const TReduce& reduce) {
+#pragma unroll 1
   for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) x = reduce(x, std::int64_t{__shfl_xor_sync(0xFFFFFFFFU, x, lanes)});
   return x;
 }
@@ -47,23 +48,23 @@ template <typename TUnits>
 }
 
 /// Called by all threads; returns the workers that have work. Rows of 32 strips are summed by a warp each.
-template <typename TUnits>
-__device__ std::int32_t build_schedule(const DeviceCall& call, CtaSchedule<TUnits>& built) {
+__device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built) {
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceRules<TUnits> rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, call.cost_model, measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, call.cost_model, measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
-  const std::int64_t row_sequences = rules.sequences_per_strip() * kWarpThreads;
+  const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
+  const std::int64_t row_sequences = strip_sequences * kWarpThreads;
   const auto rows = static_cast<std::int32_t>(call.shape.batch > row_sequences ? ceil_div(call.shape.batch, row_sequences) : 1);
   for (std::int32_t row = thread / kWarpThreads; row < rows; row += warps) {
     const std::int32_t strip = row * kWarpThreads + thread % kWarpThreads;
-    const schedule::BasicLineSums<TUnits> own = rules.sum_strip(strip);
+    const schedule::LineSums own = rules.sum_sequences(strip * strip_sequences, (strip + 1) * strip_sequences);
     built.line.set_strip_begin(strip, warp_before(own.in(measure)));
-    const schedule::BasicLineSums<TUnits> sums = sum_over_warp(own);
+    const schedule::LineSums sums = sum_over_warp(own);
     if (thread % kWarpThreads == 0) built.strip_rows[row] = sums;
   }
   __syncthreads();
-  schedule::BasicLineSums<TUnits> sums = built.strip_rows[0];
+  schedule::LineSums sums = built.strip_rows[0];
   for (std::int32_t row = 1; row < rows; ++row) {
     for (std::int32_t strip = row * kWarpThreads + thread; strip < (row + 1) * kWarpThreads; strip += warps * kWarpThreads) {
       built.line.set_strip_begin(strip, built.line.strip_begin(strip) + sums.in(measure));
@@ -71,13 +72,41 @@ __device__ std::int32_t build_schedule(const DeviceCall& call, CtaSchedule<TUnit
     sums = sums.plus(built.strip_rows[row]);
   }
   if (thread == 0) {
-    static_cast<DeviceRules<TUnits>&>(built.line) = rules;
+    static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
     built.plan =
         schedule::make_plan(sums, call.policy, call.cost_model, call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
   return built.plan.workers;
+}
+
+/// The same for a flat line; every thread returns the plan. A thread sums a strip, and the one whose strip holds the beginning of
+/// this worker's share leaves word where that is: nobody searches.
+template <KernelConfig kConfig>
+__device__ FlatPlan build_flat_line(const DeviceCall& call, const FlatRules<kConfig>& rules, CtaFlatLine& built) {
+  constexpr std::uint32_t kThreads = cta_threads(kConfig);
+  const std::uint32_t warp = threadIdx.x / kWarpThreads;
+  const std::uint32_t lane = threadIdx.x % kWarpThreads;
+  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(call.shape.batch) + kThreads - 1) / kThreads;
+  const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
+  const schedule::BasicLineSums<std::int32_t> own = rules.sum_sequences(first, first + strip_sequences);
+  std::int32_t begin = warp_before(own.cost);
+  {
+    const schedule::BasicLineSums<std::int32_t> sums = sum_over_warp(own);
+    if (lane == 0) built.warp_sums[warp] = sums;
+  }
+  __syncthreads();
+  schedule::BasicLineSums<std::int32_t> sums;
+  if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
+  begin += warp_sum(lane < warp ? sums.cost : 0);
+  sums = sum_over_warp(sums);
+  const FlatPlan plan =
+      schedule::make_plan(sums, call.policy, call.cost_model, kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+  const std::int32_t place = plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
+  if (begin <= place && place - begin < own.cost) built.start = {first, begin};
+  __syncthreads();
+  return plan;
 }
 
 }  // namespace lean::cuda

@@ -11,7 +11,16 @@
 
 namespace lean::cuda {
 
-template <KernelConfig kConfig, typename TUnits>
+/// The lengths of the cursor's sequence.
+[[nodiscard]] __device__ inline Sequence lengths_at(const DeviceCall& call, const DeviceCursor& cursor) {
+  return LengthSource(call.problem)(cursor.segment().output.sequence);
+}
+template <typename TRules>
+[[nodiscard]] __device__ const Sequence& lengths_at(const DeviceCall&, const schedule::FlatCursor<TRules>& cursor) {
+  return cursor.lengths();
+}
+
+template <KernelConfig kConfig>
 class Producer {
  public:
   __device__ Producer(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory)
@@ -22,10 +31,9 @@ class Producer {
         row_bytes_(call.problem.head_dim * 2),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {}
 
-  /// Called by the producer's threads; with bulk copies by its first thread alone.
-  __device__ void run(std::int32_t worker) {
-    const CtaSchedule<TUnits>& built = shared_.template schedule_in<TUnits>();
-    DeviceCursor<TUnits> cursor(built.line, built.plan, worker);
+  /// Called by the producer's threads; with bulk copies by its first thread alone. TCursor: DeviceCursor or FlatCursor.
+  template <typename TCursor>
+  __device__ void run(TCursor& cursor) {
     Turn record(kRecords);
     while (true) {
       if (thread_ == 0) {
@@ -52,7 +60,8 @@ class Producer {
   }
 
  private:
-  __device__ void announce(DeviceCursor<TUnits>& cursor, SegmentRecord& record) {
+  template <typename TCursor>
+  __device__ void announce(TCursor& cursor, SegmentRecord& record) {
     if (call_.pass == Pass::kMergeOnly) {
       do record.last = !cursor.next();
       while (!record.last && (cursor.segment().sole() || cursor.segment().contributor != 0));
@@ -60,9 +69,9 @@ class Producer {
       record.last = !cursor.next_run();
     }
     if (record.last) return;
-    const schedule::BasicSegment<TUnits>& segment = cursor.segment();
-    const schedule::BasicOutput<TUnits>& output = segment.output;
-    const Sequence lengths = LengthSource(call_.problem)(output.sequence);
+    const auto& segment = cursor.segment();
+    const auto& output = segment.output;
+    const Sequence lengths = lengths_at(call_, cursor);
     const std::int64_t last_row = std::int64_t{output.row_block} * kConfig.q_rows + output.rows - 1;
     const std::int32_t visible = visible_end(lengths, packed_row(last_row, call_.shape.group).token, call_.problem.scores.causal);
     const std::int64_t begin = lengths.kv_begin + std::int64_t{segment.tile_begin} * kConfig.tile_tokens;
@@ -76,7 +85,8 @@ class Producer {
     record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, visible));
   }
 
-  __device__ void announce_sharing(DeviceCursor<TUnits>& cursor, SegmentRecord& record) {
+  template <typename TCursor>
+  __device__ void announce_sharing(TCursor& cursor, SegmentRecord& record) {
     if (call_.pass != Pass::kMergeOnly) cursor.find_contributors();
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;

@@ -1,0 +1,82 @@
+// The flat line: every kv head of a sequence is one output (its rows fit a row block), and the policy cuts the line. That is every
+// decode step, so a GPU walks it by these few instructions instead of WorkLine's and SegmentCursor's general ones: code that runs
+// once costs a GPU its fetching. The rules, the plan and the cuts are the same; a test walks both.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "schedule/plan.hpp"
+#include "schedule/segments.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::schedule {
+
+/// Where sequence `sequence` begins on the line.
+template <typename TUnits>
+struct SequencePlace {
+  std::int64_t sequence = 0;
+  TUnits begin = 0;
+};
+
+/// Walks the segments of one worker, as SegmentCursor does. TRules: LineRules with a OneBlockShape, in cost units.
+template <typename TRules>
+class FlatCursor {
+ public:
+  using Units = typename TRules::Units;
+  using Lengths = decltype(std::declval<const typename TRules::Lengths&>()(std::int64_t{}));
+
+  /// `start`: any sequence that begins at or before the worker's share. The worker is one of the plan's, the line is not empty.
+  LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker,
+                               const SequencePlace<Units>& start) noexcept
+      : rules_(rules), share_(rules.cost_model(), plan, worker), sequence_end_(start.begin), place_(share_.begin()) {
+    segment_.output.sequence = start.sequence - 1;
+  }
+
+  LEAN_HD constexpr bool next() noexcept {
+    if (!next_run()) return false;
+    find_contributors();
+    return true;
+  }
+
+  LEAN_HD constexpr bool next_run() noexcept {
+    BasicOutput<Units>& output = segment_.output;
+    while (place_ < share_.end()) {
+      while (place_ >= sequence_end_) enter_next_sequence();
+      output.kv_head = quotient(static_cast<std::int32_t>(place_ - output.sequence_begin), static_cast<std::int32_t>(output.cost));
+      output.begin = output.sequence_begin + output.kv_head * output.cost;
+      place_ = output.begin + output.cost;
+      if (share_.own_run(segment_)) return true;
+    }
+    return false;
+  }
+
+  LEAN_HD constexpr void find_contributors() noexcept { share_.find_contributors(segment_); }
+
+  [[nodiscard]] LEAN_HD constexpr const BasicSegment<Units>& segment() const noexcept { return segment_; }
+  /// Of the segment's sequence.
+  [[nodiscard]] LEAN_HD constexpr const Lengths& lengths() const noexcept { return lengths_; }
+
+ private:
+  LEAN_HD constexpr void enter_next_sequence() noexcept {
+    BasicOutput<Units>& output = segment_.output;
+    ++output.sequence;
+    lengths_ = rules_.lengths()(output.sequence);
+    output.sequence_begin = sequence_end_;
+    const SequenceWork work = work_of(lengths_);
+    if (rules_.shape().row_blocks(work) == 0) return;  // no queries, no outputs
+    output = rules_.make_output(output, work);
+    sequence_end_ += rules_.shape().kv_heads * output.cost;
+  }
+
+  const TRules& rules_;
+  LineShare<Units> share_;
+  Lengths lengths_;
+  Units sequence_end_;  // of the segment's sequence
+  Units place_;         // where the next output begins; before the first segment, the share
+  BasicSegment<Units> segment_;
+};
+
+}  // namespace lean::schedule
