@@ -11,20 +11,18 @@
 
 namespace lean::output {
 
-/// Offset in elements of the packed row's first output element, from o.data.
-LEAN_HD [[nodiscard]] constexpr std::int64_t row_offset(const Problem& problem, const Sequence& lengths, HeadPosition kv_head,
-                                                        std::int64_t row) noexcept {
-  const std::int32_t group = problem.q_heads / problem.kv_heads;
+/// Offset in elements of the packed row's first output element, from o.data. `group` = q_heads / kv_heads.
+LEAN_HD [[nodiscard]] constexpr std::int64_t row_offset(const Problem& problem, std::int32_t group, const Sequence& lengths,
+                                                        HeadPosition kv_head, std::int64_t row) noexcept {
   const PackedRow at = packed_row(row, group);
   const HeadPosition q_head{kv_head.sequence, kv_head.head * group + at.head_in_group};
   return q_offset(problem.o.strides, lengths, q_head, problem.cu_q_tokens != nullptr) + at.token * problem.o.strides.token;
 }
 
 /// Writes the row's lse where the caller asked for it.
-LEAN_HD inline void write_lse(const Problem& problem, const Sequence& lengths, HeadPosition kv_head, std::int64_t row,
-                              float lse) noexcept {
+LEAN_HD inline void write_lse(const Problem& problem, std::int32_t group, const Sequence& lengths, HeadPosition kv_head,
+                              std::int64_t row, float lse) noexcept {
   if (problem.lse.data == nullptr) return;
-  const std::int32_t group = problem.q_heads / problem.kv_heads;
   const PackedRow at = packed_row(row, group);
   const Strides strides{problem.lse.sequence_stride, problem.lse.head_stride, problem.lse.token_stride, 0};
   const HeadPosition q_head{kv_head.sequence, kv_head.head * group + at.head_in_group};

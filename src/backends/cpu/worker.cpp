@@ -209,9 +209,10 @@ class Worker {
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const softmax::Finished finished = softmax::finalize(whole.state(r));
       const std::int64_t row = output_.first_row + r;
-      const std::int64_t offset = output::row_offset(call_.problem, output_.lengths, output_.kv_head, row);
+      const std::int64_t offset =
+          output::row_offset(call_.problem, call_.line.shape().group, output_.lengths, output_.kv_head, row);
       store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale, value_dim_of(call_.problem));
-      output::write_lse(call_.problem, output_.lengths, output_.kv_head, row, finished.lse);
+      output::write_lse(call_.problem, call_.line.shape().group, output_.lengths, output_.kv_head, row, finished.lse);
     }
   }
 

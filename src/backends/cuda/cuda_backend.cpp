@@ -83,14 +83,24 @@ struct RingSize {
   std::int32_t stages = 0;
 };
 
-RingSize ring_size(const KernelEntry& entry, const Device& device, std::int32_t head_dim) noexcept {
+RingSize ring_size(const KernelEntry& entry, const Device& device, std::int32_t head_dim, bool flat) noexcept {
   RingSize size{.stage_bytes = entry.config.tile_tokens * head_dim * 2};
-  const std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes;
+  const std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
   size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
   return size;
 }
 
 constexpr std::int32_t kMinStages = 2;  // a K and a V tile
+
+/// More would make groups of partials longer than the kernel stages at once.
+constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
+
+/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
+bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, std::int32_t workers) noexcept {
+  return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
+         schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(),
+                                workers);
+}
 
 Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
               cudaStream_t stream) noexcept {
@@ -146,10 +156,11 @@ Status supports(const Problem& problem, const Options& options) noexcept {
   const KernelEntry& entry = *kernel_for(problem);
   const std::int32_t workers = worker_count(options);
   if (const Status status = fixup::check_pairing(problem, options, entry.config.tile(), workers); !status.ok()) return status;
+  if (workers > kMaxWorkers) return refuse(kUnsupported, "options.workers", workers, "the CUDA backend takes 1024 at most");
   if (options.policy.kind == Policy::Kind::kFixedChunk) {
     return refuse(kUnsupported, "options.policy.kind", 3, "the CUDA backend has no fixed_chunk yet");
   }
-  if (ring_size(entry, device, problem.head_dim).stages < kMinStages) {
+  if (ring_size(entry, device, problem.head_dim, false).stages < kMinStages) {
     return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
   }
   if (options.fixup == Fixup::kHostBlock && (!device.cooperative || workers > device.multiprocessors)) {
@@ -172,8 +183,9 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const KernelEntry& entry = *kernel_for(problem);
   const tile::TileConfig config = entry.config.tile();
   const std::int32_t workers = worker_count(options);
-  const RingSize ring = ring_size(entry, device, problem.head_dim);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
+  const bool flat = is_flat(problem, options.policy, shape, workers);
+  const RingSize ring = ring_size(entry, device, problem.head_dim, flat);
   DeviceCall call{.problem = problem,
                   .shape = shape,
                   .cost_model = cost_model(),
@@ -184,12 +196,10 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .ring_stages = ring.stages,
                   .stage_bytes = ring.stage_bytes,
-                  .flat = options.policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= config.q_rows &&
-                          schedule::narrow_units(schedule::output_capacity(problem, config.q_rows), problem.kv_capacity, shape,
-                                                 cost_model(), workers),
+                  .flat = flat,
                   .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
                   .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
-  const std::int64_t shared_bytes = entry.fixed_shared_bytes + std::int64_t{ring.stages} * ring.stage_bytes;
+  const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;
   if (options.fixup != Fixup::kTwoKernels) return {};

@@ -12,8 +12,8 @@ struct DeviceCall;
 
 struct KernelEntry {
   KernelConfig config;
-  void (*kernel)(DeviceCall) = nullptr;  // null: the family has no such row block
-  std::int64_t fixed_shared_bytes = 0;   // dynamic shared memory beside the ring
+  void (*kernel)(DeviceCall) = nullptr;     // null: the family has no such row block
+  std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
 };
 
 using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks)>;

@@ -1,6 +1,7 @@
 // CtaShared: what the warps of a CTA share beside the ring of tiles and the exchange area.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backends/cuda/kernel/device_call.hpp"
@@ -36,8 +37,9 @@ struct CtaLine {
 };
 
 /// Likewise of a flat line, whose plan every thread keeps for itself.
+template <KernelConfig kConfig>
 struct CtaFlatLine {
-  schedule::BasicLineSums<std::int32_t> warp_sums[kWarpThreads];
+  schedule::BasicLineSums<std::int32_t> warp_sums[cta_threads(kConfig) / kWarpThreads];
   schedule::SequencePlace<std::int32_t> start;  // of the strip that holds the worker's share
 };
 
@@ -49,19 +51,50 @@ struct CtaShared {
   std::uint64_t record_free[kRecords];
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
-  float warp_max[kConfig.token_warps()][kConfig.q_rows];
-  float warp_sum[kConfig.token_warps()][kConfig.q_rows];
+  DeviceCall call;  // for what runs once a segment: read from here it is not kept in registers through the loop over tiles
+  union {
+    struct {  // while a segment ends
+      float warp_max[kConfig.token_warps()][kConfig.q_rows];
+      float warp_sum[kConfig.token_warps()][kConfig.q_rows];
+    };
+    float weights[2 * kConfig.token_warps() * kConfig.q_rows];  // while partials are merged: [row][partial]
+  };
   float row_max[kConfig.q_rows];
   float row_sum[kConfig.q_rows];
-  float row_scale[kConfig.q_rows];
   std::int32_t arrived_last;
-  union {
-    CtaLine line;
-    CtaFlatLine flat_line;
-  };
+  CtaFlatLine<kConfig> flat_line;
 };
 
 /// Bytes of the area through which warps exchange accumulators, a part of the dims at a time.
 inline constexpr std::int32_t kExchangeBytes = 32 * 1024;
+inline constexpr std::int32_t kExchangeFloats = kExchangeBytes / static_cast<std::int32_t>(sizeof(float));
+
+/// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
+template <KernelConfig kConfig>
+struct CtaMemory {
+  CtaShared<kConfig> shared;
+  alignas(16) float exchange[kExchangeFloats];
+  alignas(128) std::byte rest[128];
+
+  [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
+  [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) { return rest + line_bytes(call.flat); }
+
+  [[nodiscard]] static constexpr LEAN_HD std::int32_t line_bytes(bool flat) noexcept {
+    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + 127) / 128 * 128);
+  }
+};
+
+/// Found by name wherever it is asked for, so that functions that are called, not inlined, know that it is shared memory.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ CtaMemory<kConfig>& cta_memory() {
+  extern __shared__ __align__(128) std::byte dynamic_shared_memory[];
+  return *reinterpret_cast<CtaMemory<kConfig>*>(dynamic_shared_memory);
+}
+
+/// Without the ring.
+template <KernelConfig kConfig>
+[[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
+  return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat);
+}
 
 }  // namespace lean::cuda

@@ -3,19 +3,14 @@
 // (but a host block, where that is asked for).
 #pragma once
 
-#include "backends/cuda/kernel/cta_fixup.cuh"
+#include "backends/cuda/kernel/cta_combine.cuh"
+#include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/lean_tile.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
 #include "backends/cuda/kernel/producer.cuh"
 
 namespace lean::cuda {
-
-/// Dynamic shared memory: [ring | exchange area | CtaShared].
-template <KernelConfig kConfig>
-[[nodiscard]] constexpr std::int64_t shared_bytes(std::int64_t ring_bytes) noexcept {
-  return ring_bytes + kExchangeBytes + static_cast<std::int64_t>(sizeof(CtaShared<kConfig>));
-}
 
 template <KernelConfig kConfig>
 __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
@@ -33,13 +28,23 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
   }
 }
 
+/// Seen by all threads after the next barrier.
+template <KernelConfig kConfig>
+__device__ void keep_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  constexpr std::uint32_t kWords = sizeof(DeviceCall) / sizeof(std::uint32_t);
+  static_assert(sizeof(DeviceCall) % sizeof(std::uint32_t) == 0 && std::is_trivially_copyable_v<DeviceCall>);
+  for (std::uint32_t i = threadIdx.x; i < kWords; i += cta_threads(kConfig)) {
+    reinterpret_cast<std::uint32_t*>(&shared.call)[i] = reinterpret_cast<const std::uint32_t*>(&call)[i];
+  }
+}
+
 template <KernelConfig kConfig, bool kWhole>
-__device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, const std::byte* ring_memory, float* exchange) {
-  WarpTile<kConfig, kWhole> tile(call);
-  CtaFixup<kConfig> fixup(call, shared, exchange);
+__device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
+  CtaShared<kConfig>& shared = memory.shared;
   Turn ring(call.ring_stages);
+  const std::byte* stages = memory.ring(call);
   const bool leads = threadIdx.x % kWarpThreads == 0;
-  const auto stage_address = [&] { return ptx::shared_address(ring_memory + ring.place * call.stage_bytes); };
+  const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.stage_bytes); };
   const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
   const auto release_stage = [&] {
     __syncwarp();
@@ -50,10 +55,8 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
     if (record.last) return;
-    if (call.pass == Pass::kMergeOnly) {
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      fixup.merge_all(record);
-    } else {
+    if (call.pass == Pass::kWhole) {
+      WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across merge_shared()
       tile.begin(record);
       for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
         const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
@@ -68,8 +71,11 @@ __device__ void consume(const DeviceCall& call, CtaShared<kConfig>& shared, cons
       }
       tile.finish();
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      fixup.end_segment(record, tile);
+      end_segment(memory, record, tile);
+    } else {
+      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
     }
+    if (!record.sole()) merge_shared<kConfig>(turn.place);
     __syncwarp();
     if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
   }
@@ -80,31 +86,31 @@ template <DType kType, std::int32_t kHeadDim, std::int32_t kRows>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows)), 1)
     decode_kernel(const __grid_constant__ DeviceCall call) {
   constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows);
-  extern __shared__ __align__(128) std::byte memory[];
-  std::byte* exchange = memory + static_cast<std::int64_t>(call.ring_stages) * call.stage_bytes;
-  CtaShared<kConfig>& shared = *reinterpret_cast<CtaShared<kConfig>*>(exchange + kExchangeBytes);
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  CtaShared<kConfig>& shared = memory.shared;
   init_barriers(call, shared);
+  keep_call(call, shared);
   const FlatRules<kConfig> flat_rules(DeviceLengths(call.problem, &call.slots.header()),
                                       schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), call.cost_model,
                                       schedule::Measure::kCost);
   FlatPlan flat_plan;
   if (call.flat) flat_plan = build_flat_line<kConfig>(call, flat_rules, shared.flat_line);
-  const std::int32_t workers = call.flat ? flat_plan.workers : build_line(call, shared.line);
+  const std::int32_t workers = call.flat ? flat_plan.workers : build_line(call, memory.line());
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   if (worker >= workers) return;
   if (threadIdx.x < kConfig.consumer_threads()) {
     if (call.problem.head_dim == kConfig.head_dim) {
-      consume<kConfig, true>(call, shared, memory, reinterpret_cast<float*>(exchange));
+      consume<kConfig, true>(call, memory);
     } else {
-      consume<kConfig, false>(call, shared, memory, reinterpret_cast<float*>(exchange));
+      consume<kConfig, false>(call, memory);
     }
   } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
-    Producer<kConfig> producer(call, shared, memory);
+    Producer<kConfig> producer(call, shared, memory.ring(call));
     if (call.flat) {
       schedule::FlatCursor<FlatRules<kConfig>> cursor(flat_rules, flat_plan, worker, shared.flat_line.start);
       producer.run(cursor);
     } else {
-      DeviceCursor cursor(shared.line.line, shared.line.plan, worker);
+      DeviceCursor cursor(memory.line().line, memory.line().plan, worker);
       producer.run(cursor);
     }
   }

@@ -14,7 +14,7 @@ template <KernelFamily kFamily, std::int32_t kRows>
     constexpr KernelConfig kConfig = config_of(kFamily, kRows);
     return {.config = kConfig,
             .kernel = decode_kernel<kFamily.dtype, kFamily.head_dim, kRows>,
-            .fixed_shared_bytes = shared_bytes<kConfig>(0)};
+            .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
   }
 }
 

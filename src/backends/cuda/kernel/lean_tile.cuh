@@ -1,5 +1,5 @@
 // LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's share of a tile's tokens, by 16x8x16 matrix
-// products; scores, online softmax and accumulate in registers. Each warp keeps its own (O, m, l); combine.cuh merges them.
+// products; scores, online softmax and accumulate in registers. Each warp keeps its own (O, m, l); cta_combine.cuh merges them.
 //
 // Stages hold rows end to end, as bulk copies bring them, so equal 16-byte pieces of 8 rows may share banks. Row r therefore
 // reads piece c ^ twist(r) where it should read c, which is free of conflicts, and pieces are put right in registers.
@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "problem/address.hpp"
 #include "softmax/state.hpp"
@@ -32,10 +33,11 @@ class WarpTile {
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
 
   __device__ explicit WarpTile(const DeviceCall& call) : call_(call) {
-    lane_ = static_cast<std::int32_t>(threadIdx.x) % kWarpThreads;
+    const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+    lane_ = thread % kWarpThreads;
     group_ = lane_ / 4;
     quad_ = lane_ % 4;
-    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
+    const std::int32_t warp = thread / kWarpThreads;
     row_warp_ = warp % kConfig.row_warps();
     token_warp_ = warp / kConfig.row_warps();
     pieces_ = kWhole ? kDims / kPieceDims : call.problem.head_dim / kPieceDims;

@@ -84,7 +84,7 @@ __device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built
 /// The same for a flat line; every thread returns the plan. A thread sums a strip, and the one whose strip holds the beginning of
 /// this worker's share leaves word where that is: nobody searches.
 template <KernelConfig kConfig>
-__device__ FlatPlan build_flat_line(const DeviceCall& call, const FlatRules<kConfig>& rules, CtaFlatLine& built) {
+__device__ FlatPlan build_flat_line(const DeviceCall& call, const FlatRules<kConfig>& rules, CtaFlatLine<kConfig>& built) {
   constexpr std::uint32_t kThreads = cta_threads(kConfig);
   const std::uint32_t warp = threadIdx.x / kWarpThreads;
   const std::uint32_t lane = threadIdx.x % kWarpThreads;

@@ -54,6 +54,13 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
   } while (done == 0);
 }
 
+/// threadIdx.x, read anew each time: what is derived from it is not kept in registers across the loops around.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t thread_index() {
+  std::uint32_t index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 /// A barrier of the first `threads` threads that name it; id 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -22,4 +22,7 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+/// Waits for all of this thread's async_copy_16.
+__device__ __forceinline__ void await_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 }  // namespace lean::cuda::ptx
