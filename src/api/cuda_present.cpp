@@ -1,6 +1,7 @@
 // The build with the CUDA backend.
 #include "api/backends.hpp"
 #include "backends/cuda/cuda_backend.hpp"
+#include "backends/cuda/kernel_config.hpp"
 
 namespace lean {
 

@@ -78,6 +78,9 @@ bool end_to_end(P problem) noexcept {
   return problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
 }
 
+/// More in flight brings no bandwidth (docs/cuda-backend.md), and everything else that asks the memory for something waits longer.
+constexpr std::int32_t kRingBytes = 96 * 1024;
+
 struct RingSize {
   std::int32_t stage_bytes = 0;
   std::int32_t stages = 0;
@@ -85,7 +88,7 @@ struct RingSize {
 
 RingSize ring_size(const KernelEntry& entry, const Device& device, std::int32_t head_dim, bool flat) noexcept {
   RingSize size{.stage_bytes = entry.config.tile_tokens * head_dim * 2};
-  const std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
+  const std::int64_t room = min_of(kRingBytes, device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0]);
   size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
   return size;
 }
@@ -137,16 +140,6 @@ tile::TileConfig select_tile(const Problem& problem) noexcept {
   return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
 }
 
-schedule::CostModel cost_model() noexcept {
-  return {.tile_units = 16,
-          .free_rows = 16,
-          .row_units = 0,
-          .segment_units = 8,
-          .min_worker_tiles = 1,
-          .sliver_tiles = 1,
-          .align_percent = 5};
-}
-
 Status supports(const Problem& problem, const Options& options) noexcept {
   if (const Status status = unbuilt_features().check(problem); !status.ok()) return status;
   if (const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem); !status.ok())
@@ -188,7 +181,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const RingSize ring = ring_size(entry, device, problem.head_dim, flat);
   DeviceCall call{.problem = problem,
                   .shape = shape,
-                  .cost_model = cost_model(),
                   .policy = options.policy,
                   .fixup = options.fixup,
                   .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
@@ -198,6 +190,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .stage_bytes = ring.stage_bytes,
                   .flat = flat,
                   .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
+                  .vector_queries = aligned_to(problem.q.data, 16) && rows_aligned(problem.q.strides, 16),
                   .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "lean/lean.hpp"
-#include "schedule/line_shape.hpp"
 #include "tile/tile_config.hpp"
 
 namespace lean::cuda {
@@ -25,8 +24,6 @@ namespace lean::cuda {
 
 /// The variant for a problem: a function of type, d and the longest n_q alone, never of lengths.
 [[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
-
-[[nodiscard]] schedule::CostModel cost_model() noexcept;
 
 /// Workers a call would ask for: options.workers, or the current device's multiprocessors.
 [[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;

@@ -6,12 +6,14 @@
 
 #include "base/int_math.hpp"
 #include "lean/problem.hpp"
+#include "schedule/line_shape.hpp"
 #include "tile/tile_config.hpp"
 
 namespace lean::cuda {
 
 inline constexpr std::int32_t kWarpThreads = 32;
 inline constexpr std::int32_t kMmaRows = 16;    // query rows of one matrix product
+inline constexpr std::int32_t kMmaDims = 16;    // dims of one matrix product of Q K^T
 inline constexpr std::int32_t kMmaTokens = 16;  // tokens of one matrix product of P V
 
 struct KernelConfig {
@@ -40,12 +42,24 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
-/// Warps that feed the ring. With the copy engine one thread of the first does all of it.
+/// What the schedule's units mean here (docs/schedule.md). A constant, so that the kernel's divisions by it are shifts.
+[[nodiscard]] constexpr schedule::CostModel cost_model() noexcept {
+  return {.tile_units = 16,
+          .free_rows = 16,
+          .row_units = 0,
+          .segment_units = 8,
+          .min_worker_tiles = 1,
+          .sliver_tiles = 1,
+          .align_percent = 5};
+}
+
+/// A CTA's warps: consumers; producers, which feed the ring (with the copy engine one thread does all of it); and one more,
+/// which finds out who shares the outputs.
 inline constexpr std::int32_t kProducerWarps = 2;
 inline constexpr std::int32_t kProducerThreads = kProducerWarps * kWarpThreads;
 
 [[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept {
-  return config.consumer_threads() + kProducerThreads;
+  return config.consumer_threads() + kProducerThreads + kWarpThreads;
 }
 
 /// A family shares a translation unit: one type and head dimension, every row block.

@@ -118,88 +118,71 @@ class CtaMerge {
   }
 
   /// Each partial scaled to the rows' common maximum, added up in index order, as many rows at a time as the exchange area takes.
+  /// One trip to memory: all of the partials is asked for before any of it is used.
   __device__ __forceinline__ void merge(const Run& run, const fixup::Partial& to) {
     const Places places = places_of(run);
     const std::int32_t rows_at_once = most_rows_at_once(run.count);
 #pragma unroll 1
     for (std::int32_t first_row = 0; first_row < record_.rows; first_row += rows_at_once) {
       const std::int32_t rows = min(record_.rows - first_row, rows_at_once);
-      const std::int32_t quads = rows * kRowQuads;
-      stage(places, run.count, first_row * kRowQuads, quads);
-      weigh(places, run.count, first_row, rows);
+      stage_accumulators(places, run.count, first_row, rows);
+      stage_states(places, run.count, first_row, rows);
       ptx::await_async_copies();
       consumer_sync<kConfig>();
 #pragma unroll 1
-      for (std::int32_t i = thread_; i < quads; i += kThreads) {
-        if (!exists(i)) continue;
-        const std::int32_t row = i / kRowQuads;
-        Quad total;
-#pragma unroll 4
-        for (std::int32_t c = 0; c < run.count; ++c) {
-          total.add(reinterpret_cast<const float4*>(staged_)[c * quads + i], shared_.weights[row * run.count + c]);
-        }
-        deliver<kConfig>(call_, record_, to, first_row + row, i % kRowQuads * kQuadDims, total,
-                         {shared_.row_max[row], shared_.row_sum[row]});
+      for (std::int32_t i = thread_; i < rows * kRowQuads; i += kThreads) {
+        if (exists(i)) merge_quad(i, run.count, first_row, rows, to);
       }
       consumer_sync<kConfig>();
     }
   }
 
   /// One at least: a run has kMaxOneLevel partials at most (kMaxWorkers, and FlashDecoding's limit of splits, see to that).
-  [[nodiscard]] __device__ __forceinline__ std::int32_t most_rows_at_once(std::int32_t count) const {
-    constexpr std::int32_t kWeights = sizeof(shared_.weights) / sizeof(float);
-    static_assert(fixup::kMaxOneLevel <= kWeights && fixup::kMaxOneLevel * kConfig.head_dim <= kExchangeFloats);
-    const std::int32_t staged = quotient(kExchangeFloats / kConfig.head_dim, count);
-    return min(staged, quotient(kWeights, count));
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t most_rows_at_once(std::int32_t count) {
+    static_assert(fixup::kMaxOneLevel <= CtaShared<kConfig>::kStates && fixup::kMaxOneLevel * kConfig.head_dim <= kExchangeFloats);
+    return quotient(min(kExchangeFloats / kConfig.head_dim, CtaShared<kConfig>::kStates), count);
   }
 
-  /// O of every partial, `quads` quads from `first` on, to the staging area: all loads at once, past the L1.
-  __device__ __forceinline__ void stage(const Places& places, std::int32_t count, std::int32_t first, std::int32_t quads) {
+  /// O of the rows of every partial to the staging area, past the L1.
+  __device__ __forceinline__ void stage_accumulators(const Places& places, std::int32_t count, std::int32_t first_row,
+                                                     std::int32_t rows) {
     const std::uint32_t to = ptx::shared_address(staged_);
+    const std::int32_t quads = rows * kRowQuads;
 #pragma unroll 1
     for (std::int32_t c = 0; c < count; ++c) {
-      const float* from = places.at(c) + first * kQuadDims;
+      const float* from = places.at(c) + first_row * kConfig.head_dim;
       for (std::int32_t i = thread_; i < quads; i += kThreads) {
         if (exists(i)) ptx::async_copy_16(to + static_cast<std::uint32_t>(c * quads + i) * sizeof(float4), from + i * kQuadDims);
       }
     }
   }
 
-  /// A warp a row: the row's (m, l) over all partials, and each partial's weight, exp2(m - row's m). A lane has one partial, rarely
-  /// more.
-  __device__ __forceinline__ void weigh(const Places& places, std::int32_t count, std::int32_t first_row, std::int32_t rows) {
-    const std::int32_t lane = thread_ % kWarpThreads;
-    const std::int32_t m_offset = kConfig.q_rows * kConfig.head_dim + first_row;  // fixup::PartialLayout
+  /// (m, l) of the rows of every partial, a pair a thread.
+  __device__ __forceinline__ void stage_states(const Places& places, std::int32_t count, std::int32_t first_row,
+                                               std::int32_t rows) {
 #pragma unroll 1
-    for (std::int32_t row = thread_ / kWarpThreads; row < rows; row += kThreads / kWarpThreads) {
-      const auto state_at = [&](std::int32_t c) -> softmax::State {
-        if (c >= count) return {};
-        const float* m = places.at(c) + m_offset + row;
-        return {__ldcg(m), __ldcg(m + kConfig.q_rows)};
-      };
-      const softmax::State own = state_at(lane);
-      float largest = own.m;
-      for (std::int32_t c = lane + kWarpThreads; c < count; c += kWarpThreads) largest = fmaxf(largest, state_at(c).m);
-#pragma unroll
-      for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, lanes));
-      float sum = own.l * weigh_one(own, largest, row, lane, count);
-      for (std::int32_t c = lane + kWarpThreads; c < count; c += kWarpThreads) {
-        const softmax::State other = state_at(c);
-        sum = fmaf(other.l, weigh_one(other, largest, row, c, count), sum);
-      }
-#pragma unroll
-      for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, lanes);
-      if (lane != 0) continue;
-      shared_.row_max[row] = largest;
-      shared_.row_sum[row] = sum;
+    for (std::int32_t i = thread_; i < count * rows; i += kThreads) {
+      const std::int32_t c = quotient(i, rows);
+      const float* m = places.at(c) + kConfig.q_rows * kConfig.head_dim + first_row + (i - c * rows);  // fixup::PartialLayout
+      shared_.states[i] = {__ldcg(m), __ldcg(m + kConfig.q_rows)};
     }
   }
 
-  __device__ __forceinline__ float weigh_one(softmax::State state, float largest, std::int32_t row, std::int32_t c,
-                                             std::int32_t count) {
-    const float weight = softmax::rescale_factor(state.m, largest);
-    if (c < count) shared_.weights[row * count + c] = weight;
-    return weight;
+  __device__ __forceinline__ void merge_quad(std::int32_t i, std::int32_t count, std::int32_t first_row, std::int32_t rows,
+                                             const fixup::Partial& to) {
+    const std::int32_t row = i / kRowQuads;
+    softmax::State whole;
+#pragma unroll 4
+    for (std::int32_t c = 0; c < count; ++c) whole.m = fmaxf(whole.m, shared_.states[c * rows + row].m);
+    Quad total;
+#pragma unroll 4
+    for (std::int32_t c = 0; c < count; ++c) {
+      const softmax::State part = shared_.states[c * rows + row];
+      const float weight = softmax::rescale_factor(part.m, whole.m);
+      whole.l = fmaf(part.l, weight, whole.l);
+      total.add(reinterpret_cast<const float4*>(staged_)[c * rows * kRowQuads + i], weight);
+    }
+    deliver<kConfig>(call_, record_, to, first_row + row, i % kRowQuads * kQuadDims, total, whole);
   }
 
   CtaShared<kConfig>& shared_;

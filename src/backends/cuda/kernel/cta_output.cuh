@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
@@ -63,12 +62,6 @@ __device__ __forceinline__ void deliver(const DeviceCall& call, const SegmentRec
   if (dim != 0) return;
   to.m[row] = state.m;
   to.l[row] = state.l;
-}
-
-/// The consumer threads' own barrier.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void consumer_sync() {
-  ptx::named_barrier(1, kConfig.consumer_threads());
 }
 
 }  // namespace lean::cuda

@@ -6,6 +6,8 @@
 
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "softmax/state.hpp"
 
 namespace lean::cuda {
 
@@ -52,15 +54,15 @@ struct CtaShared {
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what runs once a segment: read from here it is not kept in registers through the loop over tiles
+  static constexpr std::int32_t kStates = kConfig.token_warps() * kConfig.q_rows;
   union {
     struct {  // while a segment ends
       float warp_max[kConfig.token_warps()][kConfig.q_rows];
       float warp_sum[kConfig.token_warps()][kConfig.q_rows];
     };
-    float weights[2 * kConfig.token_warps() * kConfig.q_rows];  // while partials are merged: [row][partial]
+    softmax::State states[kStates];  // while partials are merged: [partial][row]
   };
   float row_max[kConfig.q_rows];
-  float row_sum[kConfig.q_rows];
   std::int32_t arrived_last;
   CtaFlatLine<kConfig> flat_line;
 };
@@ -89,6 +91,12 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ CtaMemory<kConfig>& cta_memory() {
   extern __shared__ __align__(128) std::byte dynamic_shared_memory[];
   return *reinterpret_cast<CtaMemory<kConfig>*>(dynamic_shared_memory);
+}
+
+/// The consumer threads' own barrier.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void consumer_sync() {
+  ptx::named_barrier(1, kConfig.consumer_threads());
 }
 
 /// Without the ring.

@@ -14,12 +14,11 @@ namespace lean::cuda {
 
 template <KernelConfig kConfig>
 __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
-  if (threadIdx.x == 0) {
-    for (std::int32_t i = 0; i < call.ring_stages; ++i) {
-      ptx::barrier_init(&shared.stage_full[i], call.bulk_copies ? 1 : kProducerThreads);
-      ptx::barrier_init(&shared.stage_free[i], kConfig.consumer_warps);
-    }
-    for (std::int32_t i = 0; i < kRecords; ++i) {
+  const auto i = static_cast<std::int32_t>(threadIdx.x);
+  if (i < call.ring_stages) {
+    ptx::barrier_init(&shared.stage_full[i], call.bulk_copies ? 1 : kProducerThreads);
+    ptx::barrier_init(&shared.stage_free[i], kConfig.consumer_warps);
+    if (i < kRecords) {
       ptx::barrier_init(&shared.record_full[i], 1);
       ptx::barrier_init(&shared.sharing_known[i], 1);
       ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
@@ -28,14 +27,16 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
   }
 }
 
-/// Seen by all threads after the next barrier.
-template <KernelConfig kConfig>
-__device__ void keep_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
-  constexpr std::uint32_t kWords = sizeof(DeviceCall) / sizeof(std::uint32_t);
-  static_assert(sizeof(DeviceCall) % sizeof(std::uint32_t) == 0 && std::is_trivially_copyable_v<DeviceCall>);
-  for (std::uint32_t i = threadIdx.x; i < kWords; i += cta_threads(kConfig)) {
-    reinterpret_cast<std::uint32_t*>(&shared.call)[i] = reinterpret_cast<const std::uint32_t*>(&call)[i];
-  }
+/// Queries are few, and wanted when copies of K and V already fill the memory's queues: before that, every CTA asks for some rows,
+/// which then wait in the L2. Called by a warp; what is beyond a row a lane, or packed by cumulative lengths, is not asked for.
+__device__ inline void prefetch_queries(const Problem& problem) {
+  const std::uint32_t row = blockIdx.x + threadIdx.x % kWarpThreads * gridDim.x;
+  if (problem.cu_q_tokens != nullptr || row >= problem.batch * problem.q_heads) return;
+  const std::uint32_t sequence = row / static_cast<std::uint32_t>(problem.q_heads);
+  const std::uint32_t head = row - sequence * static_cast<std::uint32_t>(problem.q_heads);
+  const auto* from =
+      static_cast<const std::uint16_t*>(problem.q.data) + sequence * problem.q.strides.sequence + head * problem.q.strides.head;
+  for (std::int32_t dim = 0; dim < problem.head_dim; dim += 64) ptx::prefetch_to_l2(from + dim);
 }
 
 template <KernelConfig kConfig, bool kWhole>
@@ -57,7 +58,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     if (record.last) return;
     if (call.pass == Pass::kWhole) {
       WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across merge_shared()
-      tile.begin(record);
+      tile.begin(memory, record);
       for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
         const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
@@ -89,9 +90,10 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   CtaShared<kConfig>& shared = memory.shared;
   init_barriers(call, shared);
-  keep_call(call, shared);
+  constexpr std::int32_t kSharingThread = kConfig.consumer_threads() + kProducerThreads;
+  if (threadIdx.x >= kSharingThread) prefetch_queries(call.problem);
   const FlatRules<kConfig> flat_rules(DeviceLengths(call.problem, &call.slots.header()),
-                                      schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), call.cost_model,
+                                      schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(),
                                       schedule::Measure::kCost);
   FlatPlan flat_plan;
   if (call.flat) flat_plan = build_flat_line<kConfig>(call, flat_rules, shared.flat_line);
@@ -104,15 +106,18 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     } else {
       consume<kConfig, false>(call, memory);
     }
-  } else if (!call.bulk_copies || threadIdx.x == kConfig.consumer_threads()) {
-    Producer<kConfig> producer(call, shared, memory.ring(call));
-    if (call.flat) {
-      schedule::FlatCursor<FlatRules<kConfig>> cursor(flat_rules, flat_plan, worker, shared.flat_line.start);
-      producer.run(cursor);
-    } else {
-      DeviceCursor cursor(memory.line().line, memory.line().plan, worker);
-      producer.run(cursor);
-    }
+    return;
+  }
+  const auto walk = [&](auto&& cursor) {
+    if (threadIdx.x == kSharingThread) announce_sharing(call, shared, cursor);
+    if (threadIdx.x >= kSharingThread) return;
+    if (call.bulk_copies && threadIdx.x != kConfig.consumer_threads()) return;
+    Producer<kConfig>(call, shared, memory.ring(call)).run(cursor);
+  };
+  if (call.flat) {
+    walk(schedule::FlatCursor<FlatRules<kConfig>>(flat_rules, flat_plan, worker, shared.flat_line.start));
+  } else {
+    walk(DeviceCursor(memory.line().line, memory.line().plan, worker));
   }
 }
 

@@ -44,7 +44,6 @@ enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kT
 struct DeviceCall {
   Problem problem;
   schedule::LineShape shape;
-  schedule::CostModel cost_model;
   Policy policy;
   Fixup fixup = Fixup::kLastArriver;
   Pass pass = Pass::kWhole;
@@ -52,9 +51,10 @@ struct DeviceCall {
   float log2_scale = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
-  bool flat = false;           // the line is flat whatever the lengths, and fits schedule::narrow_units()
-  bool bulk_copies = false;    // tokens of a head lie end to end: the copy engine takes whole tiles
-  bool vector_output = false;  // four neighbouring outputs may be stored at once
+  bool flat = false;            // the line is flat whatever the lengths, and fits schedule::narrow_units()
+  bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles
+  bool vector_queries = false;  // eight neighbouring queries may be loaded at once
+  bool vector_output = false;   // four neighbouring outputs may be stored at once
 };
 
 inline constexpr std::int32_t kMaxStages = 16;

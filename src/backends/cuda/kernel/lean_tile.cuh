@@ -54,24 +54,20 @@ class WarpTile {
     read_row_ = token_warp_ * kMmaTokens + row_in_matrix;
   }
 
-  /// Loads the queries of a row block and empties (O, m, l).
-  __device__ void begin(const SegmentRecord& record) {
-    const Problem& problem = call_.problem;
-    const bool cumulative = problem.cu_q_tokens != nullptr;
+  /// Loads the queries of a row block through the exchange area, by all consumer threads together, and empties (O, m, l).
+  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const SegmentRecord& record) {
+    const std::uint32_t staged = ptx::shared_address(memory.exchange);
+    consumer_sync<kConfig>();  // what the segment before had there is read
+    stage_queries(record, staged);
+    consumer_sync<kConfig>();
+    const std::int32_t row = row_warp_ * kMmaRows + lane_ % 16;
+#pragma unroll
+    for (int step = 0; step < kDims / kMmaDims; ++step) {
+      ptx::load_matrices(query_[step], query_address(staged, row, 2 * step + lane_ / 16));
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int32_t row = row_of(half);
-      const bool exists = row < record.rows;
-      const PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (exists ? row : 0), call_.shape.group);
-      const HeadPosition head{record.sequence, record.kv_head * call_.shape.group + at.head_in_group};
-      const std::int64_t offset =
-          q_offset(problem.q.strides, record.lengths, head, cumulative) + at.token * problem.q.strides.token;
-      const auto* from = reinterpret_cast<const std::uint32_t*>(static_cast<const std::uint16_t*>(problem.q.data) + offset);
-#pragma unroll
-      for (int piece = 0; piece < kDims / kPieceDims; ++piece) {
-        query_[piece / 2][half + 2 * (piece % 2)] = exists && piece < pieces_ ? from[piece * 4 + quad_] : 0U;
-      }
-      limit_[half] = visible_end(record.lengths, at.token, problem.scores.causal);
+      limit_[half] = visible_end(record.lengths, query_of(record, row_of(half)).token, call_.problem.scores.causal);
       max_[half] = softmax::kNegInf;
       sum_[half] = 0.0F;
     }
@@ -211,6 +207,43 @@ class WarpTile {
   [[nodiscard]] __device__ float2 output(int piece, int half) const { return {o_[piece][2 * half], o_[piece][2 * half + 1]}; }
 
  private:
+  /// Which query a row of the block is; rows that do not exist are the block's first.
+  [[nodiscard]] __device__ __forceinline__ PackedRow query_of(const SegmentRecord& record, std::int32_t row) const {
+    return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (row < record.rows ? row : 0), call_.shape.group);
+  }
+
+  /// Where 8 dims of a row are staged; the twist keeps ldmatrix free of bank conflicts.
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t query_address(std::uint32_t staged, std::int32_t row,
+                                                                              std::int32_t piece) {
+    return staged + static_cast<std::uint32_t>(row * (kDims / kPieceDims) + (piece ^ (row % 8))) * 16U;
+  }
+
+  /// The queries of the block to shared memory, 8 dims at a time; rows and dims that do not exist are 0.
+  __device__ __forceinline__ void stage_queries(const SegmentRecord& record, std::uint32_t staged) const {
+    constexpr std::int32_t kPieces = kDims / kPieceDims;
+    const Problem& problem = call_.problem;
+#pragma unroll 1
+    for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kPieces; i += kConfig.consumer_threads()) {
+      const std::int32_t row = i / kPieces;
+      const std::int32_t piece = i % kPieces;
+      uint4 eight = {0, 0, 0, 0};
+      if (row < record.rows && piece < pieces_) {
+        const PackedRow at = query_of(record, row);
+        const HeadPosition head{record.sequence, record.kv_head * call_.shape.group + at.head_in_group};
+        const std::int64_t offset = q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) +
+                                    at.token * problem.q.strides.token + piece * kPieceDims;
+        const auto* from = static_cast<const std::uint16_t*>(problem.q.data) + offset;
+        if (call_.vector_queries) {
+          eight = *reinterpret_cast<const uint4*>(from);
+        } else {
+          const auto* pairs = reinterpret_cast<const std::uint32_t*>(from);
+          eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        }
+      }
+      ptx::store_shared(query_address(staged, row, piece), eight);
+    }
+  }
+
   /// Tokens from one run of this warp to its next.
   [[nodiscard]] static constexpr std::int32_t run_tokens() { return kConfig.token_warps() * kMmaTokens; }
 
@@ -261,7 +294,7 @@ class WarpTile {
   std::int32_t pieces_, twist_shift_, k_twist_, v_twist_, read_piece_, read_row_;
   std::uint32_t row_bytes_, v_select_;
   std::int32_t limit_[2], first_limit_;
-  std::uint32_t query_[kDims / kMmaRows][4];
+  std::uint32_t query_[kDims / kMmaDims][4];
   float scores_[kRuns][2][4];
   float max_[2], sum_[2];
   float o_[kDims / kPieceDims][4];

@@ -50,7 +50,7 @@ template <typename TUnits>
 /// Called by all threads; returns the workers that have work. Rows of 32 strips are summed by a warp each.
 __device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built) {
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, call.cost_model, measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, cost_model(), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
@@ -74,8 +74,7 @@ __device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan =
-        schedule::make_plan(sums, call.policy, call.cost_model, call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+    built.plan = schedule::make_plan(sums, call.policy, cost_model(), call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
   return built.plan.workers;
@@ -102,7 +101,7 @@ __device__ FlatPlan build_flat_line(const DeviceCall& call, const FlatRules<kCon
   begin += warp_sum(lane < warp ? sums.cost : 0);
   sums = sum_over_warp(sums);
   const FlatPlan plan =
-      schedule::make_plan(sums, call.policy, call.cost_model, kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+      schedule::make_plan(sums, call.policy, cost_model(), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
   const std::int32_t place = plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
   if (begin <= place && place - begin < own.cost) built.start = {first, begin};
   __syncthreads();

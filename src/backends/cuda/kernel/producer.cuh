@@ -20,6 +20,32 @@ template <typename TRules>
   return cursor.lengths();
 }
 
+/// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
+template <typename TCursor>
+[[nodiscard]] __device__ bool next_segment(const DeviceCall& call, TCursor& cursor) {
+  if (call.pass == Pass::kWhole) return cursor.next_run();
+  while (cursor.next()) {
+    if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
+  }
+  return false;
+}
+
+/// Walks the worker's segments beside the producer, and says of each who shares the output: that is needed at the segment's end
+/// only. Called by one thread, which also copies the call to where what runs once a segment reads it.
+template <KernelConfig kConfig, typename TCursor>
+__device__ void announce_sharing(const DeviceCall& call, CtaShared<kConfig>& shared, TCursor& cursor) {
+  shared.call = call;
+  for (Turn turn(kRecords); next_segment(call, cursor); turn.advance()) {
+    cursor.find_contributors();
+    ptx::barrier_wait(&shared.record_free[turn.place], turn.parity ^ 1U);
+    SegmentRecord& record = shared.records[turn.place];
+    record.contributor = cursor.segment().contributor;
+    record.contributors = cursor.segment().contributors;
+    record.slots = cursor.segment().slots;
+    ptx::barrier_arrive(&shared.sharing_known[turn.place]);
+  }
+}
+
 template <KernelConfig kConfig>
 class Producer {
  public:
@@ -47,10 +73,6 @@ class Producer {
       const SegmentRecord& segment = shared_.records[record.place];
       if (segment.last) return;
       copy_segment(segment);
-      if (thread_ == 0) {  // who shares the output is needed at the segment's end only: found while copies are under way
-        announce_sharing(cursor, shared_.records[record.place]);
-        ptx::barrier_arrive(&shared_.sharing_known[record.place]);
-      }
       if (!call_.bulk_copies) {
         __syncwarp();
         if (thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[record.place]);
@@ -62,12 +84,7 @@ class Producer {
  private:
   template <typename TCursor>
   __device__ void announce(TCursor& cursor, SegmentRecord& record) {
-    if (call_.pass == Pass::kMergeOnly) {
-      do record.last = !cursor.next();
-      while (!record.last && (cursor.segment().sole() || cursor.segment().contributor != 0));
-    } else {
-      record.last = !cursor.next_run();
-    }
+    record.last = !next_segment(call_, cursor);
     if (record.last) return;
     const auto& segment = cursor.segment();
     const auto& output = segment.output;
@@ -83,14 +100,6 @@ class Producer {
     record.lengths = lengths;
     record.token_begin = static_cast<std::int32_t>(min_of(begin, visible));
     record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, visible));
-  }
-
-  template <typename TCursor>
-  __device__ void announce_sharing(TCursor& cursor, SegmentRecord& record) {
-    if (call_.pass != Pass::kMergeOnly) cursor.find_contributors();
-    record.contributor = cursor.segment().contributor;
-    record.contributors = cursor.segment().contributors;
-    record.slots = cursor.segment().slots;
   }
 
   __device__ void copy_segment(const SegmentRecord& record) {

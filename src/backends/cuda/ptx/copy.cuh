@@ -7,11 +7,15 @@
 
 namespace lean::cuda::ptx {
 
-/// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier.
+/// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets
+/// go of it first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+      "{ .reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy; }" ::"r"(
+          shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 #endif
@@ -21,6 +25,8 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
+
+__device__ __forceinline__ void prefetch_to_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 /// Waits for all of this thread's async_copy_16.
 __device__ __forceinline__ void await_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
