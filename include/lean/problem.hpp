@@ -75,16 +75,17 @@ struct PagedKv {
   const std::int32_t* page_indices = nullptr;  // [page_indptr[B]]
 };
 
-/// Which keys a query sees, and what is added to or done with a score before the softmax.
+/// Which keys a query sees, and what is added to or done with a score before the softmax: scale, softcap, ALiBi, mask, in this
+/// order. Query token i of n_q stands at position n_kv - n_q + i. A key is seen if every rule lets it be seen.
 struct Scores {
   float scale = 0.0F;                   // multiplies q k; 0 means 1 / sqrt(head_dim)
   bool causal = false;                  // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
   std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
   std::int32_t window_right = -1;       // keys to the right; -1: all
   float softcap = 0.0F;                 // s -> softcap tanh(s / softcap); 0: none
-  const float* alibi_slopes = nullptr;  // [Hq]
+  const float* alibi_slopes = nullptr;  // [Hq]: s -> s - slope x distance of the two positions (arXiv 2108.12409)
   const float* sinks = nullptr;         // [Hq], natural-log logits that take part in the denominator only
-  const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask
+  const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask; -inf hides a key
   DType mask_dtype = DType::kFloat32;
   bool mask_is_boolean = false;              // bytes: nonzero = seen
   Strides mask_strides{};                    // (sequence, head, query token = token, key = dim)

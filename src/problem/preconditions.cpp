@@ -67,6 +67,8 @@ bool distinct(const Extents& n, const Strides& s) noexcept {
          (n.dims <= 1 || s.dim != 0);
 }
 
+bool has_additive_mask(P p) noexcept { return p.scores.mask != nullptr && !p.scores.mask_is_boolean; }
+
 Strides lse_strides(P p) noexcept { return {p.lse.sequence_stride, p.lse.head_stride, p.lse.token_stride, 0}; }
 
 /// Upper bound of row x token pairs over the whole line; -1 when it leaves 64 bits.
@@ -195,6 +197,24 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "scores.window_right", "allowed -1 (all) or more",
                  [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
                  [](P p) noexcept { return p.scores.window_right >= -1; }},
+    Precondition<Problem>{kInvalid, "scores.alibi_slopes", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.alibi_slopes); },
+                 [](P p) noexcept { return aligned(p.scores.alibi_slopes, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "scores.sinks", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.sinks); },
+                 [](P p) noexcept { return aligned(p.scores.sinks, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "scores.mask_dtype", "allowed float32, float16, bfloat16 for an additive mask",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask_dtype); },
+                 [](P p) noexcept { return !has_additive_mask(p) || is_query_type(p.scores.mask_dtype); }},
+    Precondition<Problem>{kInvalid, "scores.mask", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask); },
+                 [](P p) noexcept { return !has_additive_mask(p) || aligned(p.scores.mask, p.scores.mask_dtype); }},
+    Precondition<Problem>{kTooLarge, "scores.mask_strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.scores.mask_strides.token; },
+                 [](P p) noexcept { return p.scores.mask == nullptr || addressable({p.batch, p.q_heads, p.q_tokens, p.kv_capacity}, p.scores.mask_strides); }},
+    Precondition<Problem>{kInvalid, "scores.tree_mask", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.tree_mask); },
+                 [](P p) noexcept { return aligned(p.scores.tree_mask, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "pages.page_tokens", "allowed 0 (not paged) or more",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
                  [](P p) noexcept { return p.pages.page_tokens >= 0; }},
@@ -220,47 +240,10 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
                  [](P p) noexcept { return is_fp8(p.k.dtype) || (p.k_scales == nullptr && p.v_scales == nullptr); }},
 };
-
-constexpr auto kUnsupported = StatusCode::kUnsupported;
-constexpr std::array kUnbuilt = {
-    Precondition<Problem>{kUnsupported, "pages.page_tokens", "paged K/V is not built yet: must be 0",
-                 [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
-                 [](P p) noexcept { return p.pages.page_tokens == 0; }},
-    Precondition<Problem>{kUnsupported, "k.dtype", "float8 K/V is not built yet: allowed float32, float16, bfloat16",
-                 [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return !is_fp8(p.k.dtype); }},
-    Precondition<Problem>{kUnsupported, "scores.window_left", "sliding windows are not built yet: must be -1",
-                 [](P p) noexcept -> std::int64_t { return p.scores.window_left; },
-                 [](P p) noexcept { return p.scores.window_left == -1; }},
-    Precondition<Problem>{kUnsupported, "scores.window_right", "sliding windows are not built yet: must be -1",
-                 [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
-                 [](P p) noexcept { return p.scores.window_right == -1; }},
-    Precondition<Problem>{kUnsupported, "scores.softcap", "softcap is not built yet: must be 0",
-                 nullptr,
-                 [](P p) noexcept { return p.scores.softcap == 0.0F; },
-                 [](P p) noexcept -> double { return p.scores.softcap; }},
-    Precondition<Problem>{kUnsupported, "scores.alibi_slopes", "ALiBi is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.alibi_slopes != nullptr; },
-                 [](P p) noexcept { return p.scores.alibi_slopes == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.sinks", "attention sinks are not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.sinks != nullptr; },
-                 [](P p) noexcept { return p.scores.sinks == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.mask", "masks are not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.mask != nullptr; },
-                 [](P p) noexcept { return p.scores.mask == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.tree_mask", "the tree mask is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.tree_mask != nullptr; },
-                 [](P p) noexcept { return p.scores.tree_mask == nullptr; }},
-    Precondition<Problem>{kUnsupported, "append.k.data", "append is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.append.k.data != nullptr; },
-                 [](P p) noexcept { return p.append.k.data == nullptr; }},
-};
 // clang-format on
 
 }  // namespace
 
 PreconditionTable<Problem> problem_preconditions() noexcept { return {kRows.data(), kRows.size()}; }
-
-PreconditionTable<Problem> unbuilt_features() noexcept { return {kUnbuilt.data(), kUnbuilt.size()}; }
 
 }  // namespace lean

@@ -80,6 +80,14 @@ Case valid_case(Bytes& bytes) {
   c.lengths = !bytes.chance(10) || !c.pad.empty();
   c.causal = bytes.chance(50);
   c.scale = bytes.chance(20) ? bytes.one_of({0.01F, 1.0F, -0.5F}) : 0.0F;
+  c.window_left = bytes.chance(20) ? bytes.between(0, longest) : -1;
+  c.window_right = bytes.chance(10) ? bytes.between(0, 20) : -1;
+  c.softcap = bytes.chance(20) ? bytes.one_of({0.1F, 5.0F, 50.0F}) : 0.0F;
+  c.alibi = bytes.chance(15);
+  c.sinks = bytes.chance(15);
+  c.mask = bytes.chance(20) ? bytes.one_of({Mask::kBoolean, Mask::kFloat32, Mask::kFloat16, Mask::kBFloat16}) : Mask::kNone;
+  c.mask_layout = bytes.one_of({"bhsd", "bshd~gap3", "dshb", "bhsd~inner2"});
+  c.tree = bytes.chance(15);
   c.lse = bytes.chance(80);
   c.k_layout = random_layout(bytes, false);
   c.v_layout = bytes.one_of({"bhsd", "bshd~gap3", "bhsd~inner2", "sbhd", "bshd~negs", "bhds"});

@@ -67,6 +67,8 @@ constexpr Named<DType> kDTypes[] = {{DType::kFloat32, "f32"}, {DType::kFloat16, 
 constexpr Named<Input> kInputs[] = {
     {Input::kNormal, "normal"}, {Input::kPeaks, "peaks"},     {Input::kAscending, "ascending"}, {Input::kDescending, "descending"},
     {Input::kEqual, "equal"},   {Input::kUniform, "uniform"}, {Input::kOneHot, "onehot"},       {Input::kSignature, "signature"}};
+constexpr Named<Mask> kMasks[] = {
+    {Mask::kNone, "none"}, {Mask::kBoolean, "bool"}, {Mask::kFloat32, "f32"}, {Mask::kFloat16, "f16"}, {Mask::kBFloat16, "bf16"}};
 constexpr Named<Fill> kFills[] = {{Fill::kNan, "nan"}, {Fill::kZero, "zero"}, {Fill::kInfinity, "inf"}};
 constexpr Named<Guard> kGuards[] = {{Guard::kCanary, "canary"}, {Guard::kPage, "page"}};
 constexpr Named<Fixup> kFixups[] = {{Fixup::kLastArriver, "last"}, {Fixup::kTwoKernels, "two"}, {Fixup::kHostBlock, "host"}};
@@ -102,6 +104,7 @@ bool parse_name(const std::string& text, T& value, std::span<const Named<T>> nam
 
 std::string print(DType value) { return print_name<DType>(value, kDTypes); }
 std::string print(Input value) { return print_name<Input>(value, kInputs); }
+std::string print(Mask value) { return print_name<Mask>(value, kMasks); }
 std::string print(Fill value) { return print_name<Fill>(value, kFills); }
 std::string print(Guard value) { return print_name<Guard>(value, kGuards); }
 std::string print(Fixup value) { return print_name<Fixup>(value, kFixups); }
@@ -115,6 +118,7 @@ std::string print(const Policy& value) {
 
 bool parse(const std::string& text, DType& value) { return parse_name<DType>(text, value, kDTypes); }
 bool parse(const std::string& text, Input& value) { return parse_name<Input>(text, value, kInputs); }
+bool parse(const std::string& text, Mask& value) { return parse_name<Mask>(text, value, kMasks); }
 bool parse(const std::string& text, Fill& value) { return parse_name<Fill>(text, value, kFills); }
 bool parse(const std::string& text, Guard& value) { return parse_name<Guard>(text, value, kGuards); }
 bool parse(const std::string& text, Fixup& value) { return parse_name<Fixup>(text, value, kFixups); }
@@ -147,6 +151,14 @@ void for_each_field(TCase& c, TUse use) {
   use("lengths", c.lengths);
   use("causal", c.causal);
   use("scale", c.scale);
+  use("left", c.window_left);
+  use("right", c.window_right);
+  use("softcap", c.softcap);
+  use("alibi", c.alibi);
+  use("sinks", c.sinks);
+  use("mask", c.mask);
+  use("mlayout", c.mask_layout);
+  use("tree", c.tree);
   use("lse", c.lse);
   use("q", c.q_layout);
   use("k", c.k_layout);

@@ -17,6 +17,9 @@ namespace lean::support {
 /// What q, k and v hold (inputs.hpp).
 enum class Input : std::int32_t { kNormal, kPeaks, kAscending, kDescending, kEqual, kUniform, kOneHot, kSignature };
 
+/// Scores::mask: none, bytes, or numbers of a type.
+enum class Mask : std::int32_t { kNone, kBoolean, kFloat32, kFloat16, kBFloat16 };
+
 /// What memory holds that no row may see, and what scratch memory holds before a call.
 enum class Fill : std::int32_t { kNan, kZero, kInfinity };
 
@@ -36,6 +39,14 @@ struct Case {
   bool lengths = true;                 // false: no kv_lengths; every sequence has the capacity
   bool causal = false;
   float scale = 0.0F;
+  std::int32_t window_left = -1;
+  std::int32_t window_right = -1;
+  float softcap = 0.0F;
+  bool alibi = false;
+  bool sinks = false;
+  Mask mask = Mask::kNone;
+  std::string mask_layout = "bhsd";  // s: query tokens, d: keys
+  bool tree = false;
   bool lse = true;
   std::string q_layout = "bshd";
   std::string k_layout = "bshd";

@@ -43,6 +43,29 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
   return served;
 }
 
+/// What a call may ask beyond plain attention: the field of Problem that a refusal names, and how a case asks for it.
+struct Feature {
+  const char* argument;
+  void (*ask)(Case& c);
+};
+
+[[nodiscard]] inline const std::vector<Feature>& features() {
+  static const std::vector<Feature> kFeatures = {
+      {"window_left", [](Case& c) { c.window_left = 16; }},
+      {"window_left", [](Case& c) { c.window_left = 300; }},
+      {"window_right", [](Case& c) { c.window_right = 1; }},
+      {"softcap", [](Case& c) { c.softcap = 2.5F; }},
+      {"alibi_slopes", [](Case& c) { c.alibi = true; }},
+      {"sinks", [](Case& c) { c.sinks = true; }},
+      {"mask", [](Case& c) { c.mask = Mask::kBoolean; }},
+      {"mask", [](Case& c) { c.mask = Mask::kFloat32; }},
+      {"mask", [](Case& c) { c.mask = Mask::kFloat16, c.mask_layout = "bhsd~off1"; }},
+      {"mask", [](Case& c) { c.mask = Mask::kBFloat16, c.mask_layout = "bshd~inner2"; }},
+      {"tree_mask", [](Case& c) { c.tree = true; }},
+  };
+  return kFeatures;
+}
+
 /// Not every pair of the two exists: dealt-out splits would make hosts wait for themselves.
 [[nodiscard]] inline bool pairs(const Policy& policy, Fixup fixup) {
   return fixup != Fixup::kHostBlock || policy.kind != Policy::Kind::kFixedSplit;

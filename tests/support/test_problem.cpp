@@ -17,8 +17,9 @@ namespace {
 using reference::load_element;
 using reference::store_element;
 
-GuardedBuffer make_ints(const std::vector<std::int32_t>& values, Guard guard) {
-  GuardedBuffer buffer(values.size() * sizeof(std::int32_t), guard);
+template <typename T>
+GuardedBuffer make_array(const std::vector<T>& values, Guard guard) {
+  GuardedBuffer buffer(values.size() * sizeof(T), guard);
   std::memcpy(buffer.data(), values.data(), buffer.size_bytes());
   return buffer;
 }
@@ -71,6 +72,7 @@ TestProblem::TestProblem(const Case& description) : case_(description) {
   kv_packed_ = is_packed(case_.k_layout);
   make_length_arrays();
   lay_out();
+  make_score_arrays();
   fill_inputs();
   poison_outputs();
   remember();
@@ -91,7 +93,7 @@ void TestProblem::make_length_arrays() {
   if (kv_packed_) {
     std::vector<std::int32_t> spans = case_.lens;
     for (std::int32_t& span : spans) span += case_.capacity;
-    cu_kv_tokens_ = make_ints(running_sum(spans), case_.guard);
+    cu_kv_tokens_ = make_array(running_sum(spans), case_.guard);
     problem_.cu_kv_tokens = cu_kv_tokens();
     problem_.total_kv_tokens = std::accumulate(spans.begin(), spans.end(), std::int64_t{0});
     problem_.kv_capacity = longest + case_.capacity;
@@ -99,11 +101,11 @@ void TestProblem::make_length_arrays() {
     problem_.kv_capacity = std::max(longest, case_.capacity);
   }
   if (!fixed_length && (!kv_packed_ || case_.capacity > 0)) {
-    kv_lengths_ = make_ints(case_.lens, case_.guard);
+    kv_lengths_ = make_array(case_.lens, case_.guard);
     problem_.kv_lengths = kv_lengths();
   }
   if (!case_.pad.empty()) {
-    kv_left_pad_ = make_ints(case_.pad, case_.guard);
+    kv_left_pad_ = make_array(case_.pad, case_.guard);
     problem_.kv_left_pad = kv_left_pad();
   }
   problem_.q_tokens = std::max(1, *std::max_element(case_.n_q.begin(), case_.n_q.end()));
@@ -113,7 +115,7 @@ void TestProblem::make_length_arrays() {
   }
   std::vector<std::int32_t> n_q;
   for (std::int64_t b = 0; b < problem_.batch; ++b) n_q.push_back(n_q_of(b));
-  cu_q_tokens_ = make_ints(running_sum(n_q), case_.guard);
+  cu_q_tokens_ = make_array(running_sum(n_q), case_.guard);
   problem_.cu_q_tokens = cu_q_tokens();
   problem_.total_q_tokens = std::accumulate(n_q.begin(), n_q.end(), std::int64_t{0});
 }
@@ -177,6 +179,7 @@ void TestProblem::fill_inputs() {
     const std::int32_t begin = case_.pad.empty() ? 0 : case_.pad[static_cast<std::size_t>(b)];
     for (std::int32_t h = 0; h < case_.kv_heads; ++h) {
       for (std::int32_t t = begin; t < case_.lens[static_cast<std::size_t>(b)]; ++t) {
+        if (!seen_by_some_row(b, h, t)) continue;  // stays what unseen memory holds
         row.resize(static_cast<std::size_t>(case_.head_dim));
         pattern.k_row(id, h, t, row);
         store(problem_.k, kv_offset_of(problem_.k.strides, {b, h, t, 0}));
@@ -216,11 +219,13 @@ void TestProblem::set_q(At at, double value) { store_input(problem_.q, q_offset_
 void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset_of(problem_.k.strides, at), value); }
 void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
 
+std::vector<const GuardedBuffer*> TestProblem::input_buffers() const {
+  return {&q_, &k_, &v_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
+}
+
 std::vector<std::uint64_t> TestProblem::input_checksums() const {
   std::vector<std::uint64_t> sums;
-  for (const GuardedBuffer* buffer : {&q_, &k_, &v_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_}) {
-    sums.push_back(buffer->checksum());
-  }
+  for (const GuardedBuffer* buffer : input_buffers()) sums.push_back(buffer->checksum());
   return sums;
 }
 
@@ -264,7 +269,8 @@ std::string TestProblem::output_faults(bool of_lse) const {
 
 std::string TestProblem::memory_faults() const {
   std::string faults;
-  const GuardedBuffer* const buffers[] = {&q_, &k_, &v_, &o_, &lse_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_};
+  std::vector<const GuardedBuffer*> buffers = input_buffers();
+  buffers.insert(buffers.end(), {&o_, &lse_});
   for (const GuardedBuffer* buffer : buffers) {
     if (!buffer->intact()) faults += "memory beside a tensor was written; ";
   }

@@ -69,6 +69,10 @@ class TestProblem {
     move(p.kv_left_pad, kv_left_pad_);
     move(p.cu_q_tokens, cu_q_tokens_);
     move(p.cu_kv_tokens, cu_kv_tokens_);
+    move(p.scores.alibi_slopes, alibi_slopes_);
+    move(p.scores.sinks, sinks_);
+    move(p.scores.mask, mask_);
+    move(p.scores.tree_mask, tree_mask_);
     return p;
   }
 
@@ -87,7 +91,12 @@ class TestProblem {
  private:
   void lay_out();
   void make_length_arrays();
+  void make_score_arrays();
+  void make_mask();
+  void make_tree_mask();
   void fill_inputs();
+  [[nodiscard]] std::vector<const GuardedBuffer*> input_buffers() const;
+  [[nodiscard]] bool seen_by_some_row(std::int64_t sequence, std::int32_t kv_head, std::int64_t token) const;
   [[nodiscard]] Layout layout_of(const std::string& name, Extents extents) const;
   [[nodiscard]] std::int32_t n_q_of(std::int64_t sequence) const;
   [[nodiscard]] std::int64_t identity_of(std::int64_t sequence) const;
@@ -102,6 +111,7 @@ class TestProblem {
   bool kv_packed_ = false;
   GuardedBuffer q_, k_, v_, o_, lse_;
   GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  GuardedBuffer alibi_slopes_, sinks_, mask_, tree_mask_;
   Layout o_layout_, lse_layout_;
   std::vector<std::uint64_t> checksums_;
 };

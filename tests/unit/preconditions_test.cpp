@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kHuge = std::int64_t{1} << 62;
 constexpr std::int32_t kInts[] = {0, 1};
 constexpr float kFloats[] = {0.0F};
+constexpr std::uint32_t kBits[] = {0};
 
 /// One of everything that has an address; never read.
 alignas(16) std::byte memory[8][64];
@@ -45,6 +46,11 @@ void make_packed(Problem& p) {
 
 void* off_by(std::size_t bytes, void* data) { return static_cast<std::byte*>(data) + bytes; }
 const void* off_by(std::size_t bytes, const void* data) { return static_cast<const std::byte*>(data) + bytes; }
+
+template <typename T>
+const T* off_by_one_byte(const T* data) {
+  return static_cast<const T*>(off_by(1, data));
+}
 
 using Breaker = support::Breaker<Problem>;
 
@@ -144,6 +150,29 @@ const std::vector<Breaker>& breakers() {
       {"scores.softcap", "finite positive", [](Problem& p) { p.scores.softcap = INFINITY; }},
       {"scores.window_left", "-1 (all)", [](Problem& p) { p.scores.window_left = -2; }},
       {"scores.window_right", "-1 (all)", [](Problem& p) { p.scores.window_right = INT32_MIN; }},
+      {"scores.alibi_slopes", "aligned", [](Problem& p) { p.scores.alibi_slopes = off_by_one_byte(kFloats); }},
+      {"scores.sinks", "aligned", [](Problem& p) { p.scores.sinks = off_by_one_byte(kFloats); }},
+      {"scores.mask_dtype", "additive mask",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_dtype = DType::kFloat8E5M2;
+       }},
+      {"scores.mask_dtype", "additive mask",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_dtype = static_cast<DType>(7);
+       }},
+      {"scores.mask", "aligned",
+       [](Problem& p) {
+         p.scores.mask = off_by(1, kFloats);
+         p.scores.mask_dtype = DType::kBFloat16;
+       }},
+      {"scores.mask_strides", "63 bits",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_strides.dim = kHuge;
+       }},
+      {"scores.tree_mask", "aligned", [](Problem& p) { p.scores.tree_mask = off_by_one_byte(kBits); }},
       {"pages.page_tokens", "0 (not paged)", [](Problem& p) { p.pages.page_tokens = -1; }},
       {"cu_kv_tokens", "null with paged",
        [](Problem& p) {
@@ -217,6 +246,9 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.scores.scale = -1.0F; },
       [](Problem& p) { p.scores.softcap = 30.0F; },
       [](Problem& p) { p.scores.window_left = p.scores.window_right = 0; },
+      [](Problem& p) { p.scores.mask = off_by(1, kFloats), p.scores.mask_is_boolean = true; },
+      [](Problem& p) { p.scores.mask = kFloats, p.scores.mask_dtype = DType::kFloat16, p.scores.mask_strides = {0, 0, 0, -1}; },
+      [](Problem& p) { p.scores.alibi_slopes = p.scores.sinks = kFloats, p.scores.tree_mask = kBits; },
       [](Problem& p) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; },
       [](Problem& p) {
         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;

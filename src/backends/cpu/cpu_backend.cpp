@@ -1,9 +1,11 @@
 #include "backends/cpu/cpu_backend.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstring>
 
 #include "backends/cpu/executor.hpp"
+#include "backends/cpu/score_rules.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/worker.hpp"
 #include "base/int_math.hpp"
@@ -41,7 +43,9 @@ Sizes sizes_of(P problem, const Options& options) noexcept {
   Sizes sizes;
   sizes.workers = worker_count(options);
   sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
-  sizes.memory = {.config = config, .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1};
+  sizes.memory = {.config = config,
+                  .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                  .tables = hides_tokens(problem.scores)};
   if (options.policy.kind == Policy::Kind::kFixedChunk) sizes.memory.accumulators = sizes.workspace.nodes_per_slot + 1;
   return sizes;
 }
@@ -102,6 +106,22 @@ void for_each_worker(const Executor& executor, std::int32_t workers, const Call&
       &argument);
 }
 
+constexpr auto kUnsupported = StatusCode::kUnsupported;
+
+// clang-format off: one row, one refusal
+constexpr std::array kRefused = {
+    Precondition<Problem>{kUnsupported, "pages.page_tokens", "paged K/V is not built yet: must be 0",
+                 [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
+                 [](P p) noexcept { return p.pages.page_tokens == 0; }},
+    Precondition<Problem>{kUnsupported, "k.dtype", "float8 K/V is not built yet: allowed float32, float16, bfloat16",
+                 [](P p) noexcept -> std::int64_t { return static_cast<std::int64_t>(p.k.dtype); },
+                 [](P p) noexcept { return bytes_of(p.k.dtype) != 1; }},
+    Precondition<Problem>{kUnsupported, "append.k.data", "append is not built yet: must be null",
+                 [](P p) noexcept -> std::int64_t { return p.append.k.data != nullptr; },
+                 [](P p) noexcept { return p.append.k.data == nullptr; }},
+};
+// clang-format on
+
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
@@ -131,7 +151,8 @@ schedule::CostModel cost_model() noexcept {
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {
-  if (const Status status = unbuilt_features().check(problem); !status.ok()) return status;
+  if (const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem); !status.ok())
+    return status;
   const Status pairing = fixup::check_pairing(problem, options, select_tile(problem), worker_count(options));
   if (!pairing.ok()) return pairing;
   if (!cpu_isa_available(options.cpu_isa)) {

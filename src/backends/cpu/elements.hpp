@@ -33,10 +33,9 @@ void store_strided(const float* in, float scale, std::byte* data, std::int64_t s
 
 }  // namespace detail
 
-/// out[0..dims) = the row that begins at `offset`.
-inline void load_row(const TileKernels& kernels, const TensorView& tensor, std::int64_t offset, float* out,
+/// out[0..dims) = the row of the tensor that begins at `data`.
+inline void load_row(const TileKernels& kernels, const TensorView& tensor, const std::byte* data, float* out,
                      std::int32_t dims) noexcept {
-  const std::byte* data = element(tensor, offset);
   const std::int64_t stride = tensor.strides.dim;
   if (in_place(tensor)) return kernels.load_row[table_index(tensor.dtype)](data, out, dims);
   switch (tensor.dtype) {

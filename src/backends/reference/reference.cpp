@@ -60,6 +60,7 @@ class HeadOracle {
     std::int64_t answer_row = 0;
     std::vector<double> q;       // [d]
     std::vector<double> weight;  // [kv tokens]: score, then exp(s - m), then p
+    std::vector<double> bias;    // [kv tokens]: b_j of RowFacts::bias_mean
     std::vector<char> seen;      // [kv tokens]
   };
 
@@ -82,6 +83,7 @@ class HeadOracle {
         q_offset(strides, lengths_, {sequence_, head}, problem_.cu_q_tokens != nullptr) + place.token * strides.token;
     load_run(problem_.q.data, problem_.q.dtype, offset, strides.dim, problem_.head_dim, row.q.data());
     row.weight.assign(static_cast<std::size_t>(lengths_.kv_tokens()), kNegInf);
+    row.bias.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0.0);
     row.seen.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0);
   }
 
@@ -107,7 +109,9 @@ class HeadOracle {
       if (!sees(problem_, lengths_, row.query, token)) continue;
       const double dot = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return x; });
       const double magnitude = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return std::abs(x); });
-      row.weight[static_cast<std::size_t>(index)] = biased_score(problem_, lengths_, row.query, token, scale_ * dot);
+      const BiasedScore biased = biased_score(problem_, lengths_, row.query, token, scale_ * dot);
+      row.weight[static_cast<std::size_t>(index)] = biased.score;
+      row.bias[static_cast<std::size_t>(index)] = biased.magnitude;
       row.seen[static_cast<std::size_t>(index)] = 1;
       RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
       ++facts.visible_tokens;
@@ -131,7 +135,11 @@ class HeadOracle {
     answer_.facts[r].l = l;
     answer_.lse[r] = l == 0.0 ? kNegInf : m + std::log(l);
     if (l == 0.0) return;
-    for (double& w : row.weight) w /= l;
+    RowFacts& facts = answer_.facts[r];
+    for (std::size_t i = 0; i < row.weight.size(); ++i) {
+      row.weight[i] /= l;
+      if (row.weight[i] > 0.0) facts.bias_mean += row.weight[i] * row.bias[i];
+    }
   }
 
   void add_values(std::int64_t index, std::span<const double> v) {
@@ -149,6 +157,10 @@ class HeadOracle {
         o[i] += pv;
         a[i] += std::abs(pv);
         squares[i] += pv * pv;
+      }
+      if (p > 0.0 && !answer_.bias_weighted.empty()) {
+        const double bias = row.bias[static_cast<std::size_t>(index)];
+        for (std::size_t i = 0; i < v.size(); ++i) answer_.bias_weighted[first + i] += bias * std::abs(p * v[i]);
       }
       RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
       facts.max_abs_value = std::max(facts.max_abs_value, max_abs);
@@ -191,6 +203,7 @@ Answer empty_answer(const Problem& problem) {
   answer.o.assign(elements, 0.0);
   answer.abs_weighted.assign(elements, 0.0);
   answer.squares.assign(elements, 0.0);
+  if (has_score_rules(problem.scores)) answer.bias_weighted.assign(elements, 0.0);
   answer.lse.assign(rows, kNegInf);
   answer.facts.assign(rows, {});
   return answer;

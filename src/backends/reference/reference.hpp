@@ -18,6 +18,7 @@ struct RowFacts {
   double l = 0.0;                   // sum of exp(s - m)
   double score_magnitude = 0.0;     // |scale| max_j sum_i |q_i k_ji|
   double max_abs_value = 0.0;       // max |v| over the visible tokens
+  double bias_mean = 0.0;           // sum_j p_j b_j, b_j the magnitudes added up in a score by softcap, ALiBi and mask
 };
 
 /// Rows are (sequence, query token, query head), the head running fastest; sequences with fewer tokens have fewer rows.
@@ -30,6 +31,7 @@ struct Answer {
   std::vector<double> lse;              // [rows], natural logarithm
   std::vector<double> abs_weighted;     // [rows, dv]: A = sum_j p_j |v_j|
   std::vector<double> squares;          // [rows, dv]: sum_j p_j^2 v_j^2
+  std::vector<double> bias_weighted;    // [rows, dv]: sum_j p_j b_j |v_j|; empty without such rules
   std::vector<RowFacts> facts;          // [rows]
 
   [[nodiscard]] std::int64_t rows() const { return first_row.empty() ? 0 : first_row.back(); }

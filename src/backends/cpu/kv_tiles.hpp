@@ -1,0 +1,51 @@
+// KvTiles: where the K and V rows of each LeanTile of an output lie. Rows are evenly spaced where they can be, else found one by
+// one in a table; a token that no row of the block sees gets a row of zeros, so that what lies there is never read.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/token_rows.hpp"
+#include "backends/cpu/worker_memory.hpp"
+#include "lean/problem.hpp"
+#include "problem/address.hpp"
+#include "problem/sequence.hpp"
+
+namespace lean::cpu {
+
+struct KvTile {
+  std::int64_t token = 0;  // its first
+  std::int32_t tokens = 0;
+  TokenRows k;
+  TokenRows v;
+  const TileTables* tables = nullptr;
+};
+
+class KvTiles {
+ public:
+  KvTiles(const Problem& problem, const WorkerMemory& memory) noexcept : problem_(problem), memory_(memory) {}
+
+  /// locate() is about this kv head until the next call; its rows see `seen` together.
+  void begin(const Sequence& lengths, HeadPosition kv_head, KeySpan seen) noexcept;
+
+  /// The tile of the tokens from `token` on; the one located before it stays valid.
+  [[nodiscard]] KvTile locate(std::int64_t token, std::int32_t tokens) noexcept;
+
+  /// True for the row of zeros, which has the shape of no tensor.
+  [[nodiscard]] static bool is_hidden(const std::byte* row) noexcept;
+
+  /// Hides the tokens whose flag in tile.tables->hidden is set, in V; K of such tokens is hidden with its score.
+  static void hide_values(KvTile& tile) noexcept;
+
+ private:
+  [[nodiscard]] TokenRows evenly_spaced(const TensorView& tensor, std::int64_t base, std::int64_t token, std::int32_t tokens,
+                                        std::int32_t dims) const noexcept;
+
+  const Problem& problem_;
+  const WorkerMemory& memory_;
+  KeySpan seen_;
+  std::int64_t k_base_ = 0;  // elements
+  std::int64_t v_base_ = 0;
+  std::int32_t set_ = 0;
+};
+
+}  // namespace lean::cpu
