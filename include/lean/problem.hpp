@@ -64,8 +64,10 @@ struct LseView {
   std::int64_t token_stride = 0;     // elements
 };
 
-/// Paged K/V: page `p` of sequence `b` is block_table[b * block_table_stride + p], or page_indices[page_indptr[b] + p].
-/// Entries past a sequence's last page may hold anything.
+/// Paged K/V: page `p` of sequence `b` is block_table[b * block_table_stride + p], or page_indices[page_indptr[b] + p]. Entries
+/// past a sequence's last page may hold anything. A page may serve several sequences. Tokens of a page whose id lies outside the
+/// pool are skipped (sticky code). With CSR a sequence has at most its pages' tokens: lengths come from kv_lengths, so from a
+/// last page's length it is (pages - 1) page_tokens + that.
 struct PagedKv {
   std::int32_t page_tokens = 0;                // tokens a page holds; 0: K/V is not paged
   std::int64_t page_count = 0;                 // pages in the pool; valid ids are [0, page_count)

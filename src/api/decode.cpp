@@ -112,6 +112,9 @@ Status sticky_status(const Workspace& workspace, const Options& options) noexcep
   StatusCode code = StatusCode::kOk;
   if (const Status status = backend->read_sticky(workspace, options, code); !status.ok()) return status;
   if (code == StatusCode::kOk) return {};
+  if (code == StatusCode::kBadPageIndex) {
+    return refuse(code, "pages", static_cast<std::int64_t>(code), "a page id lay outside [0, page_count); its tokens were skipped");
+  }
   return refuse(code, "lengths", static_cast<std::int64_t>(code),
                 "a length array held a value outside [0, capacity]; it was clamped");
 }

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "base/int_math.hpp"
+#include "problem/pages.hpp"
 
 namespace lean {
 namespace {
@@ -26,7 +27,7 @@ bool aligned(const void* data, DType dtype) noexcept {
 
 bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
 bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }
-bool paged(P p) noexcept { return p.pages.page_tokens > 0; }
+bool paged(P p) noexcept { return is_paged(p.pages); }
 
 /// Sizes of the four axes that a tensor's strides walk over.
 struct Extents {
@@ -227,6 +228,12 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
                  [](P p) noexcept { return !paged(p) || (p.pages.page_count >= 1 && p.pages.page_count <= kMaxInt32); }},
+    Precondition<Problem>{kInvalid, "pages.block_table_stride", "allowed 0 or more",
+                 [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
+                 [](P p) noexcept { return !paged(p) || p.pages.block_table_stride >= 0; }},
+    Precondition<Problem>{kTooLarge, "pages.block_table_stride", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
+                 [](P p) noexcept { return !paged(p) || addressable({p.batch, 0, 0, 0}, {.sequence = p.pages.block_table_stride}); }},
     Precondition<Problem>{kInvalid, "append.v.data", "append.k and append.v must both be given or both be null",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.v.data); },
                  [](P p) noexcept { return (p.append.k.data == nullptr) == (p.append.v.data == nullptr); }},

@@ -91,6 +91,10 @@ Case valid_case(Bytes& bytes) {
   c.lse = bytes.chance(80);
   c.k_layout = random_layout(bytes, false);
   c.v_layout = bytes.one_of({"bhsd", "bshd~gap3", "bhsd~inner2", "sbhd", "bshd~negs", "bhds"});
+  if (bytes.chance(30)) {
+    ask_for_pages(c, bytes.chance(50) ? bytes.one_of({1, 3, 16, 64}) : bytes.between(1, 100));
+    c.csr = bytes.chance(40);
+  }
   c.o_layout = bytes.one_of({"bhsd", "bshd~gap2", "bhsd~inner2", "bhds", "sbhd~negd"});
   c.lse_layout = bytes.one_of({"bhsd", "bshd~gap1"});
   c.input = bytes.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
@@ -133,13 +137,20 @@ void break_call(Bytes& bytes, Problem& problem, Options& options) {
   }
 }
 
-/// Device-side lengths that lie: clamped by the library, and by the oracle in the same way.
+/// Device-side lengths and page ids that lie: clamped by the library, and by the oracle in the same way.
 void break_lengths(Bytes& bytes, TestProblem& built) {
   const Case& c = built.description();
-  std::int32_t* const array = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens()});
-  if (array == nullptr) return;
-  array[bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1)] =
-      bytes.chance(50) ? bytes.raw<std::int32_t>() : bytes.between(-9, 99);
+  const std::int32_t sequence = bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1);
+  const std::int32_t tokens = c.lens[static_cast<std::size_t>(sequence)];
+  std::int32_t* number = nullptr;
+  if (c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
+    number = built.page_ids(sequence) + bytes.between(0, (tokens - 1) / c.page_tokens);
+  } else {
+    number = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens(), built.page_indptr()});
+    if (number != nullptr) number += sequence;
+  }
+  if (number == nullptr) return;
+  *number = bytes.chance(50) ? bytes.raw<std::int32_t>() : bytes.between(-9, 99);
   built.remember();
 }
 

@@ -147,6 +147,8 @@ void for_each_field(TCase& c, TUse use) {
   use("lens", c.lens);
   use("nq", c.n_q);
   use("pad", c.pad);
+  use("page", c.page_tokens);
+  use("csr", c.csr);
   use("cap", c.capacity);
   use("lengths", c.lengths);
   use("causal", c.causal);

@@ -35,6 +35,8 @@ struct Case {
   std::vector<std::int32_t> lens{37};  // key/value tokens of each sequence, left padding included
   std::vector<std::int32_t> n_q{1};    // query tokens, taken in turn; a q layout with b uses the first for all
   std::vector<std::int32_t> pad{};     // left padding of each sequence; empty: none
+  std::int32_t page_tokens = 0;        // paged K/V: b of its layouts is the page, s the token in the page; 0: not paged
+  bool csr = false;                    // pages by indptr and indices, else by a block table
   std::int32_t capacity = 0;           // 0: the longest length; packed K/V: every sequence gets this many tokens more
   bool lengths = true;                 // false: no kv_lengths; every sequence has the capacity
   bool causal = false;

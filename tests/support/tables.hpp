@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lean/lean.hpp"
+#include "support/layout.hpp"
 #include "support/run_and_check.hpp"
 #include "support/target.hpp"
 
@@ -49,6 +50,13 @@ struct Feature {
   void (*ask)(Case& c);
 };
 
+/// Pages have layouts with b: the page.
+inline void ask_for_pages(Case& c, std::int32_t page_tokens) {
+  c.page_tokens = page_tokens;
+  if (is_packed(c.k_layout)) c.k_layout = "bshd";
+  if (is_packed(c.v_layout)) c.v_layout = "bhsd";
+}
+
 [[nodiscard]] inline const std::vector<Feature>& features() {
   static const std::vector<Feature> kFeatures = {
       {"window_left", [](Case& c) { c.window_left = 16; }},
@@ -61,6 +69,8 @@ struct Feature {
       {"mask", [](Case& c) { c.mask = Mask::kFloat32; }},
       {"mask", [](Case& c) { c.mask = Mask::kFloat16, c.mask_layout = "bhsd~off1"; }},
       {"mask", [](Case& c) { c.mask = Mask::kBFloat16, c.mask_layout = "bshd~inner2"; }},
+      {"page", [](Case& c) { ask_for_pages(c, 16); }},
+      {"page", [](Case& c) { ask_for_pages(c, 1), c.csr = true; }},
       {"tree_mask", [](Case& c) { c.tree = true; }},
   };
   return kFeatures;

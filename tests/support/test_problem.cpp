@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "backends/reference/load.hpp"
+#include "backends/reference/visibility.hpp"
 #include "problem/address.hpp"
 #include "problem/sequence.hpp"
 #include "support/inputs.hpp"
@@ -69,8 +70,10 @@ TestProblem::TestProblem(const Case& description) : case_(description) {
   problem_.scores.scale = case_.scale;
   problem_.scores.causal = case_.causal;
   q_packed_ = is_packed(case_.q_layout);
-  kv_packed_ = is_packed(case_.k_layout);
+  kv_packed_ = is_packed(case_.k_layout) && case_.page_tokens == 0;
+  if (case_.page_tokens > 0 && is_packed(case_.k_layout)) throw std::invalid_argument("pages need a k layout with b");
   make_length_arrays();
+  if (case_.page_tokens > 0) make_pages();
   lay_out();
   make_score_arrays();
   fill_inputs();
@@ -129,8 +132,9 @@ Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
 void TestProblem::lay_out() {
   const std::int64_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
   const Extents queries{q_packed_ ? 1 : problem_.batch, case_.q_heads, q_packed_ ? problem_.total_q_tokens : problem_.q_tokens, 0};
-  const Extents keys{kv_packed_ ? 1 : problem_.batch, case_.kv_heads, kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity,
-                     0};
+  const Extents keys = case_.page_tokens > 0 ? Extents{problem_.pages.page_count, case_.kv_heads, case_.page_tokens, 0}
+                                             : Extents{kv_packed_ ? 1 : problem_.batch, case_.kv_heads,
+                                                       kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity, 0};
   const auto with_dims = [](Extents extents, std::int64_t dims) {
     extents.dims = dims;
     return extents;
@@ -198,7 +202,7 @@ std::int64_t TestProblem::q_offset_of(const Strides& strides, At at) const {
 
 std::int64_t TestProblem::kv_offset_of(const Strides& strides, At at) const {
   const Sequence lengths = LengthSource(problem_)(at.sequence);
-  return kv_offset(strides, lengths, {at.sequence, at.head}, kv_packed_) + at.token * strides.token + at.dim * strides.dim;
+  return reference::token_offset(problem_, strides, lengths, {at.sequence, at.head}, at.token).value() + at.dim * strides.dim;
 }
 
 double TestProblem::q(At at) const { return load_element(problem_.q.data, case_.dtype, q_offset_of(problem_.q.strides, at)); }
@@ -220,7 +224,8 @@ void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset
 void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
 
 std::vector<const GuardedBuffer*> TestProblem::input_buffers() const {
-  return {&q_, &k_, &v_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
+  return {&page_table_,   &page_indptr_,  &q_,     &k_,    &v_,        &kv_lengths_, &kv_left_pad_, &cu_q_tokens_,
+          &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
 }
 
 std::vector<std::uint64_t> TestProblem::input_checksums() const {

@@ -47,6 +47,12 @@ class TestProblem {
   [[nodiscard]] std::int32_t* cu_q_tokens() const { return cu_q_tokens_.as<std::int32_t>(); }
   [[nodiscard]] std::int32_t* cu_kv_tokens() const { return cu_kv_tokens_.as<std::int32_t>(); }
 
+  /// The block table, or the page indices; writable.
+  [[nodiscard]] std::int32_t* page_table() const { return page_table_.as<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* page_indptr() const { return page_indptr_.as<std::int32_t>(); }
+  /// The sequence's entries there.
+  [[nodiscard]] std::int32_t* page_ids(std::int64_t sequence) const;
+
   /// The buffers that o and lse lie in.
   [[nodiscard]] const GuardedBuffer& o_buffer() const { return o_; }
   [[nodiscard]] const GuardedBuffer& lse_buffer() const { return lse_; }
@@ -69,6 +75,9 @@ class TestProblem {
     move(p.kv_left_pad, kv_left_pad_);
     move(p.cu_q_tokens, cu_q_tokens_);
     move(p.cu_kv_tokens, cu_kv_tokens_);
+    move(p.pages.block_table, page_table_);
+    move(p.pages.page_indices, page_table_);
+    move(p.pages.page_indptr, page_indptr_);
     move(p.scores.alibi_slopes, alibi_slopes_);
     move(p.scores.sinks, sinks_);
     move(p.scores.mask, mask_);
@@ -91,6 +100,7 @@ class TestProblem {
  private:
   void lay_out();
   void make_length_arrays();
+  void make_pages();
   void make_score_arrays();
   void make_mask();
   void make_tree_mask();
@@ -111,6 +121,7 @@ class TestProblem {
   bool kv_packed_ = false;
   GuardedBuffer q_, k_, v_, o_, lse_;
   GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  GuardedBuffer page_table_, page_indptr_;
   GuardedBuffer alibi_slopes_, sinks_, mask_, tree_mask_;
   Layout o_layout_, lse_layout_;
   std::vector<std::uint64_t> checksums_;

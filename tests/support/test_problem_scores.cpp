@@ -68,6 +68,7 @@ void TestProblem::make_mask() {
   const std::int64_t element_bytes = scores.mask_is_boolean ? 1 : bytes_of(scores.mask_dtype);
   mask_ = GuardedBuffer(static_cast<std::size_t>(layout.elements * element_bytes), case_.guard,
                         static_cast<std::size_t>(layout.offset_elements * element_bytes));
+  if (case_.fill == Fill::kZero) mask_.fill(std::byte{0});
   scores.mask = mask_.data() + layout.data_element * element_bytes;
   const LengthSource lengths(problem_);
   for (std::int64_t b = 0; b < problem_.batch; ++b) {

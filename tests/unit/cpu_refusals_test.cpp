@@ -107,8 +107,6 @@ const std::vector<Refusal>& refusals() {
   constexpr auto kUnsupported = StatusCode::kUnsupported;
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   static const std::vector<Refusal> kRefusals = {
-      {kUnsupported, "pages.page_tokens = 5: paged K/V is not built yet",
-       [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .block_table = kPages, .block_table_stride = 2}; }},
       {kUnsupported, "k.dtype = 3: float8 K/V is not built yet",
        [](Problem& p, Options&) {
          p.q.dtype = p.o.dtype = DType::kFloat16;
@@ -250,6 +248,8 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
         p.append.rotary_interleaved = true, p.append.rotary_dim = 2, p.append.rotary_cos = p.append.rotary_sin = kNumbers;
       },
       [](Problem& p, Options&) { p.scales_per_head = true, p.k_scales = kNumbers; },
+      [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .block_table = kPages, .block_table_stride = 0}; },
+      [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .page_indptr = kPages, .page_indices = kPages}; },
       [](Problem& p, Options&) { p.pages.block_table = kPages; },  // not paged: no page has tokens
       [](Problem&, Options& o) { o.policy = Policy::data_parallel(); },
       [](Problem&, Options& o) { o.policy = Policy::fixed_split(2); },

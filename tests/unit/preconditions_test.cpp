@@ -200,6 +200,16 @@ const std::vector<Breaker>& breakers() {
          make_paged(p);
          p.pages.page_count = 0;
        }},
+      {"pages.block_table_stride", "0 or more",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = -1;
+       }},
+      {"pages.block_table_stride", "63 bits",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = kHuge;
+       }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.k.data = memory[5]; }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.v.data = memory[5]; }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = -2; }},

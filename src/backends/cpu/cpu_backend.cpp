@@ -12,6 +12,7 @@
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
@@ -45,7 +46,7 @@ Sizes sizes_of(P problem, const Options& options) noexcept {
   sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
   sizes.memory = {.config = config,
                   .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
-                  .tables = hides_tokens(problem.scores)};
+                  .tables = hides_tokens(problem.scores) || is_paged(problem.pages)};
   if (options.policy.kind == Policy::Kind::kFixedChunk) sizes.memory.accumulators = sizes.workspace.nodes_per_slot + 1;
   return sizes;
 }
@@ -110,9 +111,6 @@ constexpr auto kUnsupported = StatusCode::kUnsupported;
 
 // clang-format off: one row, one refusal
 constexpr std::array kRefused = {
-    Precondition<Problem>{kUnsupported, "pages.page_tokens", "paged K/V is not built yet: must be 0",
-                 [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
-                 [](P p) noexcept { return p.pages.page_tokens == 0; }},
     Precondition<Problem>{kUnsupported, "k.dtype", "float8 K/V is not built yet: allowed float32, float16, bfloat16",
                  [](P p) noexcept -> std::int64_t { return static_cast<std::int64_t>(p.k.dtype); },
                  [](P p) noexcept { return bytes_of(p.k.dtype) != 1; }},

@@ -1,6 +1,7 @@
 #include "backends/cpu/kv_tiles.hpp"
 
 #include "backends/cpu/elements.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean::cpu {
@@ -21,10 +22,13 @@ void spread(TokenRows& rows, const std::byte** table) noexcept {
 }  // namespace
 
 void KvTiles::begin(const Sequence& lengths, HeadPosition kv_head, KeySpan seen) noexcept {
+  seen_ = seen;
+  head_ = kv_head.head;
+  page_ids_ = is_paged(problem_.pages) ? page_ids(problem_.pages, lengths, kv_head.sequence) : nullptr;
+  if (page_ids_ != nullptr) return;
   const bool cumulative = problem_.cu_kv_tokens != nullptr;
   k_base_ = kv_offset(problem_.k.strides, lengths, kv_head, cumulative);
   v_base_ = kv_offset(problem_.v.strides, lengths, kv_head, cumulative);
-  seen_ = seen;
 }
 
 KvTile KvTiles::locate(std::int64_t token, std::int32_t tokens) noexcept {
@@ -32,9 +36,19 @@ KvTile KvTiles::locate(std::int64_t token, std::int32_t tokens) noexcept {
   const TileTables& tables = memory_.tile_tables[set_];
   KvTile tile{.token = token,
               .tokens = tokens,
-              .k = evenly_spaced(problem_.k, k_base_, token, tokens, problem_.head_dim),
-              .v = evenly_spaced(problem_.v, v_base_, token, tokens, value_dim_of(problem_)),
+              .k = {.token_stride_bytes = problem_.k.strides.token * bytes_of(problem_.k.dtype),
+                    .tokens = tokens,
+                    .dims = problem_.head_dim},
+              .v = {.token_stride_bytes = problem_.v.strides.token * bytes_of(problem_.v.dtype),
+                    .tokens = tokens,
+                    .dims = value_dim_of(problem_)},
               .tables = &tables};
+  if (page_ids_ != nullptr) {
+    find_pages(tile);
+  } else {
+    tile.k.data = element(problem_.k, k_base_ + token * problem_.k.strides.token);
+    tile.v.data = element(problem_.v, v_base_ + token * problem_.v.strides.token);
+  }
   if (token < seen_.begin) {  // the first tile of a window
     const auto unseen = static_cast<std::int32_t>(min_of(tokens, seen_.begin - token));
     spread(tile.k, tables.k);
@@ -46,19 +60,39 @@ KvTile KvTiles::locate(std::int64_t token, std::int32_t tokens) noexcept {
 
 bool KvTiles::is_hidden(const std::byte* row) noexcept { return row == kZeroRow; }
 
+/// Puts the rows of every page of the tile into its tables. Pages that end before the first token that is seen are not looked up.
+void KvTiles::find_pages(KvTile& tile) noexcept {
+  const PagedKv& pages = problem_.pages;
+  tile.k.table = tile.tables->k;
+  tile.v.table = tile.tables->v;
+  std::int64_t page = tile.token / pages.page_tokens;
+  std::int64_t slot = tile.token - page * pages.page_tokens;
+  for (std::int32_t t = 0; t < tile.tokens; ++page, slot = 0) {
+    const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, t + pages.page_tokens - slot));
+    if (tile.token + page_end <= seen_.begin) {
+      t = page_end;
+      continue;
+    }
+    const std::int32_t id = page_ids_[page];
+    if (!in_pool(pages, id)) {
+      tile.has_absent = met_bad_page_ = true;
+      for (; t < page_end; ++t) tile.tables->k[t] = tile.tables->v[t] = kZeroRow;
+      continue;
+    }
+    const std::byte* k = element(problem_.k, page_offset(problem_.k.strides, id, head_) + slot * problem_.k.strides.token);
+    const std::byte* v = element(problem_.v, page_offset(problem_.v.strides, id, head_) + slot * problem_.v.strides.token);
+    for (; t < page_end; ++t, k += tile.k.token_stride_bytes, v += tile.v.token_stride_bytes) {
+      tile.tables->k[t] = k;
+      tile.tables->v[t] = v;
+    }
+  }
+}
+
 void KvTiles::hide_values(KvTile& tile) noexcept {
   spread(tile.v, tile.tables->v);
   for (std::int32_t t = 0; t < tile.tokens; ++t) {
     if (tile.tables->hidden[t] != 0) tile.tables->v[t] = kZeroRow;
   }
-}
-
-TokenRows KvTiles::evenly_spaced(const TensorView& tensor, std::int64_t base, std::int64_t token, std::int32_t tokens,
-                                 std::int32_t dims) const noexcept {
-  return {.data = element(tensor, base + token * tensor.strides.token),
-          .token_stride_bytes = tensor.strides.token * bytes_of(tensor.dtype),
-          .tokens = tokens,
-          .dims = dims};
 }
 
 }  // namespace lean::cpu

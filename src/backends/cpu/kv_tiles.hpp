@@ -18,11 +18,15 @@ struct KvTile {
   TokenRows k;
   TokenRows v;
   const TileTables* tables = nullptr;
+  bool has_absent = false;  // a token lies in a page outside the pool: is_hidden(k.row(t)), and no row may see it
 };
 
 class KvTiles {
  public:
   KvTiles(const Problem& problem, const WorkerMemory& memory) noexcept : problem_(problem), memory_(memory) {}
+
+  /// True once a page id outside the pool was met.
+  [[nodiscard]] bool met_bad_page() const noexcept { return met_bad_page_; }
 
   /// locate() is about this kv head until the next call; its rows see `seen` together.
   void begin(const Sequence& lengths, HeadPosition kv_head, KeySpan seen) noexcept;
@@ -37,14 +41,15 @@ class KvTiles {
   static void hide_values(KvTile& tile) noexcept;
 
  private:
-  [[nodiscard]] TokenRows evenly_spaced(const TensorView& tensor, std::int64_t base, std::int64_t token, std::int32_t tokens,
-                                        std::int32_t dims) const noexcept;
-
+  void find_pages(KvTile& tile) noexcept;
   const Problem& problem_;
   const WorkerMemory& memory_;
   KeySpan seen_;
   std::int64_t k_base_ = 0;  // elements
   std::int64_t v_base_ = 0;
+  const std::int32_t* page_ids_ = nullptr;  // of the sequence; null: not paged
+  std::int32_t head_ = 0;
+  bool met_bad_page_ = false;
   std::int32_t set_ = 0;
 };
 

@@ -33,7 +33,7 @@ ScoreRules::ScoreRules(const Problem& problem, const TileKernels& kernels, const
 }
 
 bool ScoreRules::apply(const TileOutput& output, KvTile& tile, const RowBuffer& scores) const noexcept {
-  if (!any_) return false;
+  if (!any_ && !tile.has_absent) return false;
   const bool masked = masks(output, tile);
   if (masked) std::memset(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens));
   for (std::int32_t r = 0; r < scores.rows; ++r) {
@@ -58,9 +58,9 @@ bool ScoreRules::apply(const TileOutput& output, KvTile& tile, const RowBuffer& 
   return true;
 }
 
-/// Whether a mask may hide a token of the tile.
+/// Whether a mask, or a page that is not there, may hide a token of the tile.
 bool ScoreRules::masks(const TileOutput& output, const KvTile& tile) const noexcept {
-  if (problem_.scores.mask != nullptr) return true;
+  if (problem_.scores.mask != nullptr || tile.has_absent) return true;
   return problem_.scores.tree_mask != nullptr && tile.token + tile.tokens > first_draft(output.lengths);
 }
 
@@ -69,7 +69,8 @@ void ScoreRules::fill_bias(const TileOutput& output, PackedRow at, const KvTile&
                            std::int32_t end) const noexcept {
   std::fill_n(memory_.bias, memory_.layout.score_stride(), 0.0F);
   for (std::int32_t t = begin; t < end; ++t) {
-    const float bias = mask_bias(output, at, tile.token + t);
+    const bool absent = tile.has_absent && KvTiles::is_hidden(tile.k.row(t));
+    const float bias = absent ? softmax::kNegInf : mask_bias(output, at, tile.token + t);
     memory_.bias[t] = bias;
     if (bias != softmax::kNegInf) tile.tables->hidden[t] = 0;
   }

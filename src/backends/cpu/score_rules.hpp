@@ -12,7 +12,7 @@
 
 namespace lean::cpu {
 
-/// True when rows of a tile may lie anywhere: what WorkerMemoryLayout::tables is for.
+/// True when tokens among those of the sequence may be hidden from all rows of a block.
 [[nodiscard]] constexpr bool hides_tokens(const Scores& scores) noexcept {
   return scores.window_left >= 0 || scores.mask != nullptr || scores.tree_mask != nullptr;
 }

@@ -46,7 +46,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   const QueryRows q{{memory_.query, output_.rows, memory_.layout.config.head_dim}, memory_.query_bf16};
   const RowBuffer s{memory_.scores, output_.rows, memory_.layout.score_stride()};
   const RowBuffer o{into.o, output_.rows, static_cast<std::int32_t>(into.value_stride)};
-  SoftmaxRows softmax_rows{log2_scale_, memory_.visible, into.m, into.l, memory_.rescale};
+  SoftmaxRows softmax_rows{0.0F, memory_.visible, into.m, into.l, memory_.rescale};
   // One past the last token of this run that any row sees.
   const std::int64_t end = min_of(output_.seen().end, lengths.kv_begin + tile_end * tile_tokens);
   std::int64_t token = lengths.kv_begin + tile_begin * tile_tokens;
@@ -58,7 +58,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     const TokenRows k = kernel_rows(problem_.k, tile.k, memory_.packed_k);
     set_visible(token, tile.tokens);
     kernels_.scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, tile.v));
-    if (rules_.apply(output_, tile, s)) softmax_rows.scale = 1.0F;
+    softmax_rows.scale = rules_.apply(output_, tile, s) ? 1.0F : log2_scale_;
     kernels_.online_softmax(s, tile.tokens, softmax_rows);
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};

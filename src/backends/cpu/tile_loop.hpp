@@ -30,6 +30,8 @@ class TileLoop {
   /// Adds tiles [tile_begin, tile_end), numbered from the sequence's first, to `into`.
   void run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::Partial& into) noexcept;
 
+  [[nodiscard]] bool met_bad_page() const noexcept { return tiles_.met_bad_page(); }
+
  private:
   void set_visible(std::int64_t token, std::int32_t tokens) noexcept;
   /// The rows as the kernels read them: in place, or as an fp32 copy in `packed`.

@@ -1,5 +1,6 @@
 #include "backends/cpu/worker.hpp"
 
+#include <atomic>
 #include <cstring>
 
 #include "backends/cpu/elements.hpp"
@@ -39,6 +40,7 @@ class Worker {
         hand_over(segment);
       }
     }
+    if (tiles_.met_bad_page()) report(StatusCode::kBadPageIndex);
   }
 
   void merge_shared() noexcept {
@@ -52,6 +54,13 @@ class Worker {
   }
 
  private:
+  /// The first fault stays; workers may report at the same time.
+  void report(StatusCode code) const noexcept {
+    fixup::Counter none = 0;
+    std::atomic_ref<fixup::Counter>(call_.slots.header().sticky_code)
+        .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
+  }
+
   [[nodiscard]] bool chunked() const noexcept { return call_.plan.kind == Policy::Kind::kFixedChunk; }
 
   void enter(const Segment& segment) noexcept {

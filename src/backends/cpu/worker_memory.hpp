@@ -18,7 +18,7 @@ struct WorkerMemoryLayout {
   tile::TileConfig config;        // head_dim and value_dim padded to kLaneMultiple
   std::int32_t accumulators = 1;  // partials held at once: 1, or the chunk tree's stack
   bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile
-  bool tables = false;            // rows of a tile may not be evenly spaced: pages, windows, masks
+  bool tables = false;            // rows of a tile may not be evenly spaced: pages, hidden tokens
 
   [[nodiscard]] constexpr fixup::PartialLayout partial() const noexcept { return {config.q_rows, config.value_dim}; }
   [[nodiscard]] constexpr std::int32_t score_stride() const noexcept {

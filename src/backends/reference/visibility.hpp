@@ -28,7 +28,7 @@ struct QueryRow {
   if (pages.page_tokens == 0) return kv_offset(strides, lengths, at, problem.cu_kv_tokens != nullptr) + token * strides.token;
   const std::int64_t page = token / pages.page_tokens;
   const std::int64_t id = pages.block_table != nullptr ? pages.block_table[at.sequence * pages.block_table_stride + page]
-                                                       : pages.page_indices[pages.page_indptr[at.sequence] + page];
+                                                       : pages.page_indices[lengths.first_page + page];
   if (id < 0 || id >= pages.page_count) return std::nullopt;
   return id * strides.sequence + at.head * strides.head + token % pages.page_tokens * strides.token;
 }
