@@ -135,7 +135,7 @@ struct Problem {
   Scores scores{};
   Append append{};
 
-  // fp8 K/V only: value = stored x scale.
+  // fp8 K/V only: value = stored x scale; null: 1.
   const float* k_scales = nullptr;  // [1] or [Hkv]
   const float* v_scales = nullptr;  // [1] or [Hkv]
   bool scales_per_head = false;

@@ -121,9 +121,9 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "o.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.dtype); },
                  [](P p) noexcept { return p.o.dtype == p.q.dtype; }},
-    Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8 with 16-bit q",
+    Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return p.k.dtype == p.q.dtype || (is_fp8(p.k.dtype) && bytes_of(p.q.dtype) == 2); }},
+                 [](P p) noexcept { return p.k.dtype == p.q.dtype || is_fp8(p.k.dtype); }},
     Precondition<Problem>{kInvalid, "v.dtype", "must equal k.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.dtype); },
                  [](P p) noexcept { return p.v.dtype == p.k.dtype; }},
@@ -246,6 +246,12 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "k_scales", "k_scales and v_scales are for float8 K/V only",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
                  [](P p) noexcept { return is_fp8(p.k.dtype) || (p.k_scales == nullptr && p.v_scales == nullptr); }},
+    Precondition<Problem>{kInvalid, "k_scales", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
+                 [](P p) noexcept { return aligned(p.k_scales, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "v_scales", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v_scales); },
+                 [](P p) noexcept { return aligned(p.v_scales, DType::kFloat32); }},
 };
 // clang-format on
 

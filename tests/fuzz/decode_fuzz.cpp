@@ -61,6 +61,8 @@ Case valid_case(Bytes& bytes) {
   Case c;
   c.seed = bytes.raw<std::uint16_t>();
   c.dtype = bytes.one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  c.kv_type = bytes.chance(25) ? bytes.one_of({KvType::kE4M3, KvType::kE5M2}) : KvType::kAsQueries;
+  if (c.kv_type != KvType::kAsQueries) c.kv_scales = bytes.one_of({KvScales::kNone, KvScales::kTensor, KvScales::kHead});
   c.kv_heads = bytes.between(1, 3);
   c.q_heads = c.kv_heads * (bytes.chance(20) ? bytes.between(1, 17) : bytes.between(1, 4));
   c.head_dim = bytes.chance(50) ? bytes.between(1, 256) : 8 * bytes.between(1, 16);

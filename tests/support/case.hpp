@@ -17,6 +17,12 @@ namespace lean::support {
 /// What q, k and v hold (inputs.hpp).
 enum class Input : std::int32_t { kNormal, kPeaks, kAscending, kDescending, kEqual, kUniform, kOneHot, kSignature };
 
+/// What K and V are: of the queries' type, or fp8.
+enum class KvType : std::int32_t { kAsQueries, kE4M3, kE5M2 };
+
+/// Scales of fp8 K/V.
+enum class KvScales : std::int32_t { kNone, kTensor, kHead };
+
 /// Scores::mask: none, bytes, or numbers of a type.
 enum class Mask : std::int32_t { kNone, kBoolean, kFloat32, kFloat16, kBFloat16 };
 
@@ -28,6 +34,8 @@ enum class ExecutorKind : std::int32_t { kDefault, kPool, kPermuted, kDelayed, k
 struct Case {
   // The problem. Layout names as in layout.hpp; where q (k) is packed, o and lse (v) lose their b too.
   DType dtype = DType::kBFloat16;
+  KvType kv_type = KvType::kAsQueries;
+  KvScales kv_scales = KvScales::kNone;
   std::int32_t q_heads = 4;
   std::int32_t kv_heads = 2;
   std::int32_t head_dim = 64;

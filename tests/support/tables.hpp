@@ -57,6 +57,11 @@ inline void ask_for_pages(Case& c, std::int32_t page_tokens) {
   if (is_packed(c.v_layout)) c.v_layout = "bhsd";
 }
 
+inline void ask_for_fp8(Case& c, KvType type, KvScales scales) {
+  c.kv_type = type;
+  c.kv_scales = scales;
+}
+
 [[nodiscard]] inline const std::vector<Feature>& features() {
   static const std::vector<Feature> kFeatures = {
       {"window_left", [](Case& c) { c.window_left = 16; }},
@@ -71,6 +76,8 @@ inline void ask_for_pages(Case& c, std::int32_t page_tokens) {
       {"mask", [](Case& c) { c.mask = Mask::kBFloat16, c.mask_layout = "bshd~inner2"; }},
       {"page", [](Case& c) { ask_for_pages(c, 16); }},
       {"page", [](Case& c) { ask_for_pages(c, 1), c.csr = true; }},
+      {"k.dtype", [](Case& c) { ask_for_fp8(c, KvType::kE4M3, KvScales::kHead); }},
+      {"k.dtype", [](Case& c) { ask_for_fp8(c, KvType::kE5M2, KvScales::kTensor); }},
       {"tree_mask", [](Case& c) { c.tree = true; }},
   };
   return kFeatures;

@@ -11,6 +11,7 @@
 #include "problem/address.hpp"
 #include "problem/sequence.hpp"
 #include "support/inputs.hpp"
+#include "support/random.hpp"
 
 namespace lean::support {
 namespace {
@@ -47,8 +48,15 @@ GuardedBuffer make_tensor(const Layout& layout, DType dtype, Guard guard) {
 void fill_with(const GuardedBuffer& buffer, DType dtype, Fill fill) {
   if (fill == Fill::kNan) return buffer.fill(kPoison);
   if (fill == Fill::kZero) return buffer.fill(std::byte{0});
+  if (dtype == DType::kFloat8E4M3) return buffer.fill(std::byte{0x7F});  // no infinity: NaN
+  if (dtype == DType::kFloat8E5M2) return buffer.fill(std::byte{0x7C});  // stores saturate
   const auto elements = static_cast<std::int64_t>(buffer.size_bytes()) / bytes_of(dtype);
   for (std::int64_t i = 0; i < elements; ++i) store_element(buffer.data(), dtype, i, std::numeric_limits<double>::infinity());
+}
+
+DType kv_dtype_of(const Case& c) {
+  if (c.kv_type == KvType::kAsQueries) return c.dtype;
+  return c.kv_type == KvType::kE4M3 ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
 }
 
 void* data_of(const GuardedBuffer& buffer, const Layout& layout, DType dtype) {
@@ -75,6 +83,7 @@ TestProblem::TestProblem(const Case& description) : case_(description) {
   make_length_arrays();
   if (case_.page_tokens > 0) make_pages();
   lay_out();
+  if (case_.kv_scales != KvScales::kNone) make_kv_scales();
   make_score_arrays();
   fill_inputs();
   poison_outputs();
@@ -123,6 +132,22 @@ void TestProblem::make_length_arrays() {
   problem_.total_q_tokens = std::accumulate(n_q.begin(), n_q.end(), std::int64_t{0});
 }
 
+void TestProblem::make_kv_scales() {
+  problem_.scales_per_head = case_.kv_scales == KvScales::kHead;
+  const auto numbers = [this](std::int64_t which) {
+    std::vector<float> values(problem_.scales_per_head ? static_cast<std::size_t>(case_.kv_heads) : 1U);
+    for (std::size_t h = 0; h < values.size(); ++h) {
+      values[h] =
+          static_cast<float>(0.25 + uniform(key_of({static_cast<std::int64_t>(case_.seed), which, static_cast<std::int64_t>(h)})));
+    }
+    return make_array(values, case_.guard);
+  };
+  k_scales_ = numbers(40);
+  v_scales_ = numbers(41);
+  problem_.k_scales = k_scales_.as<float>();
+  problem_.v_scales = v_scales_.as<float>();
+}
+
 Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
   const auto layout = make_layout(name, extents);
   if (!layout) throw std::invalid_argument("not a layout: " + name);
@@ -139,15 +164,16 @@ void TestProblem::lay_out() {
     extents.dims = dims;
     return extents;
   };
-  const auto input = [this](TensorView& view, GuardedBuffer& buffer, const std::string& name, Extents extents) {
+  const auto input = [this](TensorView& view, GuardedBuffer& buffer, DType dtype, const std::string& name, Extents extents) {
     const Layout layout = layout_of(name, extents);
-    buffer = make_tensor(layout, case_.dtype, case_.guard);
-    fill_with(buffer, case_.dtype, case_.fill);
-    view = {.data = data_of(buffer, layout, case_.dtype), .dtype = case_.dtype, .strides = layout.strides};
+    buffer = make_tensor(layout, dtype, case_.guard);
+    fill_with(buffer, dtype, case_.fill);
+    view = {.data = data_of(buffer, layout, dtype), .dtype = dtype, .strides = layout.strides};
   };
-  input(problem_.q, q_, case_.q_layout, with_dims(queries, case_.head_dim));
-  input(problem_.k, k_, case_.k_layout, with_dims(keys, case_.head_dim));
-  input(problem_.v, v_, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+  const DType kv_dtype = kv_dtype_of(case_);
+  input(problem_.q, q_, case_.dtype, case_.q_layout, with_dims(queries, case_.head_dim));
+  input(problem_.k, k_, kv_dtype, case_.k_layout, with_dims(keys, case_.head_dim));
+  input(problem_.v, v_, kv_dtype, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
 
   o_layout_ = layout_of(q_packed_ ? without_batch(case_.o_layout) : case_.o_layout, with_dims(queries, dv));
   o_ = make_tensor(o_layout_, case_.dtype, Guard::kCanary);
@@ -206,8 +232,8 @@ std::int64_t TestProblem::kv_offset_of(const Strides& strides, At at) const {
 }
 
 double TestProblem::q(At at) const { return load_element(problem_.q.data, case_.dtype, q_offset_of(problem_.q.strides, at)); }
-double TestProblem::k(At at) const { return load_element(problem_.k.data, case_.dtype, kv_offset_of(problem_.k.strides, at)); }
-double TestProblem::v(At at) const { return load_element(problem_.v.data, case_.dtype, kv_offset_of(problem_.v.strides, at)); }
+double TestProblem::k(At at) const { return load_element(problem_.k.data, problem_.k.dtype, kv_offset_of(problem_.k.strides, at)); }
+double TestProblem::v(At at) const { return load_element(problem_.v.data, problem_.v.dtype, kv_offset_of(problem_.v.strides, at)); }
 double TestProblem::o(At at) const { return load_element(problem_.o.data, case_.dtype, q_offset_of(problem_.o.strides, at)); }
 float TestProblem::lse(At at) const {
   return problem_.lse.data[q_offset_of(lse_layout_.strides, {at.sequence, at.head, at.token, 0})];
@@ -224,8 +250,8 @@ void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset
 void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
 
 std::vector<const GuardedBuffer*> TestProblem::input_buffers() const {
-  return {&page_table_,   &page_indptr_,  &q_,     &k_,    &v_,        &kv_lengths_, &kv_left_pad_, &cu_q_tokens_,
-          &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
+  return {&k_scales_,    &v_scales_,    &page_table_,   &page_indptr_,  &q_,     &k_,    &v_,        &kv_lengths_,
+          &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
 }
 
 std::vector<std::uint64_t> TestProblem::input_checksums() const {

@@ -78,6 +78,8 @@ class TestProblem {
     move(p.pages.block_table, page_table_);
     move(p.pages.page_indices, page_table_);
     move(p.pages.page_indptr, page_indptr_);
+    move(p.k_scales, k_scales_);
+    move(p.v_scales, v_scales_);
     move(p.scores.alibi_slopes, alibi_slopes_);
     move(p.scores.sinks, sinks_);
     move(p.scores.mask, mask_);
@@ -100,6 +102,7 @@ class TestProblem {
  private:
   void lay_out();
   void make_length_arrays();
+  void make_kv_scales();
   void make_pages();
   void make_score_arrays();
   void make_mask();
@@ -121,6 +124,7 @@ class TestProblem {
   bool kv_packed_ = false;
   GuardedBuffer q_, k_, v_, o_, lse_;
   GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  GuardedBuffer k_scales_, v_scales_;
   GuardedBuffer page_table_, page_indptr_;
   GuardedBuffer alibi_slopes_, sinks_, mask_, tree_mask_;
   Layout o_layout_, lse_layout_;

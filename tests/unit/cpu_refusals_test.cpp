@@ -107,11 +107,6 @@ const std::vector<Refusal>& refusals() {
   constexpr auto kUnsupported = StatusCode::kUnsupported;
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   static const std::vector<Refusal> kRefusals = {
-      {kUnsupported, "k.dtype = 3: float8 K/V is not built yet",
-       [](Problem& p, Options&) {
-         p.q.dtype = p.o.dtype = DType::kFloat16;
-         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
-       }},
       {kUnsupported, "append.k.data = 1: ", [](Problem& p, Options&) { p.append = {.k = p.k, .v = p.v}; }},
       {kUnsupported, "options.backend = 1: not in this build", [](Problem&, Options& o) { o.backend = Backend::kCuda; }},
       {kInvalid, "options.executor.worker_count = 2: run must be given", [](Problem&, Options& o) { o.executor = &kNoRun; }},
@@ -181,7 +176,7 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryCombinationOfTypes) {
       }
     }
   }
-  EXPECT_EQ(served, 3);  // all fp32, all fp16, all bf16
+  EXPECT_EQ(served, 9);  // all fp32, all fp16, all bf16, and each with K and V in either fp8
 }
 
 TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryCombinationOfOptions) {
@@ -229,6 +224,7 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
       [](Problem& p, Options&) { p.scores.window_left = 0; },
       [](Problem& p, Options&) { p.scores.window_right = 3; },
       [](Problem& p, Options&) { p.scores.softcap = 0.5F; },
+      [](Problem& p, Options&) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; },
       [](Problem& p, Options&) { p.scores.alibi_slopes = kNumbers; },
       [](Problem& p, Options&) { p.scores.sinks = kNumbers; },
       [](Problem& p, Options&) { p.scores.mask = kNumbers; },

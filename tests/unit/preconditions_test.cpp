@@ -93,11 +93,6 @@ const std::vector<Breaker>& breakers() {
       {"o.dtype", "equal q.dtype", [](Problem& p) { p.o.dtype = DType::kFloat32; }},
       {"k.dtype", "equal q.dtype", [](Problem& p) { p.k.dtype = DType::kBFloat16; }},
       {"k.dtype", "equal q.dtype", [](Problem& p) { p.k.dtype = static_cast<DType>(99); }},
-      {"k.dtype", "equal q.dtype",  // fp8 wants 16-bit queries
-       [](Problem& p) {
-         p.q.dtype = p.o.dtype = DType::kFloat32;
-         p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
-       }},
       {"v.dtype", "equal k.dtype", [](Problem& p) { p.v.dtype = DType::kFloat8E4M3; }},
       {"q.data", "not be null", [](Problem& p) { p.q.data = nullptr; }},
       {"o.data", "not be null", [](Problem& p) { p.o.data = nullptr; }},
@@ -223,6 +218,16 @@ const std::vector<Breaker>& breakers() {
        }},
       {"k_scales", "float8", [](Problem& p) { p.k_scales = kFloats; }},
       {"k_scales", "float8", [](Problem& p) { p.v_scales = kFloats; }},
+      {"k_scales", "aligned",
+       [](Problem& p) {
+         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
+         p.k_scales = off_by_one_byte(kFloats);
+       }},
+      {"v_scales", "aligned",
+       [](Problem& p) {
+         p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
+         p.v_scales = off_by_one_byte(kFloats);
+       }},
   };
   return kBreakers;
 }
@@ -260,6 +265,10 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.scores.mask = kFloats, p.scores.mask_dtype = DType::kFloat16, p.scores.mask_strides = {0, 0, 0, -1}; },
       [](Problem& p) { p.scores.alibi_slopes = p.scores.sinks = kFloats, p.scores.tree_mask = kBits; },
       [](Problem& p) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; },
+      [](Problem& p) {
+        p.q.dtype = p.o.dtype = DType::kFloat32;
+        p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
+      },
       [](Problem& p) {
         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
         p.k_scales = p.v_scales = kFloats;

@@ -111,9 +111,6 @@ constexpr auto kUnsupported = StatusCode::kUnsupported;
 
 // clang-format off: one row, one refusal
 constexpr std::array kRefused = {
-    Precondition<Problem>{kUnsupported, "k.dtype", "float8 K/V is not built yet: allowed float32, float16, bfloat16",
-                 [](P p) noexcept -> std::int64_t { return static_cast<std::int64_t>(p.k.dtype); },
-                 [](P p) noexcept { return bytes_of(p.k.dtype) != 1; }},
     Precondition<Problem>{kUnsupported, "append.k.data", "append is not built yet: must be null",
                  [](P p) noexcept -> std::int64_t { return p.append.k.data != nullptr; },
                  [](P p) noexcept { return p.append.k.data == nullptr; }},

@@ -41,6 +41,8 @@ inline void load_row(const TileKernels& kernels, const TensorView& tensor, const
   switch (tensor.dtype) {
     case DType::kFloat16: return detail::load_strided<Half>(data, stride, out, dims);
     case DType::kBFloat16: return detail::load_strided<BFloat16>(data, stride, out, dims);
+    case DType::kFloat8E4M3: return detail::load_strided<Float8E4M3>(data, stride, out, dims);
+    case DType::kFloat8E5M2: return detail::load_strided<Float8E5M2>(data, stride, out, dims);
     default: return detail::load_strided<float>(data, stride, out, dims);
   }
 }

@@ -22,18 +22,15 @@ float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
 
 }  // namespace
 
-ScoreRules::ScoreRules(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale) noexcept
-    : problem_(problem), kernels_(kernels), memory_(memory), scale_(log2_scale) {
-  const Scores& scores = problem.scores;
-  any_ = scores.softcap > 0.0F || scores.alibi_slopes != nullptr || hides_tokens(scores);
-  if (scores.softcap > 0.0F) {
-    scale_ = log2_scale * softmax::kLn2 / scores.softcap;
-    cap_ = scores.softcap * softmax::kLog2E;
-  }
-}
+ScoreRules::ScoreRules(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory) noexcept
+    : problem_(problem),
+      kernels_(kernels),
+      memory_(memory),
+      any_(problem.scores.softcap > 0.0F || problem.scores.alibi_slopes != nullptr || hides_tokens(problem.scores)) {}
 
-bool ScoreRules::apply(const TileOutput& output, KvTile& tile, const RowBuffer& scores) const noexcept {
+bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, const RowBuffer& scores) const noexcept {
   if (!any_ && !tile.has_absent) return false;
+  const float softcap = problem_.scores.softcap;
   const bool masked = masks(output, tile);
   if (masked) std::memset(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens));
   for (std::int32_t r = 0; r < scores.rows; ++r) {
@@ -41,7 +38,11 @@ bool ScoreRules::apply(const TileOutput& output, KvTile& tile, const RowBuffer& 
     const KeySpan seen = output.seen_by(at.token);
     const auto begin = static_cast<std::int32_t>(clamp_to(seen.begin - tile.token, 0, tile.tokens));
     const auto end = static_cast<std::int32_t>(clamp_to(seen.end - tile.token, begin, tile.tokens));
-    ScoreRule rule{.scale = scale_, .cap = cap_, .seen_begin = begin};
+    ScoreRule rule{.scale = scale, .seen_begin = begin};
+    if (softcap > 0.0F) {
+      rule.scale = scale * softmax::kLn2 / softcap;
+      rule.cap = softcap * softmax::kLog2E;
+    }
     if (problem_.scores.alibi_slopes != nullptr) {
       const std::int64_t position = std::int64_t{output.lengths.kv_end} - output.lengths.q_tokens + at.token;
       rule.slope = problem_.scores.alibi_slopes[output.q_head(at).head] * softmax::kLog2E;

@@ -19,10 +19,11 @@ namespace lean::cpu {
 
 class ScoreRules {
  public:
-  ScoreRules(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale) noexcept;
+  ScoreRules(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory) noexcept;
 
-  /// Applies the rules to a tile's raw scores. False when there are none: the scores are still to be scaled.
-  [[nodiscard]] bool apply(const TileOutput& output, KvTile& tile, const RowBuffer& scores) const noexcept;
+  /// Applies the rules to a tile's raw scores; `scale` takes one into the log2 domain. False when there are no rules: the scores
+  /// are still to be scaled.
+  [[nodiscard]] bool apply(const TileOutput& output, float scale, KvTile& tile, const RowBuffer& scores) const noexcept;
 
  private:
   [[nodiscard]] bool masks(const TileOutput& output, const KvTile& tile) const noexcept;
@@ -33,8 +34,6 @@ class ScoreRules {
   const TileKernels& kernels_;
   const WorkerMemory& memory_;
   bool any_ = false;
-  float scale_ = 0.0F;  // of ScoreRule
-  float cap_ = 0.0F;
 };
 
 }  // namespace lean::cpu

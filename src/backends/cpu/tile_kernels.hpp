@@ -52,23 +52,26 @@ struct ScoreRule {
   std::int32_t seen_begin = 0;  // tokens of the tile before it are hidden
 };
 
+inline constexpr int kKvTypes = 5;
+inline constexpr int kOutputTypes = 3;  // no fp8
+
 struct TileKernels {
   const char* name;
   /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
-  void (*order_query[3])(float* row, std::int32_t dims) noexcept;
+  void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
-  void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
+  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
   /// Turns a row's raw scores into log2-domain ones by the rule; online_softmax then takes them with scale 1.
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
   /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
-  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                        const Prefetch& rows) noexcept;
+  void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                               const Prefetch& rows) noexcept;
   /// out[i] = float(in[i]).
-  void (*load_row[3])(const void* in, float* out, std::int32_t dims) noexcept;
+  void (*load_row[kKvTypes])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.
-  void (*store_row[3])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
+  void (*store_row[kOutputTypes])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
   /// O of two partials under a merge step, into the first.
   void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
 };
@@ -82,7 +85,7 @@ struct TileKernels {
   return std::int64_t{v.tokens} * (rows >= 4 ? std::int64_t{rows / 4} * (v.dims / wide + (v.dims % wide != 0 ? 1 : 0)) : 1);
 }
 
-/// Index into the tables above; fp8 has none.
+/// Index into the tables above.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
 
 /// The table of an available instruction set; kBest resolves to the widest.

@@ -6,6 +6,7 @@
 #include "base/float_types.hpp"
 #include "base/int_math.hpp"
 #include "problem/address.hpp"
+#include "problem/kv_scales.hpp"
 
 namespace lean::cpu {
 namespace {
@@ -22,6 +23,7 @@ Prefetch prefetch_of(const TensorView& tensor, const TokenRows& rows) noexcept {
 
 void TileLoop::begin(const TileOutput& output) noexcept {
   output_ = output;
+  score_scale_ = log2_scale_ * k_scale_of(problem_, output.kv_head.head);
   tiles_.begin(output.lengths, output.kv_head, output.seen());
   const std::int32_t stride = memory_.layout.config.head_dim;
   const bool cumulative = problem_.cu_q_tokens != nullptr;
@@ -58,7 +60,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     const TokenRows k = kernel_rows(problem_.k, tile.k, memory_.packed_k);
     set_visible(token, tile.tokens);
     kernels_.scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, tile.v));
-    softmax_rows.scale = rules_.apply(output_, tile, s) ? 1.0F : log2_scale_;
+    softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
     kernels_.online_softmax(s, tile.tokens, softmax_rows);
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};

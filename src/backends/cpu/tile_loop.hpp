@@ -22,7 +22,7 @@ class TileLoop {
         memory_(memory),
         log2_scale_(log2_scale),
         tiles_(problem, memory),
-        rules_(problem, kernels, memory, log2_scale) {}
+        rules_(problem, kernels, memory) {}
 
   /// Loads the queries of `output`; run() is about it until the next call.
   void begin(const TileOutput& output) noexcept;
@@ -41,6 +41,7 @@ class TileLoop {
   const TileKernels& kernels_;
   const WorkerMemory& memory_;
   float log2_scale_;
+  float score_scale_ = 0.0F;  // with K's own scale
   KvTiles tiles_;
   ScoreRules rules_;
   TileOutput output_;

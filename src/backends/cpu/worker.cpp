@@ -10,6 +10,7 @@
 #include "fixup/chunk_tree.hpp"
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/state.hpp"
 
@@ -219,12 +220,13 @@ class Worker {
   // ---- output -----------------------------------------------------------------------------------------------------
 
   void write_output(const Partial& whole) const noexcept {
+    const float v_scale = v_scale_of(call_.problem, output_.kv_head.head);
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const std::int64_t row = output_.first_row + r;
       const float sink = output::row_sink(call_.problem, output_.group, output_.kv_head, row);
       const softmax::Finished finished = softmax::finalize(whole.state(r), sink);
       const std::int64_t offset = output::row_offset(call_.problem, output_.group, output_.lengths, output_.kv_head, row);
-      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale, value_dim_of(call_.problem));
+      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale * v_scale, value_dim_of(call_.problem));
       output::write_lse(call_.problem, output_.group, output_.lengths, output_.kv_head, row, finished.lse);
     }
   }

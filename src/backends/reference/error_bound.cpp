@@ -43,11 +43,12 @@ struct RowBound {
 
 RowBound row_bound(const Problem& problem, const RowFacts& facts, const Rounding& rounding) {
   const std::int64_t tiles = max_of(1, ceil_div(facts.visible_tokens, rounding.tile_tokens));
-  const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors));
-  const double score_error = gamma(problem.head_dim, kU32) * facts.score_magnitude + kExpError;
+  const bool scaled = problem.k_scales != nullptr || problem.v_scales != nullptr;  // one more rounding of a score, and of O
+  const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors) + (scaled ? 1 : 0));
+  const double score_error = gamma(problem.head_dim + (scaled ? 2 : 0), kU32) * facts.score_magnitude + kExpError;
   const auto tokens = static_cast<double>(facts.visible_tokens);
   RowBound bound{.relative = 2.0 * (2.0 * score_error + depth * kU32), .p_roundoff = rounding.p_roundoff};
-  bound.absolute = tokens * kFloatStep + rounding.flushed_below;
+  bound.absolute = tokens * kFloatStep * facts.v_scale + rounding.flushed_below;
   if (rounding.p_is_half && facts.l > 0.0) bound.absolute += tokens * kHalfUnderflow * facts.max_abs_value / facts.l;
   bound.rules_mean = kRuleError * facts.bias_mean;
   bound.lse = 2.0 * (score_error + depth * kU32) + bound.rules_mean;

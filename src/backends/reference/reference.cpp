@@ -12,6 +12,7 @@
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "problem/address.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
@@ -67,9 +68,11 @@ class HeadOracle {
   void run_rows(std::int64_t begin, std::int64_t end) {
     rows_.resize(static_cast<std::size_t>(end - begin));
     for (std::int64_t r = begin; r < end; ++r) start_row(rows_[static_cast<std::size_t>(r - begin)], r);
-    for_each_token(problem_.k, problem_.head_dim, [this](std::int64_t token, std::span<const double> k) { add_scores(token, k); });
+    for_each_token(problem_.k, problem_.head_dim, static_cast<double>(k_scale_of(problem_, kv_head_)),
+                   [this](std::int64_t token, std::span<const double> k) { add_scores(token, k); });
     for (Row& row : rows_) softmax(row);
-    for_each_token(problem_.v, dv_, [this](std::int64_t token, std::span<const double> v) { add_values(token, v); });
+    for_each_token(problem_.v, dv_, static_cast<double>(v_scale_of(problem_, kv_head_)),
+                   [this](std::int64_t token, std::span<const double> v) { add_values(token, v); });
   }
 
   void start_row(Row& row, std::int64_t packed) {
@@ -77,6 +80,8 @@ class HeadOracle {
     const std::int32_t head = kv_head_ * group_ + place.head_in_group;
     row.query = {.sequence = sequence_, .head = head, .token = place.token};
     row.answer_row = answer_.row(sequence_, place.token, head);
+    answer_.facts[static_cast<std::size_t>(row.answer_row)].v_scale =
+        std::max(1.0, std::abs(static_cast<double>(v_scale_of(problem_, kv_head_))));
     row.q.resize(static_cast<std::size_t>(problem_.head_dim));
     const Strides& strides = problem_.q.strides;
     const std::int64_t offset =
@@ -89,7 +94,7 @@ class HeadOracle {
 
   /// Calls use(token counted from kv_begin, its `dims` elements as double) for every token that has an address.
   template <typename TUse>
-  void for_each_token(const TensorView& tensor, std::int64_t dims, TUse use) {
+  void for_each_token(const TensorView& tensor, std::int64_t dims, double scale, TUse use) {
     block_.resize(static_cast<std::size_t>(kTokenBlock * dims));
     for (std::int64_t begin = lengths_.kv_begin; begin < lengths_.kv_end; begin += kTokenBlock) {
       const std::int64_t end = min_of(lengths_.kv_end, begin + kTokenBlock);
@@ -98,6 +103,7 @@ class HeadOracle {
         if (!offset) continue;  // a page outside the pool: skipped
         double* out = block_.data() + (token - begin) * dims;
         load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        for (std::int64_t i = 0; i < dims; ++i) out[i] *= scale;
         use(token - lengths_.kv_begin, std::span<const double>(out, static_cast<std::size_t>(dims)));
       }
     }
@@ -180,9 +186,6 @@ class HeadOracle {
 };
 
 Status refusal(const Problem& problem) {
-  if (bytes_of(problem.k.dtype) == 1) {
-    return refuse(StatusCode::kUnsupported, "k.dtype", static_cast<std::int64_t>(problem.k.dtype), "no float8 in the oracle yet");
-  }
   if (problem.append.k.data != nullptr) return refuse(StatusCode::kUnsupported, "append.k", 1, "no append in the oracle yet");
   return {};
 }

@@ -18,6 +18,7 @@ struct RowFacts {
   double l = 0.0;                   // sum of exp(s - m)
   double score_magnitude = 0.0;     // |scale| max_j sum_i |q_i k_ji|
   double max_abs_value = 0.0;       // max |v| over the visible tokens
+  double v_scale = 1.0;             // of fp8 values: what is lost below fp32's range is lost before it
   double bias_mean = 0.0;           // sum_j p_j b_j, b_j the magnitudes added up in a score by softcap, ALiBi and mask
 };
 
@@ -41,7 +42,7 @@ struct Answer {
 };
 
 /// `problem` must satisfy check_preconditions() and all its arrays must be host-readable; o and lse are not touched.
-/// Serves all of Problem but fp8 K/V and append (unsupported). Work is shared by `threads` threads.
+/// Serves all of Problem but append (unsupported). Work is shared by `threads` threads.
 [[nodiscard]] Answer decode(const Problem& problem, int threads = 1);
 
 }  // namespace lean::reference
