@@ -94,11 +94,16 @@ struct Scores {
   const std::uint32_t* tree_mask = nullptr;  // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
 };
 
-/// New keys and values written to the cache in the same call and attended to from the inputs.
+/// New keys and values, one for each query token: [B, Hkv, n_q, d] and [B, Hkv, n_q, dv], of q's type, packed where the queries
+/// are. The call writes them to K and V, which must be writable then, and attends to them. Lengths count them: new token i is
+/// token n_kv - n_q + i of its sequence. Left out, of cache and attention, is a token whose page lies outside the pool; nothing is
+/// appended to a sequence whose lengths had to be clamped. With fp8 K/V it is stored as value / scale, rounded to nearest, at most
+/// the largest number. Pages of new tokens must not be shared.
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};
-  const float* rotary_cos = nullptr;  // [positions, rotary_dim / 2]
+  // Rotary embedding of q and the new keys, before anything else; position 0 is the first valid token.
+  const float* rotary_cos = nullptr;  // [kv_capacity, rotary_dim / 2]
   const float* rotary_sin = nullptr;
   std::int32_t rotary_dim = 0;      // 0: no rotary
   bool rotary_interleaved = false;  // pairs (0,1),(2,3).. instead of halves

@@ -97,6 +97,11 @@ Case valid_case(Bytes& bytes) {
     ask_for_pages(c, bytes.chance(50) ? bytes.one_of({1, 3, 16, 64}) : bytes.between(1, 100));
     c.csr = bytes.chance(40);
   }
+  if (bytes.chance(20)) {
+    ask_to_append(c, bytes.chance(50) ? 0 : bytes.between(0, c.head_dim / 2) * 2);
+    c.rotary_interleaved = bytes.chance(50);
+    c.append_layout = bytes.one_of({"bshd", "bhsd~gap3", "sbhd~inner2", "bhds"});
+  }
   c.o_layout = bytes.one_of({"bhsd", "bshd~gap2", "bhsd~inner2", "bhds", "sbhd~negd"});
   c.lse_layout = bytes.one_of({"bhsd", "bshd~gap1"});
   c.input = bytes.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});

@@ -161,6 +161,10 @@ void for_each_field(TCase& c, TUse use) {
   use("lengths", c.lengths);
   use("causal", c.causal);
   use("scale", c.scale);
+  use("append", c.append);
+  use("alayout", c.append_layout);
+  use("rotary", c.rotary_dim);
+  use("interleaved", c.rotary_interleaved);
   use("left", c.window_left);
   use("right", c.window_right);
   use("softcap", c.softcap);

@@ -49,6 +49,10 @@ struct Case {
   bool lengths = true;                 // false: no kv_lengths; every sequence has the capacity
   bool causal = false;
   float scale = 0.0F;
+  bool append = false;                 // the last n_q tokens of every sequence are new
+  std::string append_layout = "bshd";  // where q is packed it loses its b
+  std::int32_t rotary_dim = 0;
+  bool rotary_interleaved = false;
   std::int32_t window_left = -1;
   std::int32_t window_right = -1;
   float softcap = 0.0F;

@@ -57,6 +57,14 @@ inline void ask_for_pages(Case& c, std::int32_t page_tokens) {
   if (is_packed(c.v_layout)) c.v_layout = "bhsd";
 }
 
+/// A cache is written to: each of its elements has a place of its own.
+inline void ask_to_append(Case& c, std::int32_t rotary_dim) {
+  c.append = true;
+  c.rotary_dim = rotary_dim;
+  if (c.k_layout.find("bcast") != std::string::npos) c.k_layout = "bshd";
+  if (c.v_layout.find("bcast") != std::string::npos) c.v_layout = "bhsd";
+}
+
 inline void ask_for_fp8(Case& c, KvType type, KvScales scales) {
   c.kv_type = type;
   c.kv_scales = scales;
@@ -78,6 +86,10 @@ inline void ask_for_fp8(Case& c, KvType type, KvScales scales) {
       {"page", [](Case& c) { ask_for_pages(c, 1), c.csr = true; }},
       {"k.dtype", [](Case& c) { ask_for_fp8(c, KvType::kE4M3, KvScales::kHead); }},
       {"k.dtype", [](Case& c) { ask_for_fp8(c, KvType::kE5M2, KvScales::kTensor); }},
+      {"append.k", [](Case& c) { ask_to_append(c, 0); }},
+      {"append.k", [](Case& c) { ask_to_append(c, c.head_dim / 2 * 2); }},
+      {"append.k",
+       [](Case& c) { ask_to_append(c, c.head_dim / 4 * 2), c.rotary_interleaved = true, c.append_layout = "bhsd~inner2"; }},
       {"tree_mask", [](Case& c) { c.tree = true; }},
   };
   return kFeatures;

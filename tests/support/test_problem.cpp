@@ -9,6 +9,7 @@
 #include "backends/reference/load.hpp"
 #include "backends/reference/visibility.hpp"
 #include "problem/address.hpp"
+#include "problem/append.hpp"
 #include "problem/sequence.hpp"
 #include "support/inputs.hpp"
 #include "support/random.hpp"
@@ -30,13 +31,6 @@ std::vector<std::int32_t> running_sum(const std::vector<std::int32_t>& values) {
   std::vector<std::int32_t> sums{0};
   for (const std::int32_t value : values) sums.push_back(sums.back() + value);
   return sums;
-}
-
-/// What is left of a layout's name when tokens are packed.
-std::string without_batch(std::string name) {
-  name.erase(std::remove(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())), 'b'),
-             name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())));
-  return name;
 }
 
 GuardedBuffer make_tensor(const Layout& layout, DType dtype, Guard guard) {
@@ -85,9 +79,10 @@ TestProblem::TestProblem(const Case& description) : case_(description) {
   lay_out();
   if (case_.kv_scales != KvScales::kNone) make_kv_scales();
   make_score_arrays();
+  if (case_.append) make_append();
   fill_inputs();
-  poison_outputs();
   remember();
+  poison_outputs();
 }
 
 std::int32_t TestProblem::n_q_of(std::int64_t sequence) const {
@@ -212,10 +207,15 @@ void TestProblem::fill_inputs() {
         if (!seen_by_some_row(b, h, t)) continue;  // stays what unseen memory holds
         row.resize(static_cast<std::size_t>(case_.head_dim));
         pattern.k_row(id, h, t, row);
-        store(problem_.k, kv_offset_of(problem_.k.strides, {b, h, t, 0}));
+        const bool is_new = t >= first_new_token(problem_, LengthSource(problem_)(b));
+        const auto place = [&](const TensorView& cache, const TensorView& appended) {
+          if (!is_new) return store(cache, kv_offset_of(cache.strides, {b, h, t, 0}));
+          store(appended, append_offset(problem_, appended.strides, LengthSource(problem_)(b), {b, h}, t));
+        };
+        place(problem_.k, problem_.append.k);
         row.resize(static_cast<std::size_t>(case_.value_dim != 0 ? case_.value_dim : case_.head_dim));
         pattern.v_row(id, h, t, row);
-        store(problem_.v, kv_offset_of(problem_.v.strides, {b, h, t, 0}));
+        place(problem_.v, problem_.append.v);
       }
     }
   }
@@ -250,8 +250,11 @@ void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset
 void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
 
 std::vector<const GuardedBuffer*> TestProblem::input_buffers() const {
-  return {&k_scales_,    &v_scales_,    &page_table_,   &page_indptr_,  &q_,     &k_,    &v_,        &kv_lengths_,
-          &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_, &mask_, &tree_mask_};
+  std::vector<const GuardedBuffer*> buffers = {
+      &append_k_,   &append_v_,    &rotary_cos_,  &rotary_sin_,   &k_scales_,     &v_scales_, &page_table_, &page_indptr_, &q_,
+      &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_,    &mask_,       &tree_mask_};
+  if (!case_.append) buffers.insert(buffers.end(), {&k_, &v_});
+  return buffers;
 }
 
 std::vector<std::uint64_t> TestProblem::input_checksums() const {
@@ -260,15 +263,21 @@ std::vector<std::uint64_t> TestProblem::input_checksums() const {
   return sums;
 }
 
-void TestProblem::remember() { checksums_ = input_checksums(); }
+void TestProblem::remember() {
+  checksums_ = input_checksums();
+  if (case_.append) expect_appended();
+}
 
 void TestProblem::poison_outputs() {
+  if (case_.append) restore_cache();
   o_.fill(kPoison);
   lse_.fill(kPoison);
 }
 
 bool TestProblem::outputs_untouched() const {
-  return o_.intact() && lse_.intact() && is_poison(o_.data(), static_cast<std::int64_t>(o_.size_bytes())) &&
+  const bool cache_untouched =
+      !case_.append || (std::ranges::equal(k_.bytes(), k_cache_.before) && std::ranges::equal(v_.bytes(), v_cache_.before));
+  return cache_untouched && o_.intact() && lse_.intact() && is_poison(o_.data(), static_cast<std::int64_t>(o_.size_bytes())) &&
          is_poison(lse_.data(), static_cast<std::int64_t>(lse_.size_bytes()));
 }
 
@@ -301,10 +310,11 @@ std::string TestProblem::output_faults(bool of_lse) const {
 std::string TestProblem::memory_faults() const {
   std::string faults;
   std::vector<const GuardedBuffer*> buffers = input_buffers();
-  buffers.insert(buffers.end(), {&o_, &lse_});
+  buffers.insert(buffers.end(), {&o_, &lse_, &k_, &v_});
   for (const GuardedBuffer* buffer : buffers) {
     if (!buffer->intact()) faults += "memory beside a tensor was written; ";
   }
+  if (!appended_as_expected()) faults += "the cache does not hold what was appended, or something else; ";
   if (input_checksums() != checksums_) faults += "an input was written; ";
   faults += output_faults(false);
   if (case_.lse) faults += output_faults(true);

@@ -40,6 +40,8 @@ class TestProblem {
   void set_q(At at, double value);
   void set_k(At at, double value);
   void set_v(At at, double value);
+  /// Puts K and V back to what they were before a call appended to them.
+  void restore_cache() const;
 
   /// Length arrays, writable; null when the case has none.
   [[nodiscard]] std::int32_t* kv_lengths() const { return kv_lengths_.as<std::int32_t>(); }
@@ -78,6 +80,10 @@ class TestProblem {
     move(p.pages.block_table, page_table_);
     move(p.pages.page_indices, page_table_);
     move(p.pages.page_indptr, page_indptr_);
+    move(p.append.k.data, append_k_);
+    move(p.append.v.data, append_v_);
+    move(p.append.rotary_cos, rotary_cos_);
+    move(p.append.rotary_sin, rotary_sin_);
     move(p.k_scales, k_scales_);
     move(p.v_scales, v_scales_);
     move(p.scores.alibi_slopes, alibi_slopes_);
@@ -103,6 +109,10 @@ class TestProblem {
   void lay_out();
   void make_length_arrays();
   void make_kv_scales();
+  void make_append();
+  void make_rotary();
+  void expect_appended();
+  [[nodiscard]] bool appended_as_expected() const;
   void make_pages();
   void make_score_arrays();
   void make_mask();
@@ -124,11 +134,17 @@ class TestProblem {
   bool kv_packed_ = false;
   GuardedBuffer q_, k_, v_, o_, lse_;
   GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  GuardedBuffer append_k_, append_v_, rotary_cos_, rotary_sin_;
   GuardedBuffer k_scales_, v_scales_;
   GuardedBuffer page_table_, page_indptr_;
   GuardedBuffer alibi_slopes_, sinks_, mask_, tree_mask_;
   Layout o_layout_, lse_layout_;
   std::vector<std::uint64_t> checksums_;
+  /// A cache before and after a call that appends.
+  struct Cache {
+    std::vector<std::byte> before, after;
+  };
+  Cache k_cache_, v_cache_;
 };
 
 }  // namespace lean::support

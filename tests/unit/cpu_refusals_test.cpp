@@ -107,7 +107,6 @@ const std::vector<Refusal>& refusals() {
   constexpr auto kUnsupported = StatusCode::kUnsupported;
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   static const std::vector<Refusal> kRefusals = {
-      {kUnsupported, "append.k.data = 1: ", [](Problem& p, Options&) { p.append = {.k = p.k, .v = p.v}; }},
       {kUnsupported, "options.backend = 1: not in this build", [](Problem&, Options& o) { o.backend = Backend::kCuda; }},
       {kInvalid, "options.executor.worker_count = 2: run must be given", [](Problem&, Options& o) { o.executor = &kNoRun; }},
       {kInvalid, "options.executor.worker_count = 0: ", [](Problem&, Options& o) { o.executor = &kNoThreads; }},

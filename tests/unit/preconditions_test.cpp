@@ -37,6 +37,12 @@ Problem valid() {
 
 void make_paged(Problem& p) { p.pages = {.page_tokens = 16, .page_count = 10, .block_table = kInts, .block_table_stride = 7}; }
 
+void make_appending(Problem& p) {
+  p.append = {.k = p.q, .v = p.q, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2};
+  p.append.k.data = memory[5];
+  p.append.v.data = memory[6];
+}
+
 void make_packed(Problem& p) {
   p.cu_q_tokens = kInts;
   p.total_q_tokens = 4;
@@ -207,6 +213,51 @@ const std::vector<Breaker>& breakers() {
        }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.k.data = memory[5]; }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.v.data = memory[5]; }},
+      {"append.k.dtype", "equal q.dtype",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.dtype = DType::kFloat32;
+       }},
+      {"append.v.dtype", "equal q.dtype",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.dtype = DType::kBFloat16;
+       }},
+      {"append.k.data", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.data = off_by(1, p.append.k.data);
+       }},
+      {"append.v.data", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.data = off_by(1, p.append.v.data);
+       }},
+      {"append.k.strides", "63 bits",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.strides.head = kHuge;
+       }},
+      {"append.v.strides", "63 bits",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.strides.dim = kHuge;
+       }},
+      {"k.strides", "no stride may be 0",
+       [](Problem& p) {
+         make_appending(p);
+         p.k.strides.head = 0;
+       }},
+      {"v.strides", "no stride may be 0",
+       [](Problem& p) {
+         make_appending(p);
+         p.v.strides.token = 0;
+       }},
+      {"v.data", "not be k.data",
+       [](Problem& p) {
+         make_appending(p);
+         p.v.data = p.k.data;
+       }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = -2; }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = 3; }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = 66; }},
@@ -215,6 +266,18 @@ const std::vector<Breaker>& breakers() {
        [](Problem& p) {
          p.append.rotary_dim = 64;
          p.append.rotary_cos = kFloats;
+       }},
+      {"append.rotary_dim", "nothing is appended",
+       [](Problem& p) { p.append = {.rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2}; }},
+      {"append.rotary_cos", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.rotary_cos = off_by_one_byte(kFloats);
+       }},
+      {"append.rotary_sin", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.rotary_sin = off_by_one_byte(kFloats);
        }},
       {"k_scales", "float8", [](Problem& p) { p.k_scales = kFloats; }},
       {"k_scales", "float8", [](Problem& p) { p.v_scales = kFloats; }},

@@ -1,6 +1,5 @@
 #include "backends/cpu/cpu_backend.hpp"
 
-#include <array>
 #include <atomic>
 #include <cstring>
 
@@ -12,6 +11,7 @@
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/append.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "schedule/plan.hpp"
@@ -46,7 +46,8 @@ Sizes sizes_of(P problem, const Options& options) noexcept {
   sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
   sizes.memory = {.config = config,
                   .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
-                  .tables = hides_tokens(problem.scores) || is_paged(problem.pages)};
+                  .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
+  if (appends(problem)) sizes.memory.new_rows = static_cast<std::int32_t>(min_of(config.tile_tokens, problem.q_tokens));
   if (options.policy.kind == Policy::Kind::kFixedChunk) sizes.memory.accumulators = sizes.workspace.nodes_per_slot + 1;
   return sizes;
 }
@@ -107,16 +108,6 @@ void for_each_worker(const Executor& executor, std::int32_t workers, const Call&
       &argument);
 }
 
-constexpr auto kUnsupported = StatusCode::kUnsupported;
-
-// clang-format off: one row, one refusal
-constexpr std::array kRefused = {
-    Precondition<Problem>{kUnsupported, "append.k.data", "append is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.append.k.data != nullptr; },
-                 [](P p) noexcept { return p.append.k.data == nullptr; }},
-};
-// clang-format on
-
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
@@ -146,8 +137,6 @@ schedule::CostModel cost_model() noexcept {
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {
-  if (const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem); !status.ok())
-    return status;
   const Status pairing = fixup::check_pairing(problem, options, select_tile(problem), worker_count(options));
   if (!pairing.ok()) return pairing;
   if (!cpu_isa_available(options.cpu_isa)) {

@@ -21,8 +21,11 @@ void spread(TokenRows& rows, const std::byte** table) noexcept {
 
 }  // namespace
 
-void KvTiles::begin(const Sequence& lengths, HeadPosition kv_head, KeySpan seen) noexcept {
-  seen_ = seen;
+void KvTiles::begin(const TileOutput& output) noexcept {
+  const Sequence& lengths = output.lengths;
+  const HeadPosition& kv_head = output.kv_head;
+  seen_ = output.seen();
+  new_tokens_.begin(output);
   head_ = kv_head.head;
   page_ids_ = is_paged(problem_.pages) ? page_ids(problem_.pages, lengths, kv_head.sequence) : nullptr;
   if (page_ids_ != nullptr) return;
@@ -49,6 +52,7 @@ KvTile KvTiles::locate(std::int64_t token, std::int32_t tokens) noexcept {
     tile.k.data = element(problem_.k, k_base_ + token * problem_.k.strides.token);
     tile.v.data = element(problem_.v, v_base_ + token * problem_.v.strides.token);
   }
+  if (token + tokens > new_tokens_.first()) take_new_tokens(tile);
   if (token < seen_.begin) {  // the first tile of a window
     const auto unseen = static_cast<std::int32_t>(min_of(tokens, seen_.begin - token));
     spread(tile.k, tables.k);
@@ -69,13 +73,10 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
   std::int64_t slot = tile.token - page * pages.page_tokens;
   for (std::int32_t t = 0; t < tile.tokens; ++page, slot = 0) {
     const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, t + pages.page_tokens - slot));
-    if (tile.token + page_end <= seen_.begin) {
-      t = page_end;
-      continue;
-    }
-    const std::int32_t id = page_ids_[page];
+    const bool seen = tile.token + page_end > seen_.begin;
+    const std::int32_t id = seen ? page_ids_[page] : -1;
     if (!in_pool(pages, id)) {
-      tile.has_absent = met_bad_page_ = true;
+      if (seen) tile.has_absent = met_bad_page_ = true;
       for (; t < page_end; ++t) tile.tables->k[t] = tile.tables->v[t] = kZeroRow;
       continue;
     }
@@ -85,6 +86,18 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
       tile.tables->k[t] = k;
       tile.tables->v[t] = v;
     }
+  }
+}
+
+/// New tokens are attended from the inputs: their rows in the cache are written, never read.
+void KvTiles::take_new_tokens(KvTile& tile) const noexcept {
+  spread(tile.k, tile.tables->k);
+  spread(tile.v, tile.tables->v);
+  for (auto t = static_cast<std::int32_t>(max_of(0, new_tokens_.first() - tile.token)); t < tile.tokens; ++t) {
+    if (is_hidden(tile.k.row(t))) continue;  // no page to keep it
+    const NewTokens::Rows rows = new_tokens_.make(tile.token + t, set_, {tile.k.row(t), tile.v.row(t)});
+    tile.tables->k[t] = rows.k;
+    tile.tables->v[t] = rows.v;
   }
 }
 

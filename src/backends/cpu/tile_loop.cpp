@@ -24,7 +24,7 @@ Prefetch prefetch_of(const TensorView& tensor, const TokenRows& rows) noexcept {
 void TileLoop::begin(const TileOutput& output) noexcept {
   output_ = output;
   score_scale_ = log2_scale_ * k_scale_of(problem_, output.kv_head.head);
-  tiles_.begin(output.lengths, output.kv_head, output.seen());
+  tiles_.begin(output);
   const std::int32_t stride = memory_.layout.config.head_dim;
   const bool cumulative = problem_.cu_q_tokens != nullptr;
   for (std::int32_t r = 0; r < output.rows; ++r) {
@@ -33,8 +33,9 @@ void TileLoop::begin(const TileOutput& output) noexcept {
         q_offset(problem_.q.strides, output.lengths, output.q_head(at), cumulative) + at.token * problem_.q.strides.token;
     float* row = memory_.query + std::int64_t{r} * stride;
     load_row(kernels_, problem_.q, element(problem_.q, offset), row, problem_.head_dim);
+    rotate_query(problem_, output.lengths, at.token, row);
     for (std::int32_t d = problem_.head_dim; d < stride; ++d) row[d] = 0.0F;
-    if (problem_.q.dtype == DType::kBFloat16) {  // exact: the values were bf16
+    if (problem_.q.dtype == DType::kBFloat16) {  // exact: the values are bf16's
       std::uint16_t* bf16 = memory_.query_bf16 + std::int64_t{r} * stride;
       for (std::int32_t d = 0; d < stride; ++d) bf16[d] = from_float<BFloat16>(row[d]).bits;
     }
@@ -82,6 +83,8 @@ TokenRows TileLoop::kernel_rows(const TensorView& tensor, const TokenRows& rows,
   for (std::int32_t t = 0; t < rows.tokens; ++t) {
     if (KvTiles::is_hidden(rows.row(t))) {
       std::fill_n(packed + t * stride, rows.dims, 0.0F);
+    } else if (tiles_.is_new(rows.row(t))) {
+      kernels_.load_row[table_index(tensor.dtype)](rows.row(t), packed + t * stride, rows.dims);
     } else {
       load_row(kernels_, tensor, rows.row(t), packed + t * stride, rows.dims);
     }

@@ -21,7 +21,7 @@ class TileLoop {
         kernels_(kernels),
         memory_(memory),
         log2_scale_(log2_scale),
-        tiles_(problem, memory),
+        tiles_(problem, kernels, memory),
         rules_(problem, kernels, memory) {}
 
   /// Loads the queries of `output`; run() is about it until the next call.

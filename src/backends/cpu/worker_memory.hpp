@@ -18,6 +18,7 @@ struct WorkerMemoryLayout {
   tile::TileConfig config;        // head_dim and value_dim padded to kLaneMultiple
   std::int32_t accumulators = 1;  // partials held at once: 1, or the chunk tree's stack
   bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile
+  std::int32_t new_rows = 0;      // tokens that a call may append to one tile
   bool tables = false;            // rows of a tile may not be evenly spaced: pages, hidden tokens
 
   [[nodiscard]] constexpr fixup::PartialLayout partial() const noexcept { return {config.q_rows, config.value_dim}; }
@@ -32,6 +33,14 @@ struct WorkerMemoryLayout {
   [[nodiscard]] constexpr std::int64_t packed_floats() const noexcept {
     return packs_tiles ? std::int64_t{config.tile_tokens} * (config.head_dim + config.value_dim) : 0;
   }
+  /// A new token's K, then its V, as the cache holds them.
+  [[nodiscard]] constexpr std::int64_t new_k_bytes() const noexcept { return config.head_dim * bytes_of(config.kv_dtype); }
+  [[nodiscard]] constexpr std::int64_t new_row_bytes() const noexcept {
+    return new_k_bytes() + config.value_dim * bytes_of(config.kv_dtype);
+  }
+  [[nodiscard]] constexpr std::int64_t new_kv_floats() const noexcept {
+    return round_up(ceil_div(new_rows * new_row_bytes(), sizeof(float)), kLaneMultiple);
+  }
   [[nodiscard]] constexpr std::int64_t bias_floats() const noexcept { return tables ? score_stride() : 0; }
   /// Of one tile's rows, in floats.
   [[nodiscard]] constexpr std::int64_t table_floats() const noexcept {
@@ -44,7 +53,7 @@ struct WorkerMemoryLayout {
   [[nodiscard]] constexpr std::int64_t bytes() const noexcept {
     const std::int64_t floats = query_floats() + query_bf16_floats() + score_floats() + 2 * row_floats() +
                                 accumulators * partial_floats() + packed_floats() + bias_floats() +
-                                kTileSets * (2 * table_floats() + flag_floats());
+                                kTileSets * (2 * table_floats() + flag_floats() + new_kv_floats());
     return round_up(floats * static_cast<std::int64_t>(sizeof(float)), 4096) + 256;
   }
 };
@@ -68,6 +77,7 @@ struct WorkerMemory {
   float* packed_v = nullptr;
   float* bias = nullptr;  // score_stride: one row's; null where layout.tables is false
   TileTables tile_tables[kTileSets];
+  std::byte* new_kv[kTileSets] = {};  // new_rows x new_row_bytes, one set behind the other; null where new_rows is 0
 
   WorkerMemory(const WorkerMemoryLayout& memory_layout, std::byte* base) noexcept : layout(memory_layout) {
     auto* next = reinterpret_cast<float*>(base);
@@ -91,6 +101,8 @@ struct WorkerMemory {
       tables.v = reinterpret_cast<const std::byte**>(take(layout.table_floats()));
       tables.hidden = reinterpret_cast<std::uint8_t*>(take(layout.flag_floats()));
     }
+    for (std::byte*& rows : new_kv)
+      rows = layout.new_rows > 0 ? reinterpret_cast<std::byte*>(take(layout.new_kv_floats())) : nullptr;
   }
 
   [[nodiscard]] fixup::Partial partial(std::int32_t place) const noexcept {

@@ -7,10 +7,10 @@
 #include <span>
 #include <thread>
 
+#include "backends/reference/appended.hpp"
 #include "backends/reference/load.hpp"
 #include "backends/reference/visibility.hpp"
 #include "base/int_math.hpp"
-#include "base/message.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
@@ -87,6 +87,7 @@ class HeadOracle {
     const std::int64_t offset =
         q_offset(strides, lengths_, {sequence_, head}, problem_.cu_q_tokens != nullptr) + place.token * strides.token;
     load_run(problem_.q.data, problem_.q.dtype, offset, strides.dim, problem_.head_dim, row.q.data());
+    rotate_query(problem_, lengths_, place.token, row.q);
     row.weight.assign(static_cast<std::size_t>(lengths_.kv_tokens()), kNegInf);
     row.bias.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0.0);
     row.seen.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0);
@@ -102,7 +103,13 @@ class HeadOracle {
         const auto offset = token_offset(problem_, tensor.strides, lengths_, {sequence_, kv_head_}, token);
         if (!offset) continue;  // a page outside the pool: skipped
         double* out = block_.data() + (token - begin) * dims;
-        load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        if (token < first_new_token(problem_, lengths_)) {
+          load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        } else {
+          const NewRow which = &tensor == &problem_.k ? NewRow::kKey : NewRow::kValue;
+          const std::vector<double> row = appended_row(problem_, lengths_, {sequence_, kv_head_}, token, which);
+          std::copy(row.begin(), row.end(), out);
+        }
         for (std::int64_t i = 0; i < dims; ++i) out[i] *= scale;
         use(token - lengths_.kv_begin, std::span<const double>(out, static_cast<std::size_t>(dims)));
       }
@@ -185,17 +192,10 @@ class HeadOracle {
   std::vector<double> block_;
 };
 
-Status refusal(const Problem& problem) {
-  if (problem.append.k.data != nullptr) return refuse(StatusCode::kUnsupported, "append.k", 1, "no append in the oracle yet");
-  return {};
-}
-
 Answer empty_answer(const Problem& problem) {
   Answer answer;
-  answer.status = refusal(problem);
   answer.q_heads = problem.q_heads;
   answer.value_dim = value_dim_of(problem);
-  if (!answer.status.ok()) return answer;
   const LengthSource lengths(problem);
   answer.first_row.assign(1, 0);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -216,7 +216,6 @@ Answer empty_answer(const Problem& problem) {
 
 Answer decode(const Problem& problem, int threads) {
   Answer answer = empty_answer(problem);
-  if (!answer.status.ok()) return answer;
   const std::int64_t items = problem.batch * problem.kv_heads;
   std::atomic<std::int64_t> next{0};
   const auto work = [&] {

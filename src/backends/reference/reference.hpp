@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lean/problem.hpp"
-#include "lean/status.hpp"
 
 namespace lean::reference {
 
@@ -24,7 +23,6 @@ struct RowFacts {
 
 /// Rows are (sequence, query token, query head), the head running fastest; sequences with fewer tokens have fewer rows.
 struct Answer {
-  Status status;  // ok, or unsupported: then all else is empty
   std::int32_t q_heads = 0;
   std::int32_t value_dim = 0;
   std::vector<std::int64_t> first_row;  // [B + 1]
@@ -42,7 +40,7 @@ struct Answer {
 };
 
 /// `problem` must satisfy check_preconditions() and all its arrays must be host-readable; o and lse are not touched.
-/// Serves all of Problem but append (unsupported). Work is shared by `threads` threads.
+/// Serves all of Problem. Work is shared by `threads` threads.
 [[nodiscard]] Answer decode(const Problem& problem, int threads = 1);
 
 }  // namespace lean::reference
