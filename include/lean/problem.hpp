@@ -64,8 +64,10 @@ struct LseView {
   std::int64_t token_stride = 0;     // elements
 };
 
-/// Paged K/V: page `p` of sequence `b` is block_table[b * block_table_stride + p], or page_indices[page_indptr[b] + p].
-/// Entries past a sequence's last page may hold anything.
+/// Paged K/V: page `p` of sequence `b` is block_table[b * block_table_stride + p], or page_indices[page_indptr[b] + p]. Entries
+/// past a sequence's last page may hold anything. A page may serve several sequences. Tokens of a page whose id lies outside the
+/// pool are skipped (sticky code). With CSR a sequence has at most its pages' tokens: lengths come from kv_lengths, so from a
+/// last page's length it is (pages - 1) page_tokens + that.
 struct PagedKv {
   std::int32_t page_tokens = 0;                // tokens a page holds; 0: K/V is not paged
   std::int64_t page_count = 0;                 // pages in the pool; valid ids are [0, page_count)
@@ -75,27 +77,33 @@ struct PagedKv {
   const std::int32_t* page_indices = nullptr;  // [page_indptr[B]]
 };
 
-/// Which keys a query sees, and what is added to or done with a score before the softmax.
+/// Which keys a query sees, and what is added to or done with a score before the softmax: scale, softcap, ALiBi, mask, in this
+/// order. Query token i of n_q stands at position n_kv - n_q + i. A key is seen if every rule lets it be seen.
 struct Scores {
   float scale = 0.0F;                   // multiplies q k; 0 means 1 / sqrt(head_dim)
   bool causal = false;                  // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
   std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
   std::int32_t window_right = -1;       // keys to the right; -1: all
   float softcap = 0.0F;                 // s -> softcap tanh(s / softcap); 0: none
-  const float* alibi_slopes = nullptr;  // [Hq]
+  const float* alibi_slopes = nullptr;  // [Hq]: s -> s - slope x distance of the two positions (arXiv 2108.12409)
   const float* sinks = nullptr;         // [Hq], natural-log logits that take part in the denominator only
-  const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask
+  const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask; -inf hides a key
   DType mask_dtype = DType::kFloat32;
   bool mask_is_boolean = false;              // bytes: nonzero = seen
   Strides mask_strides{};                    // (sequence, head, query token = token, key = dim)
   const std::uint32_t* tree_mask = nullptr;  // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
 };
 
-/// New keys and values written to the cache in the same call and attended to from the inputs.
+/// New keys and values, one for each query token: [B, Hkv, n_q, d] and [B, Hkv, n_q, dv], of q's type, packed where the queries
+/// are. The call writes them to K and V, which must be writable then, and attends to them. Lengths count them: new token i is
+/// token n_kv - n_q + i of its sequence. Left out, of cache and attention, is a token whose page lies outside the pool; nothing is
+/// appended to a sequence whose lengths had to be clamped. With fp8 K/V it is stored as value / scale, rounded to nearest, at most
+/// the largest number. Pages of new tokens must not be shared.
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};
-  const float* rotary_cos = nullptr;  // [positions, rotary_dim / 2]
+  // Rotary embedding of q and the new keys, before anything else; position 0 is the first valid token.
+  const float* rotary_cos = nullptr;  // [kv_capacity, rotary_dim / 2]
   const float* rotary_sin = nullptr;
   std::int32_t rotary_dim = 0;      // 0: no rotary
   bool rotary_interleaved = false;  // pairs (0,1),(2,3).. instead of halves
@@ -132,7 +140,7 @@ struct Problem {
   Scores scores{};
   Append append{};
 
-  // fp8 K/V only: value = stored x scale.
+  // fp8 K/V only: value = stored x scale; null: 1.
   const float* k_scales = nullptr;  // [1] or [Hkv]
   const float* v_scales = nullptr;  // [1] or [Hkv]
   bool scales_per_head = false;

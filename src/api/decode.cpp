@@ -57,7 +57,7 @@ Status check_workspace(const Problem& problem, const Workspace& workspace, const
                   "must not overlap workspace.state");
   }
   for (const void* tensor : {static_cast<const void*>(problem.o.data), static_cast<const void*>(problem.lse.data), problem.q.data,
-                             problem.k.data, problem.v.data}) {
+                             problem.k.data, problem.v.data, problem.append.k.data, problem.append.v.data}) {
     if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) ||
                               overlaps(workspace.state, workspace.state_bytes, tensor))) {
       return refuse(StatusCode::kInvalidArgument, "workspace", static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor)),
@@ -112,6 +112,9 @@ Status sticky_status(const Workspace& workspace, const Options& options) noexcep
   StatusCode code = StatusCode::kOk;
   if (const Status status = backend->read_sticky(workspace, options, code); !status.ok()) return status;
   if (code == StatusCode::kOk) return {};
+  if (code == StatusCode::kBadPageIndex) {
+    return refuse(code, "pages", static_cast<std::int64_t>(code), "a page id lay outside [0, page_count); its tokens were skipped");
+  }
   return refuse(code, "lengths", static_cast<std::int64_t>(code),
                 "a length array held a value outside [0, capacity]; it was clamped");
 }

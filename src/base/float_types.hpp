@@ -1,4 +1,4 @@
-// fp16 and bf16 as storage types, converted by integer arithmetic with round-to-nearest-even.
+// fp16, bf16 and fp8 as storage types, converted by integer arithmetic with round-to-nearest-even.
 // Used where speed does not matter (oracle, odd layouts, tests); the backends convert with their own instructions
 // and must agree with these bit for bit on every finite value.
 #pragma once
@@ -16,6 +16,14 @@ struct Half {
 struct BFloat16 {
   std::uint16_t bits = 0;
 };
+/// fp8 as in OCP's "8-bit Floating Point Specification" (OFP8): E4M3 has no infinity, its NaN is all ones behind the sign; E5M2 is
+/// the upper half of an fp16.
+struct Float8E4M3 {
+  std::uint8_t bits = 0;
+};
+struct Float8E5M2 {
+  std::uint8_t bits = 0;
+};
 
 [[nodiscard]] constexpr float to_float(float x) noexcept { return x; }
 
@@ -32,6 +40,15 @@ struct BFloat16 {
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // subnormal: exact in fp32
   return sign != 0 ? -magnitude : magnitude;
 }
+
+[[nodiscard]] constexpr float to_float(Float8E4M3 x) noexcept {
+  const auto sign = static_cast<std::uint16_t>((x.bits & 0x80U) << 8);
+  const auto fields = static_cast<std::uint16_t>((x.bits & 0x7FU) << 7);  // as an fp16, whose exponent has 8 more of bias
+  if (fields == 0x3F80U) return to_float(Half{static_cast<std::uint16_t>(sign | 0x7E00U)});
+  return to_float(Half{static_cast<std::uint16_t>(sign | fields)}) * 256.0F;
+}
+
+[[nodiscard]] constexpr float to_float(Float8E5M2 x) noexcept { return to_float(Half{static_cast<std::uint16_t>(x.bits << 8)}); }
 
 template <typename T>
 [[nodiscard]] constexpr T from_float(float x) noexcept;
@@ -66,6 +83,40 @@ template <>
   mantissa >>= shift;
   if (lost > half || (lost == half && (mantissa & 1U) != 0)) ++mantissa;
   return with_sign(exponent < 113 ? mantissa : mantissa + ((exponent - 113) << 10));
+}
+
+namespace detail {
+
+/// The magnitude of an fp8 with these fields: rounded to nearest even, at most `largest`. x is no NaN.
+[[nodiscard]] constexpr std::uint32_t fp8_magnitude(float x, std::uint32_t mantissa_bits, std::uint32_t bias,
+                                                    std::uint32_t largest) noexcept {
+  const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(x) & 0x7FFFFFFFU;
+  const std::uint32_t exponent = magnitude >> 23;
+  const std::uint32_t smallest_normal = 128 - bias;  // as an fp32 exponent
+  const std::uint32_t shift = 23 - mantissa_bits + (exponent < smallest_normal ? smallest_normal - exponent : 0);
+  if (shift > 24) return 0;  // below half the smallest step
+  const std::uint32_t mantissa = (magnitude & 0x7FFFFFU) | 0x800000U;
+  const std::uint32_t lost = mantissa & ((1U << shift) - 1U);
+  const std::uint32_t half = 1U << (shift - 1);
+  std::uint32_t rounded = mantissa >> shift;
+  if (lost > half || (lost == half && (rounded & 1U) != 0)) ++rounded;
+  if (exponent >= smallest_normal) rounded += (exponent - smallest_normal) << mantissa_bits;
+  return rounded < largest ? rounded : largest;
+}
+
+}  // namespace detail
+
+/// Saturating, as caches are written: what is larger than the largest number, infinity too, becomes that number.
+template <>
+[[nodiscard]] constexpr Float8E4M3 from_float<Float8E4M3>(float x) noexcept {
+  const std::uint32_t sign = (std::bit_cast<std::uint32_t>(x) >> 24) & 0x80U;
+  return {static_cast<std::uint8_t>(sign | (x != x ? 0x7FU : detail::fp8_magnitude(x, 3, 7, 0x7EU)))};
+}
+
+template <>
+[[nodiscard]] constexpr Float8E5M2 from_float<Float8E5M2>(float x) noexcept {
+  const std::uint32_t sign = (std::bit_cast<std::uint32_t>(x) >> 24) & 0x80U;
+  return {static_cast<std::uint8_t>(sign | (x != x ? 0x7EU : detail::fp8_magnitude(x, 2, 15, 0x7BU)))};
 }
 
 }  // namespace lean

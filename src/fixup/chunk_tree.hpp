@@ -1,7 +1,7 @@
 // ChunkTree: the fixed binary tree that makes merged bits independent of who computed what.
 //
-// Chunk c of a sequence is leaf c; node (level, i) covers chunks [i 2^level, (i + 1) 2^level); a missing right child hands the
-// left one up unchanged. A worker pushes its chunks in order: whenever the two newest nodes are siblings they merge. What is
+// Chunk c of a sequence is leaf c; node (level, i) covers chunks [i 2^level, (i + 1) 2^level); a missing child hands the other
+// one up unchanged: on the right where the sequence ends, on the left where a window begins. A worker pushes its chunks in order: whenever the two newest nodes are siblings they merge. What is
 // left are the maximal nodes of its range, at most 2 log2(chunks); pushing all workers' nodes in order gives the root. The
 // tree decides every merge, so any cut between chunks gives the same bits.
 #pragma once
@@ -21,12 +21,24 @@ class ChunkTree {
  public:
   static constexpr std::int32_t kMaxNodes = 64;  // 2 log2 of 2^31 chunks
 
+  ChunkTree() = default;
+  /// `begins_output`: the first node pushed has nothing to its left.
+  LEAN_HD explicit constexpr ChunkTree(bool begins_output) noexcept : begins_output_(begins_output) {}
+
   /// Adds the node to the right of all others; its partial lies at stack place count(). `merge(left, right)` merges the partial
   /// at stack place `right` into the one at `left`.
   template <typename TMerge>
   LEAN_HD constexpr void push(ChunkNode node, TMerge&& merge) noexcept {
     nodes_[count_++] = node;
-    while (count_ >= 2 && siblings(nodes_[count_ - 2], nodes_[count_ - 1])) merge_top(merge);
+    while (true) {
+      if (count_ >= 2 && siblings(nodes_[count_ - 2], nodes_[count_ - 1])) {
+        merge_top(merge);
+      } else if (count_ == 1 && begins_output_ && nodes_[0].index % 2 != 0) {
+        nodes_[0] = {nodes_[0].level + 1, nodes_[0].index / 2};
+      } else {
+        return;
+      }
+    }
   }
 
   /// Merges what is left, right to left: the tree's ragged right edge. One node remains.
@@ -52,6 +64,7 @@ class ChunkTree {
 
   ChunkNode nodes_[kMaxNodes] = {};
   std::int32_t count_ = 0;
+  bool begins_output_ = false;
 };
 
 /// Nodes that can be on the stack at once for a sequence of `chunks` chunks.

@@ -19,6 +19,13 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t row_offset(const Problem& problem, 
   return q_offset(problem.o.strides, lengths, q_head, problem.cu_q_tokens != nullptr) + at.token * problem.o.strides.token;
 }
 
+/// The sink that takes part in the row's denominator: what finalize() wants; -inf where there is none.
+LEAN_HD [[nodiscard]] constexpr float row_sink(const Problem& problem, std::int32_t group, HeadPosition kv_head,
+                                               std::int64_t row) noexcept {
+  if (problem.scores.sinks == nullptr) return softmax::kNegInf;
+  return problem.scores.sinks[kv_head.head * group + packed_row(row, group).head_in_group];
+}
+
 /// Writes the row's lse where the caller asked for it.
 LEAN_HD inline void write_lse(const Problem& problem, std::int32_t group, const Sequence& lengths, HeadPosition kv_head,
                               std::int64_t row, float lse) noexcept {

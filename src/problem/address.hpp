@@ -7,6 +7,7 @@
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "lean/problem.hpp"
+#include "problem/reach.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean {
@@ -44,11 +45,22 @@ LEAN_HD [[nodiscard]] constexpr PackedRow packed_row(std::int64_t row, std::int3
   return {static_cast<std::int32_t>(token), static_cast<std::int32_t>(row - token * group)};
 }
 
+/// The keys that query tokens [token, last_token] see together, as absolute tokens of the sequence.
+LEAN_HD [[nodiscard]] constexpr KeySpan visible_span(const Sequence& lengths, std::int32_t token, std::int32_t last_token,
+                                                     Reach reach) noexcept {
+  const KeySpan span = keys_seen(reach, lengths.kv_tokens(), lengths.q_tokens, token, last_token);
+  return {lengths.kv_begin + span.begin, lengths.kv_begin + span.end};
+}
+
 /// One past the last key that query token `token` sees (bottom-right causal), as an absolute token of the sequence.
 LEAN_HD [[nodiscard]] constexpr std::int32_t visible_end(const Sequence& lengths, std::int32_t token, bool causal) noexcept {
-  if (!causal) return lengths.kv_end;
-  const std::int64_t end = static_cast<std::int64_t>(lengths.kv_end) - lengths.q_tokens + token + 1;
-  return static_cast<std::int32_t>(clamp_to(end, lengths.kv_begin, lengths.kv_end));
+  return visible_span(lengths, token, token, {.right = causal ? 0 : -1}).end;
+}
+
+/// Offset of the mask element of (sequence, query head, query token, key), the key as an absolute token of the sequence.
+LEAN_HD [[nodiscard]] constexpr std::int64_t mask_offset(const Strides& strides, HeadPosition at, std::int32_t token,
+                                                         std::int64_t key) noexcept {
+  return at.sequence * strides.sequence + at.head * strides.head + token * strides.token + key * strides.dim;
 }
 
 }  // namespace lean

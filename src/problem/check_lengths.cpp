@@ -1,4 +1,5 @@
 // check_lengths(): the host-side form of what LengthSource clamps, for callers whose length arrays the host can read.
+#include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "lean/lean.hpp"
 
@@ -30,9 +31,18 @@ Status check_lengths(const Problem& problem) noexcept {
   if (!status.ok()) return status;
   status = check_cumulative("cu_kv_tokens", problem.cu_kv_tokens, problem.batch, problem.total_kv_tokens, problem.kv_capacity);
   if (!status.ok()) return status;
+  const bool csr = problem.pages.page_tokens > 0 && problem.pages.page_indptr != nullptr;
+  if (csr) {
+    status = check_cumulative("pages.page_indptr", problem.pages.page_indptr, problem.batch, INT32_MAX, INT32_MAX);
+    if (!status.ok()) return status;
+  }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int32_t capacity =
+    std::int32_t capacity =
         problem.cu_kv_tokens != nullptr ? problem.cu_kv_tokens[b + 1] - problem.cu_kv_tokens[b] : problem.kv_capacity;
+    if (csr) {
+      const std::int64_t pages = problem.pages.page_indptr[b + 1] - problem.pages.page_indptr[b];
+      capacity = static_cast<std::int32_t>(min_of(capacity, pages * problem.pages.page_tokens));
+    }
     const std::int32_t length = problem.kv_lengths != nullptr ? problem.kv_lengths[b] : capacity;
     if (length < 0 || length > capacity)
       return refuse_element(StatusCode::kBadLengths, "kv_lengths", b, length, "allowed 0 to the capacity");

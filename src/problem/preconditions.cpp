@@ -5,6 +5,8 @@
 #include <initializer_list>
 
 #include "base/int_math.hpp"
+#include "problem/append.hpp"
+#include "problem/pages.hpp"
 
 namespace lean {
 namespace {
@@ -26,7 +28,7 @@ bool aligned(const void* data, DType dtype) noexcept {
 
 bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
 bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }
-bool paged(P p) noexcept { return p.pages.page_tokens > 0; }
+bool paged(P p) noexcept { return is_paged(p.pages); }
 
 /// Sizes of the four axes that a tensor's strides walk over.
 struct Extents {
@@ -66,6 +68,8 @@ bool distinct(const Extents& n, const Strides& s) noexcept {
   return (n.sequences <= 1 || s.sequence != 0) && (n.heads <= 1 || s.head != 0) && (n.tokens <= 1 || s.token != 0) &&
          (n.dims <= 1 || s.dim != 0);
 }
+
+bool has_additive_mask(P p) noexcept { return p.scores.mask != nullptr && !p.scores.mask_is_boolean; }
 
 Strides lse_strides(P p) noexcept { return {p.lse.sequence_stride, p.lse.head_stride, p.lse.token_stride, 0}; }
 
@@ -118,9 +122,9 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "o.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.dtype); },
                  [](P p) noexcept { return p.o.dtype == p.q.dtype; }},
-    Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8 with 16-bit q",
+    Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return p.k.dtype == p.q.dtype || (is_fp8(p.k.dtype) && bytes_of(p.q.dtype) == 2); }},
+                 [](P p) noexcept { return p.k.dtype == p.q.dtype || is_fp8(p.k.dtype); }},
     Precondition<Problem>{kInvalid, "v.dtype", "must equal k.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.dtype); },
                  [](P p) noexcept { return p.v.dtype == p.k.dtype; }},
@@ -195,6 +199,24 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "scores.window_right", "allowed -1 (all) or more",
                  [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
                  [](P p) noexcept { return p.scores.window_right >= -1; }},
+    Precondition<Problem>{kInvalid, "scores.alibi_slopes", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.alibi_slopes); },
+                 [](P p) noexcept { return aligned(p.scores.alibi_slopes, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "scores.sinks", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.sinks); },
+                 [](P p) noexcept { return aligned(p.scores.sinks, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "scores.mask_dtype", "allowed float32, float16, bfloat16 for an additive mask",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask_dtype); },
+                 [](P p) noexcept { return !has_additive_mask(p) || is_query_type(p.scores.mask_dtype); }},
+    Precondition<Problem>{kInvalid, "scores.mask", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask); },
+                 [](P p) noexcept { return !has_additive_mask(p) || aligned(p.scores.mask, p.scores.mask_dtype); }},
+    Precondition<Problem>{kTooLarge, "scores.mask_strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.scores.mask_strides.token; },
+                 [](P p) noexcept { return p.scores.mask == nullptr || addressable({p.batch, p.q_heads, p.q_tokens, p.kv_capacity}, p.scores.mask_strides); }},
+    Precondition<Problem>{kInvalid, "scores.tree_mask", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.scores.tree_mask); },
+                 [](P p) noexcept { return aligned(p.scores.tree_mask, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "pages.page_tokens", "allowed 0 (not paged) or more",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
                  [](P p) noexcept { return p.pages.page_tokens >= 0; }},
@@ -207,60 +229,71 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
                  [](P p) noexcept { return !paged(p) || (p.pages.page_count >= 1 && p.pages.page_count <= kMaxInt32); }},
+    Precondition<Problem>{kInvalid, "pages.block_table_stride", "allowed 0 or more",
+                 [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
+                 [](P p) noexcept { return !paged(p) || p.pages.block_table_stride >= 0; }},
+    Precondition<Problem>{kTooLarge, "pages.block_table_stride", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
+                 [](P p) noexcept { return !paged(p) || addressable({p.batch, 0, 0, 0}, {.sequence = p.pages.block_table_stride}); }},
     Precondition<Problem>{kInvalid, "append.v.data", "append.k and append.v must both be given or both be null",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.v.data); },
                  [](P p) noexcept { return (p.append.k.data == nullptr) == (p.append.v.data == nullptr); }},
+    Precondition<Problem>{kInvalid, "append.k.dtype", "must equal q.dtype",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.k.dtype); },
+                 [](P p) noexcept { return !appends(p) || p.append.k.dtype == p.q.dtype; }},
+    Precondition<Problem>{kInvalid, "append.v.dtype", "must equal q.dtype",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.v.dtype); },
+                 [](P p) noexcept { return !appends(p) || p.append.v.dtype == p.q.dtype; }},
+    Precondition<Problem>{kInvalid, "append.k.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.k.data); },
+                 [](P p) noexcept { return !appends(p) || aligned(p.append.k.data, p.append.k.dtype); }},
+    Precondition<Problem>{kInvalid, "append.v.data", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.v.data); },
+                 [](P p) noexcept { return !appends(p) || aligned(p.append.v.data, p.append.v.dtype); }},
+    Precondition<Problem>{kTooLarge, "append.k.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.append.k.strides.token; },
+                 [](P p) noexcept { return !appends(p) || addressable(query_extents(p, p.head_dim), p.append.k.strides); }},
+    Precondition<Problem>{kTooLarge, "append.v.strides", "every byte offset must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.append.v.strides.token; },
+                 [](P p) noexcept { return !appends(p) || addressable(query_extents(p, value_dim_of(p)), p.append.v.strides); }},
+    Precondition<Problem>{kInvalid, "k.strides", "with append no stride may be 0 on an axis longer than 1: new keys must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.k.strides.token; },
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, p.head_dim), p.k.strides); }},
+    Precondition<Problem>{kInvalid, "v.strides", "with append no stride may be 0 on an axis longer than 1: new values must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.v.strides.token; },
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, value_dim_of(p)), p.v.strides); }},
+    Precondition<Problem>{kInvalid, "v.data", "with append must not be k.data",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) || p.k.data != p.v.data; }},
     Precondition<Problem>{kInvalid, "append.rotary_dim", "allowed 0 or an even number up to head_dim",
                  [](P p) noexcept -> std::int64_t { return p.append.rotary_dim; },
                  [](P p) noexcept { return p.append.rotary_dim >= 0 && p.append.rotary_dim % 2 == 0 && p.append.rotary_dim <= p.head_dim; }},
     Precondition<Problem>{kInvalid, "append.rotary_cos", "rotary_cos and rotary_sin must be given when rotary_dim > 0",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.rotary_cos); },
                  [](P p) noexcept { return p.append.rotary_dim == 0 || (p.append.rotary_cos != nullptr && p.append.rotary_sin != nullptr); }},
+    Precondition<Problem>{kInvalid, "append.rotary_dim", "must be 0 where nothing is appended",
+                 [](P p) noexcept -> std::int64_t { return p.append.rotary_dim; },
+                 [](P p) noexcept { return p.append.rotary_dim == 0 || appends(p); }},
+    Precondition<Problem>{kInvalid, "append.rotary_cos", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.rotary_cos); },
+                 [](P p) noexcept { return aligned(p.append.rotary_cos, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "append.rotary_sin", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.rotary_sin); },
+                 [](P p) noexcept { return aligned(p.append.rotary_sin, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "k_scales", "k_scales and v_scales are for float8 K/V only",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
                  [](P p) noexcept { return is_fp8(p.k.dtype) || (p.k_scales == nullptr && p.v_scales == nullptr); }},
-};
-
-constexpr auto kUnsupported = StatusCode::kUnsupported;
-constexpr std::array kUnbuilt = {
-    Precondition<Problem>{kUnsupported, "pages.page_tokens", "paged K/V is not built yet: must be 0",
-                 [](P p) noexcept -> std::int64_t { return p.pages.page_tokens; },
-                 [](P p) noexcept { return p.pages.page_tokens == 0; }},
-    Precondition<Problem>{kUnsupported, "k.dtype", "float8 K/V is not built yet: allowed float32, float16, bfloat16",
-                 [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return !is_fp8(p.k.dtype); }},
-    Precondition<Problem>{kUnsupported, "scores.window_left", "sliding windows are not built yet: must be -1",
-                 [](P p) noexcept -> std::int64_t { return p.scores.window_left; },
-                 [](P p) noexcept { return p.scores.window_left == -1; }},
-    Precondition<Problem>{kUnsupported, "scores.window_right", "sliding windows are not built yet: must be -1",
-                 [](P p) noexcept -> std::int64_t { return p.scores.window_right; },
-                 [](P p) noexcept { return p.scores.window_right == -1; }},
-    Precondition<Problem>{kUnsupported, "scores.softcap", "softcap is not built yet: must be 0",
-                 nullptr,
-                 [](P p) noexcept { return p.scores.softcap == 0.0F; },
-                 [](P p) noexcept -> double { return p.scores.softcap; }},
-    Precondition<Problem>{kUnsupported, "scores.alibi_slopes", "ALiBi is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.alibi_slopes != nullptr; },
-                 [](P p) noexcept { return p.scores.alibi_slopes == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.sinks", "attention sinks are not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.sinks != nullptr; },
-                 [](P p) noexcept { return p.scores.sinks == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.mask", "masks are not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.mask != nullptr; },
-                 [](P p) noexcept { return p.scores.mask == nullptr; }},
-    Precondition<Problem>{kUnsupported, "scores.tree_mask", "the tree mask is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.scores.tree_mask != nullptr; },
-                 [](P p) noexcept { return p.scores.tree_mask == nullptr; }},
-    Precondition<Problem>{kUnsupported, "append.k.data", "append is not built yet: must be null",
-                 [](P p) noexcept -> std::int64_t { return p.append.k.data != nullptr; },
-                 [](P p) noexcept { return p.append.k.data == nullptr; }},
+    Precondition<Problem>{kInvalid, "k_scales", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
+                 [](P p) noexcept { return aligned(p.k_scales, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "v_scales", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.v_scales); },
+                 [](P p) noexcept { return aligned(p.v_scales, DType::kFloat32); }},
 };
 // clang-format on
 
 }  // namespace
 
 PreconditionTable<Problem> problem_preconditions() noexcept { return {kRows.data(), kRows.size()}; }
-
-PreconditionTable<Problem> unbuilt_features() noexcept { return {kUnbuilt.data(), kUnbuilt.size()}; }
 
 }  // namespace lean

@@ -43,9 +43,6 @@ struct PreconditionTable {
 /// What every backend demands of a Problem.
 [[nodiscard]] PreconditionTable<Problem> problem_preconditions() noexcept;
 
-/// Features with a place in Problem that no backend serves yet.
-[[nodiscard]] PreconditionTable<Problem> unbuilt_features() noexcept;
-
 /// dv: value_dim, or head_dim where that is 0.
 [[nodiscard]] constexpr std::int32_t value_dim_of(const Problem& problem) noexcept {
   return problem.value_dim != 0 ? problem.value_dim : problem.head_dim;

@@ -17,6 +17,7 @@ struct Sequence {
   std::int32_t kv_begin = 0;        // first token that counts (left padding)
   std::int32_t kv_end = 0;          // one past the last token
   std::int64_t kv_first_token = 0;  // cumulative K/V lengths: where its tokens start; else 0
+  std::int64_t first_page = 0;      // pages as CSR: where its ids start in page_indices; else 0
   bool clamped = false;             // a length array held a value that cannot be
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t kv_tokens() const noexcept { return kv_end - kv_begin; }
@@ -30,10 +31,13 @@ class LengthSource {
         kv_lengths_(problem.kv_lengths),
         kv_left_pad_(problem.kv_left_pad),
         cu_kv_tokens_(problem.cu_kv_tokens),
+        page_indptr_(problem.pages.page_tokens > 0 ? problem.pages.page_indptr : nullptr),
+        batch_(problem.batch),
         total_q_tokens_(problem.total_q_tokens),
         total_kv_tokens_(problem.total_kv_tokens),
         q_tokens_(problem.q_tokens),
-        kv_capacity_(problem.kv_capacity) {}
+        kv_capacity_(problem.kv_capacity),
+        page_tokens_(problem.pages.page_tokens) {}
 
   [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
     Sequence s;
@@ -49,6 +53,12 @@ class LengthSource {
       const Span span = span_of(cu_kv_tokens_, sequence, total_kv_tokens_, kv_capacity_);
       s.kv_first_token = span.begin;
       capacity = span.tokens;
+      s.clamped = s.clamped || span.clamped;
+    }
+    if (page_indptr_ != nullptr) {
+      const Span span = span_of(page_indptr_, sequence, page_indptr_[batch_], INT32_MAX);  // of pages
+      s.first_page = span.begin;
+      capacity = static_cast<std::int32_t>(min_of(capacity, std::int64_t{span.tokens} * page_tokens_));
       s.clamped = s.clamped || span.clamped;
     }
     s.kv_end = kv_lengths_ != nullptr ? clamp_length(kv_lengths_[sequence], capacity, s.clamped) : capacity;
@@ -68,8 +78,8 @@ class LengthSource {
                                                       std::int32_t longest) noexcept {
     const std::int64_t first = cumulative[i];
     const std::int64_t last = cumulative[i + 1];
-    const std::int64_t begin = clamp_to(first, 0, total);
-    const std::int64_t end = clamp_to(last, begin, min_of(total, begin + longest));
+    const std::int64_t begin = clamp_to(first, 0, max_of(total, 0));
+    const std::int64_t end = clamp_to(last, begin, max_of(begin, min_of(total, begin + longest)));
     return {begin, static_cast<std::int32_t>(end - begin), begin != first || end != last};
   }
 
@@ -83,10 +93,13 @@ class LengthSource {
   const std::int32_t* kv_lengths_;
   const std::int32_t* kv_left_pad_;
   const std::int32_t* cu_kv_tokens_;
+  const std::int32_t* page_indptr_;
+  std::int64_t batch_;
   std::int64_t total_q_tokens_;
   std::int64_t total_kv_tokens_;
   std::int32_t q_tokens_;
   std::int32_t kv_capacity_;
+  std::int32_t page_tokens_;
 };
 
 }  // namespace lean

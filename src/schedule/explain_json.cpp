@@ -60,7 +60,8 @@ void write_shape(JsonWriter& json, const LineShape& shape) {
   json.field("group", shape.group);
   json.field("q_rows", shape.q_rows);
   json.field("tile_tokens", shape.tile_tokens);
-  json.field("causal", shape.causal);
+  json.field("window_left", shape.reach.left);
+  json.field("window_right", shape.reach.right);
   json.end('}');
 }
 
@@ -106,6 +107,7 @@ void write_segment(JsonWriter& json, const Segment& segment) {
   json.field("tile_begin", segment.tile_begin);
   json.field("tile_end", segment.tile_end);
   json.field("output_tiles", segment.output.tiles);
+  json.field("first_tile", segment.output.first_tile);
   json.field("contributor", segment.contributor);
   json.field("contributors", segment.contributors);
   if (!segment.sole()) json.field("slot", segment.slots.slot(segment.contributor));

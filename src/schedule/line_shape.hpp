@@ -7,6 +7,7 @@
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "lean/problem.hpp"
+#include "problem/reach.hpp"
 
 namespace lean::schedule {
 
@@ -22,13 +23,19 @@ template <typename TSequence>
   return {lengths.q_tokens, lengths.kv_tokens()};
 }
 
+/// Tiles of an output, numbered from the sequence's first valid token, whatever the row block.
+struct TileSpan {
+  std::int32_t first = 0;
+  std::int32_t count = 1;
+};
+
 struct LineShape {
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;
   std::int32_t group = 0;        // G, query heads per kv head
   std::int32_t q_rows = 0;       // rows of a row block
   std::int32_t tile_tokens = 0;  // tokens of a LeanTile
-  bool causal = false;
+  Reach reach{};                 // keys beyond it are on no tile of the line
 
   /// Row blocks of one kv head of a sequence; 0 when it has no query.
   [[nodiscard]] LEAN_HD constexpr std::int32_t row_blocks(const SequenceWork& work) const noexcept {
@@ -42,27 +49,32 @@ struct LineShape {
     return static_cast<std::int32_t>(min_of(q_rows, rows - static_cast<std::int64_t>(row_block) * q_rows));
   }
 
-  /// LeanTiles of one output: those its last row can see, at least one, so that an empty output has an owner too.
-  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles_in(const SequenceWork& work, std::int32_t row_block) const noexcept {
-    std::int64_t visible = work.kv_tokens;
-    if (causal && work.q_tokens > 1) {
-      const std::int64_t last_row = static_cast<std::int64_t>(row_block) * q_rows + rows_in(work, row_block) - 1;
-      visible = clamp_to(visible - work.q_tokens + quotient(last_row, std::int64_t{group}) + 1, 0, visible);
+  /// The LeanTiles of one output: from the first that one of its rows can see to the last, at least one, so that an empty output
+  /// has an owner too.
+  [[nodiscard]] LEAN_HD constexpr TileSpan tiles_of(const SequenceWork& work, std::int32_t row_block) const noexcept {
+    KeySpan seen{.begin = 0, .end = work.kv_tokens};
+    if (reach.left >= 0 || (reach.right >= 0 && work.q_tokens > 1)) {
+      const std::int64_t first_row = static_cast<std::int64_t>(row_block) * q_rows;
+      const std::int64_t last_row = first_row + rows_in(work, row_block) - 1;
+      seen = keys_seen(reach, work.kv_tokens, work.q_tokens, static_cast<std::int32_t>(quotient(first_row, std::int64_t{group})),
+                       static_cast<std::int32_t>(quotient(last_row, std::int64_t{group})));
     }
-    // 32 bits: what a GPU divides fast. visible < 2^31.
-    const auto tokens = static_cast<std::uint32_t>(visible);
+    // 32 bits: what a GPU divides fast.
+    const auto end = static_cast<std::uint32_t>(seen.end);
     const auto tile = static_cast<std::uint32_t>(tile_tokens);
-    return most_of<std::int32_t>(1, static_cast<std::int32_t>(tokens / tile) + (tokens % tile != 0 ? 1 : 0));
+    const auto first = static_cast<std::int32_t>(seen.begin == 0 ? 0U : static_cast<std::uint32_t>(seen.begin) / tile);
+    const auto past_last = static_cast<std::int32_t>(end / tile) + (end % tile != 0 ? 1 : 0);
+    return {.first = first, .count = most_of<std::int32_t>(1, past_last - first)};
   }
 
   /// True when every row block of a sequence has the same number of tiles.
   [[nodiscard]] LEAN_HD constexpr bool same_tiles_in_all_blocks(const SequenceWork& work) const noexcept {
-    return !causal || row_blocks(work) <= 1;
+    return !reach.limited() || row_blocks(work) <= 1;
   }
 };
 
-/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees
-/// every token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.
+/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, which sees every token
+/// (no window to the left). What LineShape finds by divisions is known here, so that a GPU's walk stays short.
 template <std::int32_t kTileTokens>
 struct OneBlockShape {
   std::int64_t batch = 0;
@@ -78,8 +90,8 @@ struct OneBlockShape {
   [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t) const noexcept {
     return work.q_tokens * group;
   }
-  [[nodiscard]] LEAN_HD static constexpr std::int32_t tiles_in(const SequenceWork& work, std::int32_t) noexcept {
-    return work.kv_tokens > 0 ? (work.kv_tokens - 1) / kTileTokens + 1 : 1;
+  [[nodiscard]] LEAN_HD static constexpr TileSpan tiles_of(const SequenceWork& work, std::int32_t) noexcept {
+    return {.first = 0, .count = work.kv_tokens > 0 ? (work.kv_tokens - 1) / kTileTokens + 1 : 1};
   }
   [[nodiscard]] LEAN_HD static constexpr bool same_tiles_in_all_blocks(const SequenceWork&) noexcept { return true; }
 };
@@ -90,7 +102,7 @@ struct OneBlockShape {
           .group = problem.q_heads / problem.kv_heads,
           .q_rows = q_rows,
           .tile_tokens = tile_tokens,
-          .causal = problem.scores.causal};
+          .reach = reach_of(problem.scores)};
 }
 
 /// The most packed rows of one kv head, and the most outputs of the whole call, for any lengths within the capacities.

@@ -3,8 +3,8 @@
 // partials lie. Nothing is communicated: every worker derives all of it from the line and the plan.
 //
 // Cuts. Boundary g of the line is floor(g x total / workers). It lies in exactly one output and is moved within that
-// output only, to a multiple of the granularity or to one of the output's edges. The moved boundary is monotone in g, so
-// shares stay disjoint and cover the line, and both neighbours compute the same cut.
+// output only, to a tile whose number is a multiple of the granularity or to one of the output's edges. The moved boundary
+// is monotone in g, so shares stay disjoint and cover the line, and both neighbours compute the same cut.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,10 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>&
                                                       const BasicPlan<TUnits>& plan) noexcept {
   const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
   auto cut = static_cast<std::int32_t>(quotient(units - charge, TUnits{output.tile_cost}));
-  if (plan.granularity_tiles > 1) cut = quotient(cut, plan.granularity_tiles) * plan.granularity_tiles;
+  if (plan.granularity_tiles > 1) {  // counted from the sequence's first tile, not the output's
+    const std::int32_t granule_begin = quotient(output.first_tile + cut, plan.granularity_tiles) * plan.granularity_tiles;
+    cut = most_of(0, granule_begin - output.first_tile);
+  }
   const std::int32_t rest = output.tiles - cut;
   const bool near_begin = plan.whole_outputs || TUnits{cut} * output.tile_cost <= plan.snap_units;
   const bool near_end = plan.whole_outputs || TUnits{rest} * output.tile_cost <= plan.snap_units;

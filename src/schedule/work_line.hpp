@@ -51,12 +51,13 @@ struct BasicOutput {
   std::int64_t sequence = 0;
   std::int32_t kv_head = 0;
   std::int32_t row_block = 0;
-  std::int32_t rows = 0;       // packed rows of this row block
-  std::int32_t tiles = 0;      // >= 1
-  std::int32_t tile_cost = 0;  // units of one of its tiles
-  TUnits cost = 0;             // units of the whole output
-  TUnits begin = 0;            // place on the line, in the line's measure
-  TUnits sequence_begin = 0;   // place where its sequence begins
+  std::int32_t rows = 0;        // packed rows of this row block
+  std::int32_t first_tile = 0;  // number of its first tile: tiles before it are seen by none of its rows
+  std::int32_t tiles = 0;       // >= 1
+  std::int32_t tile_cost = 0;   // units of one of its tiles
+  TUnits cost = 0;              // units of the whole output
+  TUnits begin = 0;             // place on the line, in the line's measure
+  TUnits sequence_begin = 0;    // place where its sequence begins
 };
 
 using LineSums = BasicLineSums<std::int64_t>;
@@ -97,7 +98,9 @@ class LineRules {
 
   [[nodiscard]] LEAN_HD constexpr Output make_output(Output output, const SequenceWork& work) const noexcept {
     output.rows = shape_.rows_in(work, output.row_block);
-    output.tiles = shape_.tiles_in(work, output.row_block);
+    const TileSpan tiles = shape_.tiles_of(work, output.row_block);
+    output.first_tile = tiles.first;
+    output.tiles = tiles.count;
     output.tile_cost = cost_model_.tile_cost(output.rows);
     output.cost = cost_model_.segment_units + TUnits{output.tiles} * output.tile_cost;
     return output;
@@ -120,7 +123,7 @@ class LineRules {
     Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
     for (std::int32_t block = 0; block < blocks; ++block) {
-      // Full blocks of a non-causal sequence are alike: sum the first, and the last, which may be shorter.
+      // Full blocks of a sequence without limits are alike: sum the first, and the last, which may be shorter.
       const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
       const std::int32_t copies = skip ? blocks - 1 - block : 1;
       const Output output = make_output({.row_block = block}, work);

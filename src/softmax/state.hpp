@@ -56,11 +56,11 @@ struct Finished {
   float lse = kNegInf;
 };
 
-/// Ends a row. Empty: o = 0, lse = -inf. A sink (natural-log logit) enters here and nowhere else, in the denominator
-/// only (GPT-OSS); -inf means none.
+/// Ends a row. A sink (natural-log logit) enters here and nowhere else, in the denominator only (GPT-OSS); -inf means none.
+/// Empty: o = 0, lse = the sink, exactly.
 LEAN_HD [[nodiscard]] inline Finished finalize(State state, float sink = kNegInf) noexcept {
+  if (state.l == 0.0F) return {.scale = 0.0F, .lse = sink};
   const State whole = merge(state, {.m = sink * kLog2E, .l = sink == kNegInf ? 0.0F : 1.0F});
-  if (whole.l == 0.0F) return {};
   const float to_whole = rescale_factor(state.m, whole.m);
   return {.scale = to_whole / whole.l, .lse = std::fma(whole.m, kLn2, std::log(whole.l))};
 }

@@ -1,4 +1,4 @@
-// Conversions of every instruction set against base/float_types.hpp: all 65,536 values of fp16 and bf16 when read, and
+// Conversions of every instruction set against base/float_types.hpp: all values of fp16, bf16 and fp8 when read, and
 // rounding to nearest even, on and beside every tie, when written.
 #include <gtest/gtest.h>
 
@@ -61,12 +61,31 @@ void expect_nearest_even_writes(const cpu::TileKernels& kernels, DType dtype) {
   }
 }
 
+template <typename T>
+void expect_exact_fp8_reads(const cpu::TileKernels& kernels, DType dtype) {
+  std::vector<std::uint8_t> values;
+  for (int bits = 0; bits < 256; ++bits) values.push_back(static_cast<std::uint8_t>(bits));
+  for (const std::int32_t dims : {256, 37}) {
+    std::vector<float> read(256);
+    for (std::size_t at = 0; at + static_cast<std::size_t>(dims) <= values.size(); at += static_cast<std::size_t>(dims)) {
+      kernels.load_row[cpu::table_index(dtype)](values.data() + at, read.data(), dims);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(dims); ++i) {
+        const float expected = to_float(T{values[at + i]});
+        const auto bits = std::bit_cast<std::uint32_t>(read[i]);
+        EXPECT_TRUE(std::isnan(expected) ? std::isnan(read[i]) : bits == std::bit_cast<std::uint32_t>(expected)) << at + i;
+      }
+    }
+  }
+}
+
 TEST(Conversion, EveryInstructionSetReadsEveryValueExactly) {
   if (on_cuda()) GTEST_SKIP() << "the CPU's kernels";
   for (const CpuIsa isa : available_isas()) {
     SCOPED_TRACE(name_of(isa));
     expect_exact_reads<Half>(cpu::kernels_for(isa), DType::kFloat16);
     expect_exact_reads<BFloat16>(cpu::kernels_for(isa), DType::kBFloat16);
+    expect_exact_fp8_reads<Float8E4M3>(cpu::kernels_for(isa), DType::kFloat8E4M3);
+    expect_exact_fp8_reads<Float8E5M2>(cpu::kernels_for(isa), DType::kFloat8E5M2);
   }
 }
 

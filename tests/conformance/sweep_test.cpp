@@ -202,6 +202,9 @@ Case random_case(std::uint64_t seed) {
   c.workers = static_cast<std::int32_t>(random.between(1, 20));
   c.executor = random.one_of({ExecutorKind::kDefault, ExecutorKind::kPool, ExecutorKind::kPermuted, ExecutorKind::kDescending});
   c.fixup = random.one_of({Fixup::kLastArriver, Fixup::kTwoKernels});
+  for (int asked = random.chance(50) ? 0 : 1; asked > 0 && asked < 4; asked += random.chance(50) ? 1 : 3) {
+    features()[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(features().size()) - 1))].ask(c);
+  }
   return c;
 }
 

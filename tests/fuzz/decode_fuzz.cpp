@@ -61,6 +61,8 @@ Case valid_case(Bytes& bytes) {
   Case c;
   c.seed = bytes.raw<std::uint16_t>();
   c.dtype = bytes.one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  c.kv_type = bytes.chance(25) ? bytes.one_of({KvType::kE4M3, KvType::kE5M2}) : KvType::kAsQueries;
+  if (c.kv_type != KvType::kAsQueries) c.kv_scales = bytes.one_of({KvScales::kNone, KvScales::kTensor, KvScales::kHead});
   c.kv_heads = bytes.between(1, 3);
   c.q_heads = c.kv_heads * (bytes.chance(20) ? bytes.between(1, 17) : bytes.between(1, 4));
   c.head_dim = bytes.chance(50) ? bytes.between(1, 256) : 8 * bytes.between(1, 16);
@@ -80,9 +82,26 @@ Case valid_case(Bytes& bytes) {
   c.lengths = !bytes.chance(10) || !c.pad.empty();
   c.causal = bytes.chance(50);
   c.scale = bytes.chance(20) ? bytes.one_of({0.01F, 1.0F, -0.5F}) : 0.0F;
+  c.window_left = bytes.chance(20) ? bytes.between(0, longest) : -1;
+  c.window_right = bytes.chance(10) ? bytes.between(0, 20) : -1;
+  c.softcap = bytes.chance(20) ? bytes.one_of({0.1F, 5.0F, 50.0F}) : 0.0F;
+  c.alibi = bytes.chance(15);
+  c.sinks = bytes.chance(15);
+  c.mask = bytes.chance(20) ? bytes.one_of({Mask::kBoolean, Mask::kFloat32, Mask::kFloat16, Mask::kBFloat16}) : Mask::kNone;
+  c.mask_layout = bytes.one_of({"bhsd", "bshd~gap3", "dshb", "bhsd~inner2"});
+  c.tree = bytes.chance(15);
   c.lse = bytes.chance(80);
   c.k_layout = random_layout(bytes, false);
   c.v_layout = bytes.one_of({"bhsd", "bshd~gap3", "bhsd~inner2", "sbhd", "bshd~negs", "bhds"});
+  if (bytes.chance(30)) {
+    ask_for_pages(c, bytes.chance(50) ? bytes.one_of({1, 3, 16, 64}) : bytes.between(1, 100));
+    c.csr = bytes.chance(40);
+  }
+  if (bytes.chance(20)) {
+    ask_to_append(c, bytes.chance(50) ? 0 : bytes.between(0, c.head_dim / 2) * 2);
+    c.rotary_interleaved = bytes.chance(50);
+    c.append_layout = bytes.one_of({"bshd", "bhsd~gap3", "sbhd~inner2", "bhds"});
+  }
   c.o_layout = bytes.one_of({"bhsd", "bshd~gap2", "bhsd~inner2", "bhds", "sbhd~negd"});
   c.lse_layout = bytes.one_of({"bhsd", "bshd~gap1"});
   c.input = bytes.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
@@ -125,13 +144,20 @@ void break_call(Bytes& bytes, Problem& problem, Options& options) {
   }
 }
 
-/// Device-side lengths that lie: clamped by the library, and by the oracle in the same way.
+/// Device-side lengths and page ids that lie: clamped by the library, and by the oracle in the same way.
 void break_lengths(Bytes& bytes, TestProblem& built) {
   const Case& c = built.description();
-  std::int32_t* const array = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens()});
-  if (array == nullptr) return;
-  array[bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1)] =
-      bytes.chance(50) ? bytes.raw<std::int32_t>() : bytes.between(-9, 99);
+  const std::int32_t sequence = bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1);
+  const std::int32_t tokens = c.lens[static_cast<std::size_t>(sequence)];
+  std::int32_t* number = nullptr;
+  if (c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
+    number = built.page_ids(sequence) + bytes.between(0, (tokens - 1) / c.page_tokens);
+  } else {
+    number = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens(), built.page_indptr()});
+    if (number != nullptr) number += sequence;
+  }
+  if (number == nullptr) return;
+  *number = bytes.chance(50) ? bytes.raw<std::int32_t>() : bytes.between(-9, 99);
   built.remember();
 }
 

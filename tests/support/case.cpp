@@ -67,6 +67,10 @@ constexpr Named<DType> kDTypes[] = {{DType::kFloat32, "f32"}, {DType::kFloat16, 
 constexpr Named<Input> kInputs[] = {
     {Input::kNormal, "normal"}, {Input::kPeaks, "peaks"},     {Input::kAscending, "ascending"}, {Input::kDescending, "descending"},
     {Input::kEqual, "equal"},   {Input::kUniform, "uniform"}, {Input::kOneHot, "onehot"},       {Input::kSignature, "signature"}};
+constexpr Named<KvType> kKvTypes[] = {{KvType::kAsQueries, "q"}, {KvType::kE4M3, "e4m3"}, {KvType::kE5M2, "e5m2"}};
+constexpr Named<KvScales> kKvScales[] = {{KvScales::kNone, "none"}, {KvScales::kTensor, "tensor"}, {KvScales::kHead, "head"}};
+constexpr Named<Mask> kMasks[] = {
+    {Mask::kNone, "none"}, {Mask::kBoolean, "bool"}, {Mask::kFloat32, "f32"}, {Mask::kFloat16, "f16"}, {Mask::kBFloat16, "bf16"}};
 constexpr Named<Fill> kFills[] = {{Fill::kNan, "nan"}, {Fill::kZero, "zero"}, {Fill::kInfinity, "inf"}};
 constexpr Named<Guard> kGuards[] = {{Guard::kCanary, "canary"}, {Guard::kPage, "page"}};
 constexpr Named<Fixup> kFixups[] = {{Fixup::kLastArriver, "last"}, {Fixup::kTwoKernels, "two"}, {Fixup::kHostBlock, "host"}};
@@ -102,6 +106,9 @@ bool parse_name(const std::string& text, T& value, std::span<const Named<T>> nam
 
 std::string print(DType value) { return print_name<DType>(value, kDTypes); }
 std::string print(Input value) { return print_name<Input>(value, kInputs); }
+std::string print(KvType value) { return print_name<KvType>(value, kKvTypes); }
+std::string print(KvScales value) { return print_name<KvScales>(value, kKvScales); }
+std::string print(Mask value) { return print_name<Mask>(value, kMasks); }
 std::string print(Fill value) { return print_name<Fill>(value, kFills); }
 std::string print(Guard value) { return print_name<Guard>(value, kGuards); }
 std::string print(Fixup value) { return print_name<Fixup>(value, kFixups); }
@@ -115,6 +122,9 @@ std::string print(const Policy& value) {
 
 bool parse(const std::string& text, DType& value) { return parse_name<DType>(text, value, kDTypes); }
 bool parse(const std::string& text, Input& value) { return parse_name<Input>(text, value, kInputs); }
+bool parse(const std::string& text, KvType& value) { return parse_name<KvType>(text, value, kKvTypes); }
+bool parse(const std::string& text, KvScales& value) { return parse_name<KvScales>(text, value, kKvScales); }
+bool parse(const std::string& text, Mask& value) { return parse_name<Mask>(text, value, kMasks); }
 bool parse(const std::string& text, Fill& value) { return parse_name<Fill>(text, value, kFills); }
 bool parse(const std::string& text, Guard& value) { return parse_name<Guard>(text, value, kGuards); }
 bool parse(const std::string& text, Fixup& value) { return parse_name<Fixup>(text, value, kFixups); }
@@ -136,6 +146,8 @@ bool parse(const std::string& text, Policy& value) {
 template <typename TCase, typename TUse>
 void for_each_field(TCase& c, TUse use) {
   use("dtype", c.dtype);
+  use("kv", c.kv_type);
+  use("scales", c.kv_scales);
   use("hq", c.q_heads);
   use("hkv", c.kv_heads);
   use("d", c.head_dim);
@@ -143,10 +155,24 @@ void for_each_field(TCase& c, TUse use) {
   use("lens", c.lens);
   use("nq", c.n_q);
   use("pad", c.pad);
+  use("page", c.page_tokens);
+  use("csr", c.csr);
   use("cap", c.capacity);
   use("lengths", c.lengths);
   use("causal", c.causal);
   use("scale", c.scale);
+  use("append", c.append);
+  use("alayout", c.append_layout);
+  use("rotary", c.rotary_dim);
+  use("interleaved", c.rotary_interleaved);
+  use("left", c.window_left);
+  use("right", c.window_right);
+  use("softcap", c.softcap);
+  use("alibi", c.alibi);
+  use("sinks", c.sinks);
+  use("mask", c.mask);
+  use("mlayout", c.mask_layout);
+  use("tree", c.tree);
   use("lse", c.lse);
   use("q", c.q_layout);
   use("k", c.k_layout);

@@ -17,6 +17,15 @@ namespace lean::support {
 /// What q, k and v hold (inputs.hpp).
 enum class Input : std::int32_t { kNormal, kPeaks, kAscending, kDescending, kEqual, kUniform, kOneHot, kSignature };
 
+/// What K and V are: of the queries' type, or fp8.
+enum class KvType : std::int32_t { kAsQueries, kE4M3, kE5M2 };
+
+/// Scales of fp8 K/V.
+enum class KvScales : std::int32_t { kNone, kTensor, kHead };
+
+/// Scores::mask: none, bytes, or numbers of a type.
+enum class Mask : std::int32_t { kNone, kBoolean, kFloat32, kFloat16, kBFloat16 };
+
 /// What memory holds that no row may see, and what scratch memory holds before a call.
 enum class Fill : std::int32_t { kNan, kZero, kInfinity };
 
@@ -25,6 +34,8 @@ enum class ExecutorKind : std::int32_t { kDefault, kPool, kPermuted, kDelayed, k
 struct Case {
   // The problem. Layout names as in layout.hpp; where q (k) is packed, o and lse (v) lose their b too.
   DType dtype = DType::kBFloat16;
+  KvType kv_type = KvType::kAsQueries;
+  KvScales kv_scales = KvScales::kNone;
   std::int32_t q_heads = 4;
   std::int32_t kv_heads = 2;
   std::int32_t head_dim = 64;
@@ -32,10 +43,24 @@ struct Case {
   std::vector<std::int32_t> lens{37};  // key/value tokens of each sequence, left padding included
   std::vector<std::int32_t> n_q{1};    // query tokens, taken in turn; a q layout with b uses the first for all
   std::vector<std::int32_t> pad{};     // left padding of each sequence; empty: none
+  std::int32_t page_tokens = 0;        // paged K/V: b of its layouts is the page, s the token in the page; 0: not paged
+  bool csr = false;                    // pages by indptr and indices, else by a block table
   std::int32_t capacity = 0;           // 0: the longest length; packed K/V: every sequence gets this many tokens more
   bool lengths = true;                 // false: no kv_lengths; every sequence has the capacity
   bool causal = false;
   float scale = 0.0F;
+  bool append = false;                 // the last n_q tokens of every sequence are new
+  std::string append_layout = "bshd";  // where q is packed it loses its b
+  std::int32_t rotary_dim = 0;
+  bool rotary_interleaved = false;
+  std::int32_t window_left = -1;
+  std::int32_t window_right = -1;
+  float softcap = 0.0F;
+  bool alibi = false;
+  bool sinks = false;
+  Mask mask = Mask::kNone;
+  std::string mask_layout = "bhsd";  // s: query tokens, d: keys
+  bool tree = false;
   bool lse = true;
   std::string q_layout = "bshd";
   std::string k_layout = "bshd";

@@ -35,4 +35,11 @@ struct Layout {
   return name.substr(0, name.find('~')).find('b') == std::string::npos;
 }
 
+/// What is left of a layout's name when tokens are packed.
+[[nodiscard]] inline std::string without_batch(std::string name) {
+  const std::size_t order = name.find('~') == std::string::npos ? name.size() : name.find('~');
+  const std::size_t batch = name.find('b');
+  return batch < order ? name.erase(batch, 1) : name;
+}
+
 }  // namespace lean::support

@@ -7,9 +7,12 @@
 #include <stdexcept>
 
 #include "backends/reference/load.hpp"
+#include "backends/reference/visibility.hpp"
 #include "problem/address.hpp"
+#include "problem/append.hpp"
 #include "problem/sequence.hpp"
 #include "support/inputs.hpp"
+#include "support/random.hpp"
 
 namespace lean::support {
 namespace {
@@ -17,8 +20,9 @@ namespace {
 using reference::load_element;
 using reference::store_element;
 
-GuardedBuffer make_ints(const std::vector<std::int32_t>& values, Guard guard) {
-  GuardedBuffer buffer(values.size() * sizeof(std::int32_t), guard);
+template <typename T>
+GuardedBuffer make_array(const std::vector<T>& values, Guard guard) {
+  GuardedBuffer buffer(values.size() * sizeof(T), guard);
   std::memcpy(buffer.data(), values.data(), buffer.size_bytes());
   return buffer;
 }
@@ -27,13 +31,6 @@ std::vector<std::int32_t> running_sum(const std::vector<std::int32_t>& values) {
   std::vector<std::int32_t> sums{0};
   for (const std::int32_t value : values) sums.push_back(sums.back() + value);
   return sums;
-}
-
-/// What is left of a layout's name when tokens are packed.
-std::string without_batch(std::string name) {
-  name.erase(std::remove(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())), 'b'),
-             name.begin() + static_cast<std::ptrdiff_t>(std::min(name.find('~'), name.size())));
-  return name;
 }
 
 GuardedBuffer make_tensor(const Layout& layout, DType dtype, Guard guard) {
@@ -45,8 +42,15 @@ GuardedBuffer make_tensor(const Layout& layout, DType dtype, Guard guard) {
 void fill_with(const GuardedBuffer& buffer, DType dtype, Fill fill) {
   if (fill == Fill::kNan) return buffer.fill(kPoison);
   if (fill == Fill::kZero) return buffer.fill(std::byte{0});
+  if (dtype == DType::kFloat8E4M3) return buffer.fill(std::byte{0x7F});  // no infinity: NaN
+  if (dtype == DType::kFloat8E5M2) return buffer.fill(std::byte{0x7C});  // stores saturate
   const auto elements = static_cast<std::int64_t>(buffer.size_bytes()) / bytes_of(dtype);
   for (std::int64_t i = 0; i < elements; ++i) store_element(buffer.data(), dtype, i, std::numeric_limits<double>::infinity());
+}
+
+DType kv_dtype_of(const Case& c) {
+  if (c.kv_type == KvType::kAsQueries) return c.dtype;
+  return c.kv_type == KvType::kE4M3 ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
 }
 
 void* data_of(const GuardedBuffer& buffer, const Layout& layout, DType dtype) {
@@ -68,12 +72,17 @@ TestProblem::TestProblem(const Case& description) : case_(description) {
   problem_.scores.scale = case_.scale;
   problem_.scores.causal = case_.causal;
   q_packed_ = is_packed(case_.q_layout);
-  kv_packed_ = is_packed(case_.k_layout);
+  kv_packed_ = is_packed(case_.k_layout) && case_.page_tokens == 0;
+  if (case_.page_tokens > 0 && is_packed(case_.k_layout)) throw std::invalid_argument("pages need a k layout with b");
   make_length_arrays();
+  if (case_.page_tokens > 0) make_pages();
   lay_out();
+  if (case_.kv_scales != KvScales::kNone) make_kv_scales();
+  make_score_arrays();
+  if (case_.append) make_append();
   fill_inputs();
-  poison_outputs();
   remember();
+  poison_outputs();
 }
 
 std::int32_t TestProblem::n_q_of(std::int64_t sequence) const {
@@ -91,7 +100,7 @@ void TestProblem::make_length_arrays() {
   if (kv_packed_) {
     std::vector<std::int32_t> spans = case_.lens;
     for (std::int32_t& span : spans) span += case_.capacity;
-    cu_kv_tokens_ = make_ints(running_sum(spans), case_.guard);
+    cu_kv_tokens_ = make_array(running_sum(spans), case_.guard);
     problem_.cu_kv_tokens = cu_kv_tokens();
     problem_.total_kv_tokens = std::accumulate(spans.begin(), spans.end(), std::int64_t{0});
     problem_.kv_capacity = longest + case_.capacity;
@@ -99,11 +108,11 @@ void TestProblem::make_length_arrays() {
     problem_.kv_capacity = std::max(longest, case_.capacity);
   }
   if (!fixed_length && (!kv_packed_ || case_.capacity > 0)) {
-    kv_lengths_ = make_ints(case_.lens, case_.guard);
+    kv_lengths_ = make_array(case_.lens, case_.guard);
     problem_.kv_lengths = kv_lengths();
   }
   if (!case_.pad.empty()) {
-    kv_left_pad_ = make_ints(case_.pad, case_.guard);
+    kv_left_pad_ = make_array(case_.pad, case_.guard);
     problem_.kv_left_pad = kv_left_pad();
   }
   problem_.q_tokens = std::max(1, *std::max_element(case_.n_q.begin(), case_.n_q.end()));
@@ -113,9 +122,25 @@ void TestProblem::make_length_arrays() {
   }
   std::vector<std::int32_t> n_q;
   for (std::int64_t b = 0; b < problem_.batch; ++b) n_q.push_back(n_q_of(b));
-  cu_q_tokens_ = make_ints(running_sum(n_q), case_.guard);
+  cu_q_tokens_ = make_array(running_sum(n_q), case_.guard);
   problem_.cu_q_tokens = cu_q_tokens();
   problem_.total_q_tokens = std::accumulate(n_q.begin(), n_q.end(), std::int64_t{0});
+}
+
+void TestProblem::make_kv_scales() {
+  problem_.scales_per_head = case_.kv_scales == KvScales::kHead;
+  const auto numbers = [this](std::int64_t which) {
+    std::vector<float> values(problem_.scales_per_head ? static_cast<std::size_t>(case_.kv_heads) : 1U);
+    for (std::size_t h = 0; h < values.size(); ++h) {
+      values[h] =
+          static_cast<float>(0.25 + uniform(key_of({static_cast<std::int64_t>(case_.seed), which, static_cast<std::int64_t>(h)})));
+    }
+    return make_array(values, case_.guard);
+  };
+  k_scales_ = numbers(40);
+  v_scales_ = numbers(41);
+  problem_.k_scales = k_scales_.as<float>();
+  problem_.v_scales = v_scales_.as<float>();
 }
 
 Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
@@ -127,21 +152,23 @@ Layout TestProblem::layout_of(const std::string& name, Extents extents) const {
 void TestProblem::lay_out() {
   const std::int64_t dv = case_.value_dim != 0 ? case_.value_dim : case_.head_dim;
   const Extents queries{q_packed_ ? 1 : problem_.batch, case_.q_heads, q_packed_ ? problem_.total_q_tokens : problem_.q_tokens, 0};
-  const Extents keys{kv_packed_ ? 1 : problem_.batch, case_.kv_heads, kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity,
-                     0};
+  const Extents keys = case_.page_tokens > 0 ? Extents{problem_.pages.page_count, case_.kv_heads, case_.page_tokens, 0}
+                                             : Extents{kv_packed_ ? 1 : problem_.batch, case_.kv_heads,
+                                                       kv_packed_ ? problem_.total_kv_tokens : problem_.kv_capacity, 0};
   const auto with_dims = [](Extents extents, std::int64_t dims) {
     extents.dims = dims;
     return extents;
   };
-  const auto input = [this](TensorView& view, GuardedBuffer& buffer, const std::string& name, Extents extents) {
+  const auto input = [this](TensorView& view, GuardedBuffer& buffer, DType dtype, const std::string& name, Extents extents) {
     const Layout layout = layout_of(name, extents);
-    buffer = make_tensor(layout, case_.dtype, case_.guard);
-    fill_with(buffer, case_.dtype, case_.fill);
-    view = {.data = data_of(buffer, layout, case_.dtype), .dtype = case_.dtype, .strides = layout.strides};
+    buffer = make_tensor(layout, dtype, case_.guard);
+    fill_with(buffer, dtype, case_.fill);
+    view = {.data = data_of(buffer, layout, dtype), .dtype = dtype, .strides = layout.strides};
   };
-  input(problem_.q, q_, case_.q_layout, with_dims(queries, case_.head_dim));
-  input(problem_.k, k_, case_.k_layout, with_dims(keys, case_.head_dim));
-  input(problem_.v, v_, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+  const DType kv_dtype = kv_dtype_of(case_);
+  input(problem_.q, q_, case_.dtype, case_.q_layout, with_dims(queries, case_.head_dim));
+  input(problem_.k, k_, kv_dtype, case_.k_layout, with_dims(keys, case_.head_dim));
+  input(problem_.v, v_, kv_dtype, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
 
   o_layout_ = layout_of(q_packed_ ? without_batch(case_.o_layout) : case_.o_layout, with_dims(queries, dv));
   o_ = make_tensor(o_layout_, case_.dtype, Guard::kCanary);
@@ -177,12 +204,18 @@ void TestProblem::fill_inputs() {
     const std::int32_t begin = case_.pad.empty() ? 0 : case_.pad[static_cast<std::size_t>(b)];
     for (std::int32_t h = 0; h < case_.kv_heads; ++h) {
       for (std::int32_t t = begin; t < case_.lens[static_cast<std::size_t>(b)]; ++t) {
+        if (!seen_by_some_row(b, h, t)) continue;  // stays what unseen memory holds
         row.resize(static_cast<std::size_t>(case_.head_dim));
         pattern.k_row(id, h, t, row);
-        store(problem_.k, kv_offset_of(problem_.k.strides, {b, h, t, 0}));
+        const bool is_new = t >= first_new_token(problem_, LengthSource(problem_)(b));
+        const auto place = [&](const TensorView& cache, const TensorView& appended) {
+          if (!is_new) return store(cache, kv_offset_of(cache.strides, {b, h, t, 0}));
+          store(appended, append_offset(problem_, appended.strides, LengthSource(problem_)(b), {b, h}, t));
+        };
+        place(problem_.k, problem_.append.k);
         row.resize(static_cast<std::size_t>(case_.value_dim != 0 ? case_.value_dim : case_.head_dim));
         pattern.v_row(id, h, t, row);
-        store(problem_.v, kv_offset_of(problem_.v.strides, {b, h, t, 0}));
+        place(problem_.v, problem_.append.v);
       }
     }
   }
@@ -195,12 +228,12 @@ std::int64_t TestProblem::q_offset_of(const Strides& strides, At at) const {
 
 std::int64_t TestProblem::kv_offset_of(const Strides& strides, At at) const {
   const Sequence lengths = LengthSource(problem_)(at.sequence);
-  return kv_offset(strides, lengths, {at.sequence, at.head}, kv_packed_) + at.token * strides.token + at.dim * strides.dim;
+  return reference::token_offset(problem_, strides, lengths, {at.sequence, at.head}, at.token).value() + at.dim * strides.dim;
 }
 
 double TestProblem::q(At at) const { return load_element(problem_.q.data, case_.dtype, q_offset_of(problem_.q.strides, at)); }
-double TestProblem::k(At at) const { return load_element(problem_.k.data, case_.dtype, kv_offset_of(problem_.k.strides, at)); }
-double TestProblem::v(At at) const { return load_element(problem_.v.data, case_.dtype, kv_offset_of(problem_.v.strides, at)); }
+double TestProblem::k(At at) const { return load_element(problem_.k.data, problem_.k.dtype, kv_offset_of(problem_.k.strides, at)); }
+double TestProblem::v(At at) const { return load_element(problem_.v.data, problem_.v.dtype, kv_offset_of(problem_.v.strides, at)); }
 double TestProblem::o(At at) const { return load_element(problem_.o.data, case_.dtype, q_offset_of(problem_.o.strides, at)); }
 float TestProblem::lse(At at) const {
   return problem_.lse.data[q_offset_of(lse_layout_.strides, {at.sequence, at.head, at.token, 0})];
@@ -216,23 +249,35 @@ void TestProblem::set_q(At at, double value) { store_input(problem_.q, q_offset_
 void TestProblem::set_k(At at, double value) { store_input(problem_.k, kv_offset_of(problem_.k.strides, at), value); }
 void TestProblem::set_v(At at, double value) { store_input(problem_.v, kv_offset_of(problem_.v.strides, at), value); }
 
+std::vector<const GuardedBuffer*> TestProblem::input_buffers() const {
+  std::vector<const GuardedBuffer*> buffers = {
+      &append_k_,   &append_v_,    &rotary_cos_,  &rotary_sin_,   &k_scales_,     &v_scales_, &page_table_, &page_indptr_, &q_,
+      &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_, &alibi_slopes_, &sinks_,    &mask_,       &tree_mask_};
+  if (!case_.append) buffers.insert(buffers.end(), {&k_, &v_});
+  return buffers;
+}
+
 std::vector<std::uint64_t> TestProblem::input_checksums() const {
   std::vector<std::uint64_t> sums;
-  for (const GuardedBuffer* buffer : {&q_, &k_, &v_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_}) {
-    sums.push_back(buffer->checksum());
-  }
+  for (const GuardedBuffer* buffer : input_buffers()) sums.push_back(buffer->checksum());
   return sums;
 }
 
-void TestProblem::remember() { checksums_ = input_checksums(); }
+void TestProblem::remember() {
+  checksums_ = input_checksums();
+  if (case_.append) expect_appended();
+}
 
 void TestProblem::poison_outputs() {
+  if (case_.append) restore_cache();
   o_.fill(kPoison);
   lse_.fill(kPoison);
 }
 
 bool TestProblem::outputs_untouched() const {
-  return o_.intact() && lse_.intact() && is_poison(o_.data(), static_cast<std::int64_t>(o_.size_bytes())) &&
+  const bool cache_untouched =
+      !case_.append || (std::ranges::equal(k_.bytes(), k_cache_.before) && std::ranges::equal(v_.bytes(), v_cache_.before));
+  return cache_untouched && o_.intact() && lse_.intact() && is_poison(o_.data(), static_cast<std::int64_t>(o_.size_bytes())) &&
          is_poison(lse_.data(), static_cast<std::int64_t>(lse_.size_bytes()));
 }
 
@@ -264,10 +309,12 @@ std::string TestProblem::output_faults(bool of_lse) const {
 
 std::string TestProblem::memory_faults() const {
   std::string faults;
-  const GuardedBuffer* const buffers[] = {&q_, &k_, &v_, &o_, &lse_, &kv_lengths_, &kv_left_pad_, &cu_q_tokens_, &cu_kv_tokens_};
+  std::vector<const GuardedBuffer*> buffers = input_buffers();
+  buffers.insert(buffers.end(), {&o_, &lse_, &k_, &v_});
   for (const GuardedBuffer* buffer : buffers) {
     if (!buffer->intact()) faults += "memory beside a tensor was written; ";
   }
+  if (!appended_as_expected()) faults += "the cache does not hold what was appended, or something else; ";
   if (input_checksums() != checksums_) faults += "an input was written; ";
   faults += output_faults(false);
   if (case_.lse) faults += output_faults(true);

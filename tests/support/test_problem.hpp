@@ -40,12 +40,20 @@ class TestProblem {
   void set_q(At at, double value);
   void set_k(At at, double value);
   void set_v(At at, double value);
+  /// Puts K and V back to what they were before a call appended to them.
+  void restore_cache() const;
 
   /// Length arrays, writable; null when the case has none.
   [[nodiscard]] std::int32_t* kv_lengths() const { return kv_lengths_.as<std::int32_t>(); }
   [[nodiscard]] std::int32_t* kv_left_pad() const { return kv_left_pad_.as<std::int32_t>(); }
   [[nodiscard]] std::int32_t* cu_q_tokens() const { return cu_q_tokens_.as<std::int32_t>(); }
   [[nodiscard]] std::int32_t* cu_kv_tokens() const { return cu_kv_tokens_.as<std::int32_t>(); }
+
+  /// The block table, or the page indices; writable.
+  [[nodiscard]] std::int32_t* page_table() const { return page_table_.as<std::int32_t>(); }
+  [[nodiscard]] std::int32_t* page_indptr() const { return page_indptr_.as<std::int32_t>(); }
+  /// The sequence's entries there.
+  [[nodiscard]] std::int32_t* page_ids(std::int64_t sequence) const;
 
   /// The buffers that o and lse lie in.
   [[nodiscard]] const GuardedBuffer& o_buffer() const { return o_; }
@@ -69,6 +77,19 @@ class TestProblem {
     move(p.kv_left_pad, kv_left_pad_);
     move(p.cu_q_tokens, cu_q_tokens_);
     move(p.cu_kv_tokens, cu_kv_tokens_);
+    move(p.pages.block_table, page_table_);
+    move(p.pages.page_indices, page_table_);
+    move(p.pages.page_indptr, page_indptr_);
+    move(p.append.k.data, append_k_);
+    move(p.append.v.data, append_v_);
+    move(p.append.rotary_cos, rotary_cos_);
+    move(p.append.rotary_sin, rotary_sin_);
+    move(p.k_scales, k_scales_);
+    move(p.v_scales, v_scales_);
+    move(p.scores.alibi_slopes, alibi_slopes_);
+    move(p.scores.sinks, sinks_);
+    move(p.scores.mask, mask_);
+    move(p.scores.tree_mask, tree_mask_);
     return p;
   }
 
@@ -87,7 +108,18 @@ class TestProblem {
  private:
   void lay_out();
   void make_length_arrays();
+  void make_kv_scales();
+  void make_append();
+  void make_rotary();
+  void expect_appended();
+  [[nodiscard]] bool appended_as_expected() const;
+  void make_pages();
+  void make_score_arrays();
+  void make_mask();
+  void make_tree_mask();
   void fill_inputs();
+  [[nodiscard]] std::vector<const GuardedBuffer*> input_buffers() const;
+  [[nodiscard]] bool seen_by_some_row(std::int64_t sequence, std::int32_t kv_head, std::int64_t token) const;
   [[nodiscard]] Layout layout_of(const std::string& name, Extents extents) const;
   [[nodiscard]] std::int32_t n_q_of(std::int64_t sequence) const;
   [[nodiscard]] std::int64_t identity_of(std::int64_t sequence) const;
@@ -102,8 +134,17 @@ class TestProblem {
   bool kv_packed_ = false;
   GuardedBuffer q_, k_, v_, o_, lse_;
   GuardedBuffer kv_lengths_, kv_left_pad_, cu_q_tokens_, cu_kv_tokens_;
+  GuardedBuffer append_k_, append_v_, rotary_cos_, rotary_sin_;
+  GuardedBuffer k_scales_, v_scales_;
+  GuardedBuffer page_table_, page_indptr_;
+  GuardedBuffer alibi_slopes_, sinks_, mask_, tree_mask_;
   Layout o_layout_, lse_layout_;
   std::vector<std::uint64_t> checksums_;
+  /// A cache before and after a call that appends.
+  struct Cache {
+    std::vector<std::byte> before, after;
+  };
+  Cache k_cache_, v_cache_;
 };
 
 }  // namespace lean::support

@@ -88,6 +88,42 @@ TEST(Address, MoreQueriesThanKeysSeeNothingAtFirst) {
   EXPECT_EQ(visible_end({.q_tokens = INT32_MAX, .kv_end = 1}, 0, true), 0);
 }
 
+/// By asking every pair of a query and a key.
+TEST(Address, ASpanOfQueriesSeesTheKeysThatOneOfThemSees) {
+  std::int64_t spans = 0;
+  for (const std::int32_t left : {-1, 0, 1, 3, 100, INT32_MAX}) {
+    for (const std::int32_t right : {-1, 0, 2, 100, INT32_MAX}) {
+      for (std::int32_t q_tokens = 1; q_tokens <= 6; ++q_tokens) {
+        for (std::int32_t kv_tokens = 0; kv_tokens <= 9; ++kv_tokens) {
+          for (std::int32_t token = 0; token < q_tokens; ++token) {
+            for (std::int32_t last = token; last < q_tokens; ++last) {
+              std::int64_t first_key = INT64_MAX;
+              std::int64_t last_key = -1;
+              for (std::int64_t query = token; query <= last; ++query) {
+                for (std::int64_t key = 0; key < kv_tokens; ++key) {
+                  const std::int64_t distance = key - (kv_tokens - q_tokens + query);
+                  if ((left >= 0 && -distance > left) || (right >= 0 && distance > right)) continue;
+                  first_key = std::min(first_key, key);
+                  last_key = std::max(last_key, key);
+                }
+              }
+              const KeySpan span = keys_seen({left, right}, kv_tokens, q_tokens, token, last);
+              if (last_key < 0) {
+                ASSERT_LE(span.end, span.begin);
+              } else {
+                ASSERT_EQ(span.begin, first_key);
+                ASSERT_EQ(span.end, last_key + 1);
+              }
+              ++spans;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(spans, 10'000);
+}
+
 TEST(Address, TheScheduleCountsTheTilesThatTheCausalLimitLetsARowBlockSee) {
   for (const std::int32_t group : {1, 3}) {
     for (const std::int32_t q_rows : {1, 2, 16}) {
@@ -95,13 +131,14 @@ TEST(Address, TheScheduleCountsTheTilesThatTheCausalLimitLetsARowBlockSee) {
         for (std::int32_t kv_begin = 0; kv_begin <= 5; kv_begin += 5) {
           for (std::int32_t kv_tokens = 0; kv_tokens <= 40; ++kv_tokens) {
             const schedule::LineShape shape = {
-                .batch = 1, .kv_heads = 1, .group = group, .q_rows = q_rows, .tile_tokens = 4, .causal = true};
+                .batch = 1, .kv_heads = 1, .group = group, .q_rows = q_rows, .tile_tokens = 4, .reach = {.right = 0}};
             const Sequence lengths = {.q_tokens = q_tokens, .kv_begin = kv_begin, .kv_end = kv_begin + kv_tokens};
             const schedule::SequenceWork work = {.q_tokens = q_tokens, .kv_tokens = kv_tokens};
             for (std::int32_t block = 0; block < shape.row_blocks(work); ++block) {
               const std::int64_t last_row = static_cast<std::int64_t>(block) * q_rows + shape.rows_in(work, block) - 1;
               const std::int32_t seen = visible_end(lengths, packed_row(last_row, group).token, true) - kv_begin;
-              ASSERT_EQ(shape.tiles_in(work, block), std::max<std::int64_t>(1, (seen + 3) / 4));
+              ASSERT_EQ(shape.tiles_of(work, block).count, std::max<std::int64_t>(1, (seen + 3) / 4));
+              ASSERT_EQ(shape.tiles_of(work, block).first, 0);
             }
           }
         }

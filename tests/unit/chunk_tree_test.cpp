@@ -34,16 +34,17 @@ class Expressions {
   }
 
   /// The tree's definition, from the root down: node (level, index) over chunks [index 2^level, (index + 1) 2^level);
-  /// -1 when there are none; a missing right child hands the left one up.
-  std::int64_t node(std::int64_t chunks, std::int32_t level, std::int64_t index) {
-    if ((index << level) >= chunks) return -1;
+  /// -1 when there are none of [first, end); a missing child hands the other one up.
+  std::int64_t node(std::int64_t first, std::int64_t end, std::int32_t level, std::int64_t index) {
+    if ((index << level) >= end || ((index + 1) << level) <= first) return -1;
     if (level == 0) return index;
-    const std::int64_t left = node(chunks, level - 1, 2 * index);
-    const std::int64_t right = node(chunks, level - 1, 2 * index + 1);
-    return right < 0 ? left : merge(left, right);
+    const std::int64_t left = node(first, end, level - 1, 2 * index);
+    const std::int64_t right = node(first, end, level - 1, 2 * index + 1);
+    if (left < 0 || right < 0) return left < 0 ? right : left;
+    return merge(left, right);
   }
 
-  std::int64_t root(std::int64_t chunks) { return node(chunks, ceil_log2(chunks), 0); }
+  std::int64_t root(std::int64_t chunks, std::int64_t first = 0) { return node(first, chunks, ceil_log2(chunks), 0); }
 
  private:
   std::unordered_map<std::uint64_t, std::int64_t> merged_;
@@ -56,7 +57,7 @@ struct Stack {
   std::vector<std::int64_t> places;
   std::int32_t most_places = 0;
 
-  explicit Stack(Expressions& shared) : expressions(shared), places(ChunkTree::kMaxNodes + 1) {}
+  Stack(Expressions& shared, bool begins_output) : expressions(shared), tree(begins_output), places(ChunkTree::kMaxNodes + 1) {}
 
   [[nodiscard]] auto merger() {
     return [this](std::int32_t left, std::int32_t right) {
@@ -80,9 +81,9 @@ struct Stack {
 /// The whole sequence by workers of [cuts[i], cuts[i + 1]), their nodes merged in order.
 std::int64_t merged_by_workers(Expressions& expressions, const std::vector<std::int64_t>& cuts) {
   const std::int64_t chunks = cuts.back();
-  Stack whole(expressions);
+  Stack whole(expressions, true);
   for (std::size_t worker = 0; worker + 1 < cuts.size(); ++worker) {
-    Stack own(expressions);
+    Stack own(expressions, cuts[worker] == cuts.front());
     for (std::int64_t chunk = cuts[worker]; chunk < cuts[worker + 1]; ++chunk) own.push({.level = 0, .index = chunk}, chunk);
     EXPECT_LE(own.tree.count(), max_chunk_nodes(chunks));
     EXPECT_LE(own.most_places, max_chunk_nodes(chunks) + 1);  // what the backend has memory for
@@ -124,6 +125,22 @@ TEST(ChunkTree, R44_EverySetOfCutsOfFewChunksMergesInTheSameOrder) {
       }
       cuts.push_back(chunks);
       ASSERT_EQ(merged_by_workers(expressions, cuts), root) << chunks << " chunks, cuts " << set;
+    }
+  }
+}
+
+/// A window: the chunks before `first` are missing, and the merges of the others stay what they are in the whole tree.
+TEST(ChunkTree, R44_EveryRangeOfAWindowMergesInTheSameOrder) {
+  for (std::int64_t chunks = 1; chunks <= full_or_reduced(40, 20); ++chunks) {
+    for (std::int64_t first = 0; first < chunks; ++first) {
+      Expressions expressions;
+      const std::int64_t root = expressions.root(chunks, first);
+      for (std::int64_t begin = first; begin <= chunks; ++begin) {
+        for (std::int64_t end = begin; end <= chunks; ++end) {
+          ASSERT_EQ(merged_by_workers(expressions, {first, begin, end, chunks}), root)
+              << "[" << first << ", " << chunks << "): " << begin << ", " << end;
+        }
+      }
     }
   }
 }

@@ -30,6 +30,7 @@ constexpr std::int32_t kCumulativeQueries[] = {0, 1, 2};
 constexpr std::int32_t kCumulativeKeys[] = {0, 17, 20};
 constexpr std::int32_t kPages[] = {0, 1, 2, 3};
 constexpr float kNumbers[64] = {};
+constexpr std::uint32_t kBits[64] = {};
 
 /// Small real memory, big enough for any type and any of the features below.
 class Bench {
@@ -106,22 +107,6 @@ const std::vector<Refusal>& refusals() {
   constexpr auto kUnsupported = StatusCode::kUnsupported;
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   static const std::vector<Refusal> kRefusals = {
-      {kUnsupported, "pages.page_tokens = 5: paged K/V is not built yet",
-       [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .block_table = kPages, .block_table_stride = 2}; }},
-      {kUnsupported, "k.dtype = 3: float8 K/V is not built yet",
-       [](Problem& p, Options&) {
-         p.q.dtype = p.o.dtype = DType::kFloat16;
-         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
-       }},
-      {kUnsupported, "scores.window_left = 0: ", [](Problem& p, Options&) { p.scores.window_left = 0; }},
-      {kUnsupported, "scores.window_right = 3: ", [](Problem& p, Options&) { p.scores.window_right = 3; }},
-      {kUnsupported, "scores.softcap = 0.5: ", [](Problem& p, Options&) { p.scores.softcap = 0.5F; }},
-      {kUnsupported, "scores.alibi_slopes = 1: ", [](Problem& p, Options&) { p.scores.alibi_slopes = kNumbers; }},
-      {kUnsupported, "scores.sinks = 1: ", [](Problem& p, Options&) { p.scores.sinks = kNumbers; }},
-      {kUnsupported, "scores.mask = 1: ", [](Problem& p, Options&) { p.scores.mask = kNumbers; }},
-      {kUnsupported, "scores.tree_mask = 1: ",
-       [](Problem& p, Options&) { p.scores.tree_mask = reinterpret_cast<const std::uint32_t*>(kNumbers); }},
-      {kUnsupported, "append.k.data = 1: ", [](Problem& p, Options&) { p.append = {.k = p.k, .v = p.v}; }},
       {kUnsupported, "options.backend = 1: not in this build", [](Problem&, Options& o) { o.backend = Backend::kCuda; }},
       {kInvalid, "options.executor.worker_count = 2: run must be given", [](Problem&, Options& o) { o.executor = &kNoRun; }},
       {kInvalid, "options.executor.worker_count = 0: ", [](Problem&, Options& o) { o.executor = &kNoThreads; }},
@@ -190,7 +175,7 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryCombinationOfTypes) {
       }
     }
   }
-  EXPECT_EQ(served, 3);  // all fp32, all fp16, all bf16
+  EXPECT_EQ(served, 9);  // all fp32, all fp16, all bf16, and each with K and V in either fp8
 }
 
 TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryCombinationOfOptions) {
@@ -235,6 +220,15 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
   std::vector<Change> features = {
       [](Problem&, Options&) {},
       [](Problem& p, Options&) { p.scores.causal = true; },
+      [](Problem& p, Options&) { p.scores.window_left = 0; },
+      [](Problem& p, Options&) { p.scores.window_right = 3; },
+      [](Problem& p, Options&) { p.scores.softcap = 0.5F; },
+      [](Problem& p, Options&) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; },
+      [](Problem& p, Options&) { p.scores.alibi_slopes = kNumbers; },
+      [](Problem& p, Options&) { p.scores.sinks = kNumbers; },
+      [](Problem& p, Options&) { p.scores.mask = kNumbers; },
+      [](Problem& p, Options&) { p.scores.mask = kNumbers, p.scores.mask_is_boolean = true; },
+      [](Problem& p, Options&) { p.scores.tree_mask = kBits; },
       [](Problem& p, Options&) { p.lse.data = nullptr; },
       [](Problem& p, Options&) { p.kv_lengths = nullptr; },
       [](Problem& p, Options&) { p.kv_left_pad = kPads; },
@@ -249,6 +243,8 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
         p.append.rotary_interleaved = true, p.append.rotary_dim = 2, p.append.rotary_cos = p.append.rotary_sin = kNumbers;
       },
       [](Problem& p, Options&) { p.scales_per_head = true, p.k_scales = kNumbers; },
+      [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .block_table = kPages, .block_table_stride = 0}; },
+      [](Problem& p, Options&) { p.pages = {.page_tokens = 5, .page_count = 4, .page_indptr = kPages, .page_indices = kPages}; },
       [](Problem& p, Options&) { p.pages.block_table = kPages; },  // not paged: no page has tokens
       [](Problem&, Options& o) { o.policy = Policy::data_parallel(); },
       [](Problem&, Options& o) { o.policy = Policy::fixed_split(2); },

@@ -18,6 +18,7 @@ namespace {
 constexpr std::int64_t kHuge = std::int64_t{1} << 62;
 constexpr std::int32_t kInts[] = {0, 1};
 constexpr float kFloats[] = {0.0F};
+constexpr std::uint32_t kBits[] = {0};
 
 /// One of everything that has an address; never read.
 alignas(16) std::byte memory[8][64];
@@ -36,6 +37,12 @@ Problem valid() {
 
 void make_paged(Problem& p) { p.pages = {.page_tokens = 16, .page_count = 10, .block_table = kInts, .block_table_stride = 7}; }
 
+void make_appending(Problem& p) {
+  p.append = {.k = p.q, .v = p.q, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2};
+  p.append.k.data = memory[5];
+  p.append.v.data = memory[6];
+}
+
 void make_packed(Problem& p) {
   p.cu_q_tokens = kInts;
   p.total_q_tokens = 4;
@@ -45,6 +52,11 @@ void make_packed(Problem& p) {
 
 void* off_by(std::size_t bytes, void* data) { return static_cast<std::byte*>(data) + bytes; }
 const void* off_by(std::size_t bytes, const void* data) { return static_cast<const std::byte*>(data) + bytes; }
+
+template <typename T>
+const T* off_by_one_byte(const T* data) {
+  return static_cast<const T*>(off_by(1, data));
+}
 
 using Breaker = support::Breaker<Problem>;
 
@@ -87,11 +99,6 @@ const std::vector<Breaker>& breakers() {
       {"o.dtype", "equal q.dtype", [](Problem& p) { p.o.dtype = DType::kFloat32; }},
       {"k.dtype", "equal q.dtype", [](Problem& p) { p.k.dtype = DType::kBFloat16; }},
       {"k.dtype", "equal q.dtype", [](Problem& p) { p.k.dtype = static_cast<DType>(99); }},
-      {"k.dtype", "equal q.dtype",  // fp8 wants 16-bit queries
-       [](Problem& p) {
-         p.q.dtype = p.o.dtype = DType::kFloat32;
-         p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
-       }},
       {"v.dtype", "equal k.dtype", [](Problem& p) { p.v.dtype = DType::kFloat8E4M3; }},
       {"q.data", "not be null", [](Problem& p) { p.q.data = nullptr; }},
       {"o.data", "not be null", [](Problem& p) { p.o.data = nullptr; }},
@@ -144,6 +151,29 @@ const std::vector<Breaker>& breakers() {
       {"scores.softcap", "finite positive", [](Problem& p) { p.scores.softcap = INFINITY; }},
       {"scores.window_left", "-1 (all)", [](Problem& p) { p.scores.window_left = -2; }},
       {"scores.window_right", "-1 (all)", [](Problem& p) { p.scores.window_right = INT32_MIN; }},
+      {"scores.alibi_slopes", "aligned", [](Problem& p) { p.scores.alibi_slopes = off_by_one_byte(kFloats); }},
+      {"scores.sinks", "aligned", [](Problem& p) { p.scores.sinks = off_by_one_byte(kFloats); }},
+      {"scores.mask_dtype", "additive mask",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_dtype = DType::kFloat8E5M2;
+       }},
+      {"scores.mask_dtype", "additive mask",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_dtype = static_cast<DType>(7);
+       }},
+      {"scores.mask", "aligned",
+       [](Problem& p) {
+         p.scores.mask = off_by(1, kFloats);
+         p.scores.mask_dtype = DType::kBFloat16;
+       }},
+      {"scores.mask_strides", "63 bits",
+       [](Problem& p) {
+         p.scores.mask = kFloats;
+         p.scores.mask_strides.dim = kHuge;
+       }},
+      {"scores.tree_mask", "aligned", [](Problem& p) { p.scores.tree_mask = off_by_one_byte(kBits); }},
       {"pages.page_tokens", "0 (not paged)", [](Problem& p) { p.pages.page_tokens = -1; }},
       {"cu_kv_tokens", "null with paged",
        [](Problem& p) {
@@ -171,8 +201,63 @@ const std::vector<Breaker>& breakers() {
          make_paged(p);
          p.pages.page_count = 0;
        }},
+      {"pages.block_table_stride", "0 or more",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = -1;
+       }},
+      {"pages.block_table_stride", "63 bits",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = kHuge;
+       }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.k.data = memory[5]; }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.v.data = memory[5]; }},
+      {"append.k.dtype", "equal q.dtype",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.dtype = DType::kFloat32;
+       }},
+      {"append.v.dtype", "equal q.dtype",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.dtype = DType::kBFloat16;
+       }},
+      {"append.k.data", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.data = off_by(1, p.append.k.data);
+       }},
+      {"append.v.data", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.data = off_by(1, p.append.v.data);
+       }},
+      {"append.k.strides", "63 bits",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.k.strides.head = kHuge;
+       }},
+      {"append.v.strides", "63 bits",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.v.strides.dim = kHuge;
+       }},
+      {"k.strides", "no stride may be 0",
+       [](Problem& p) {
+         make_appending(p);
+         p.k.strides.head = 0;
+       }},
+      {"v.strides", "no stride may be 0",
+       [](Problem& p) {
+         make_appending(p);
+         p.v.strides.token = 0;
+       }},
+      {"v.data", "not be k.data",
+       [](Problem& p) {
+         make_appending(p);
+         p.v.data = p.k.data;
+       }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = -2; }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = 3; }},
       {"append.rotary_dim", "even number", [](Problem& p) { p.append.rotary_dim = 66; }},
@@ -182,8 +267,30 @@ const std::vector<Breaker>& breakers() {
          p.append.rotary_dim = 64;
          p.append.rotary_cos = kFloats;
        }},
+      {"append.rotary_dim", "nothing is appended",
+       [](Problem& p) { p.append = {.rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2}; }},
+      {"append.rotary_cos", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.rotary_cos = off_by_one_byte(kFloats);
+       }},
+      {"append.rotary_sin", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.rotary_sin = off_by_one_byte(kFloats);
+       }},
       {"k_scales", "float8", [](Problem& p) { p.k_scales = kFloats; }},
       {"k_scales", "float8", [](Problem& p) { p.v_scales = kFloats; }},
+      {"k_scales", "aligned",
+       [](Problem& p) {
+         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
+         p.k_scales = off_by_one_byte(kFloats);
+       }},
+      {"v_scales", "aligned",
+       [](Problem& p) {
+         p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
+         p.v_scales = off_by_one_byte(kFloats);
+       }},
   };
   return kBreakers;
 }
@@ -217,7 +324,14 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.scores.scale = -1.0F; },
       [](Problem& p) { p.scores.softcap = 30.0F; },
       [](Problem& p) { p.scores.window_left = p.scores.window_right = 0; },
+      [](Problem& p) { p.scores.mask = off_by(1, kFloats), p.scores.mask_is_boolean = true; },
+      [](Problem& p) { p.scores.mask = kFloats, p.scores.mask_dtype = DType::kFloat16, p.scores.mask_strides = {0, 0, 0, -1}; },
+      [](Problem& p) { p.scores.alibi_slopes = p.scores.sinks = kFloats, p.scores.tree_mask = kBits; },
       [](Problem& p) { p.k.dtype = p.v.dtype = DType::kFloat8E4M3; },
+      [](Problem& p) {
+        p.q.dtype = p.o.dtype = DType::kFloat32;
+        p.k.dtype = p.v.dtype = DType::kFloat8E5M2;
+      },
       [](Problem& p) {
         p.k.dtype = p.v.dtype = DType::kFloat8E4M3;
         p.k_scales = p.v_scales = kFloats;

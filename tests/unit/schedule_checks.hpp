@@ -13,6 +13,7 @@
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
 #include "schedule/work_line.hpp"
+#include "support/random.hpp"
 
 namespace lean::schedule::checks {
 
@@ -40,20 +41,31 @@ struct Case {
   return works;
 }
 
-/// Tiles of an output: those that hold a key which one of its rows sees, one if there is none.
-[[nodiscard]] inline std::int64_t seen_tiles(const LineShape& shape, const SequenceWork& work, std::int64_t row_begin,
-                                             std::int64_t row_end) {
-  std::int64_t seen = 0;
+/// Windows and causal limits of every kind, and none.
+[[nodiscard]] inline Reach random_reach(support::Stream& random) {
+  const auto side = [&random] {
+    return static_cast<std::int32_t>(random.chance(50) ? random.between(0, 12) : random.between(0, 300));
+  };
+  return {.left = random.chance(40) ? side() : -1, .right = random.chance(50) ? 0 : (random.chance(20) ? side() : -1)};
+}
+
+/// The tiles of an output: from the first that holds a key which one of its rows sees to the last; one if there is none.
+[[nodiscard]] inline TileSpan seen_tiles(const LineShape& shape, const SequenceWork& work, std::int64_t row_begin,
+                                         std::int64_t row_end) {
+  std::int64_t first_key = work.kv_tokens;
+  std::int64_t last_key = -1;
   for (std::int64_t row = row_begin; row < row_end; ++row) {
     const std::int64_t position = work.kv_tokens - work.q_tokens + row / shape.group;  // of the query among the keys
-    const std::int64_t keys = shape.causal ? std::clamp<std::int64_t>(position + 1, 0, work.kv_tokens) : work.kv_tokens;
-    seen = std::max(seen, keys);
-    if (!shape.causal) break;  // all rows see the same
+    const std::int64_t begin = shape.reach.left < 0 ? 0 : std::max<std::int64_t>(0, position - shape.reach.left);
+    const std::int64_t last =
+        shape.reach.right < 0 ? work.kv_tokens - 1 : std::min<std::int64_t>(work.kv_tokens - 1, position + shape.reach.right);
+    if (begin > last) continue;
+    first_key = std::min(first_key, begin);
+    last_key = std::max(last_key, last);
   }
-  std::int64_t tiles = 0;
-  while (tiles * shape.tile_tokens < seen && seen <= 64) ++tiles;
-  if (seen > 64) tiles = (seen + shape.tile_tokens - 1) / shape.tile_tokens;
-  return std::max<std::int64_t>(tiles, 1);
+  if (last_key < 0) return {};
+  const auto first = static_cast<std::int32_t>(first_key / shape.tile_tokens);
+  return {.first = first, .count = static_cast<std::int32_t>(last_key / shape.tile_tokens) - first + 1};
 }
 
 [[nodiscard]] inline std::vector<Output> expected_outputs(const Case& c, Measure measure) {
@@ -67,7 +79,9 @@ struct Case {
         Output output = {.sequence = static_cast<std::int64_t>(b), .kv_head = head, .row_block = block, .begin = begin};
         const std::int64_t row_end = std::min(rows, row + c.shape.q_rows);
         output.rows = static_cast<std::int32_t>(row_end - row);
-        output.tiles = static_cast<std::int32_t>(seen_tiles(c.shape, c.works[b], row, row_end));
+        const TileSpan tiles = seen_tiles(c.shape, c.works[b], row, row_end);
+        output.first_tile = tiles.first;
+        output.tiles = tiles.count;
         const std::int32_t paid_rows = std::max(0, output.rows - c.model.free_rows);
         output.tile_cost = c.model.tile_units + paid_rows * c.model.row_units;
         output.cost = c.model.segment_units + std::int64_t{output.tiles} * output.tile_cost;
@@ -217,17 +231,18 @@ class Checker {
   }
 
   [[nodiscard]] static bool same(const Output& a, const Output& b) {
-    return a.rows == b.rows && a.tiles == b.tiles && a.tile_cost == b.tile_cost && a.cost == b.cost && a.begin == b.begin;
+    return a.rows == b.rows && a.first_tile == b.first_tile && a.tiles == b.tiles && a.tile_cost == b.tile_cost &&
+           a.cost == b.cost && a.begin == b.begin;
   }
 
   [[nodiscard]] std::string words(const Policy& policy, std::int32_t grid) const {
     std::ostringstream out;
     out << ": policy kind " << static_cast<int>(policy.kind) << " splits " << policy.splits << " chunk_tokens "
         << policy.chunk_tokens << ", grid " << grid << ", kv_heads " << case_.shape.kv_heads << " group " << case_.shape.group
-        << " q_rows " << case_.shape.q_rows << " tile_tokens " << case_.shape.tile_tokens << " causal " << case_.shape.causal
-        << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", " << case_.model.row_units << ", "
-        << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", " << case_.model.sliver_tiles << ", "
-        << case_.model.align_percent << "}, q:kv";
+        << " q_rows " << case_.shape.q_rows << " tile_tokens " << case_.shape.tile_tokens << " left " << case_.shape.reach.left
+        << " right " << case_.shape.reach.right << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", "
+        << case_.model.row_units << ", " << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", "
+        << case_.model.sliver_tiles << ", " << case_.model.align_percent << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
       out << ' ' << case_.works[b].q_tokens << ':' << case_.works[b].kv_tokens;
     }

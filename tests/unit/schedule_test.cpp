@@ -115,11 +115,12 @@ TEST(Schedule, R04_EveryTileIsOwnedExactlyOnceForEverySmallShape) {
       }
     }
   }
-  for (const bool causal : {false, true}) {
+  for (const Reach reach :
+       {Reach{}, Reach{.right = 0}, Reach{.left = 0, .right = 0}, Reach{.left = 1}, Reach{.left = 0, .right = 1}}) {
     for (const std::int32_t kv_heads : {1, 2}) {
       for (const std::int32_t group : {1, 3}) {
         for (const std::int32_t q_rows : {1, 2, 4}) {
-          const LineShape shape = {.kv_heads = kv_heads, .group = group, .q_rows = q_rows, .tile_tokens = 1, .causal = causal};
+          const LineShape shape = {.kv_heads = kv_heads, .group = group, .q_rows = q_rows, .tile_tokens = 1, .reach = reach};
           for (const CostModel& model : all_models()) {
             for (const auto& works : batches) plans += expect_sound({.works = works, .shape = shape, .model = model}, 5);
             if (HasFailure()) return;
@@ -186,7 +187,7 @@ Case random_case(Stream& random, std::int64_t batch) {
              .group = static_cast<std::int32_t>(random.one_of({1, 4, 7})),
              .q_rows = static_cast<std::int32_t>(random.one_of({16, 64})),
              .tile_tokens = static_cast<std::int32_t>(random.one_of({64, 128, 100})),
-             .causal = random.chance(60)};
+             .reach = checks::random_reach(random)};
   c.model = all_models()[static_cast<std::size_t>(random.between(0, 3))];
   for (std::int64_t b = 0; b < batch; ++b) {
     SequenceWork work = {.q_tokens = 1, .kv_tokens = static_cast<std::int32_t>(random.between(0, 700))};
@@ -299,6 +300,7 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
   for (std::int32_t round = 0; round < full_or_reduced(20000, 2000); ++round) {
     Case c = random_case(random, 12);
     c.shape.tile_tokens = kTileTokens;
+    c.shape.reach.left = -1;
     c.shape.q_rows = 1;
     for (const SequenceWork& work : c.works) c.shape.q_rows = std::max(c.shape.q_rows, work.q_tokens * c.shape.group);
     const LineShape shape = Checker(c, Measure::kCost).line().shape();

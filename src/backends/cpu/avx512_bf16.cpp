@@ -39,7 +39,7 @@ LEAN_TARGET_BF16 inline Sum multiply_pairs(Sum sum, __m512i a, __m512i b) {
 }
 
 const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept {
-  return reinterpret_cast<const std::uint16_t*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
+  return reinterpret_cast<const std::uint16_t*>(rows.row(token));
 }
 
 /// Lane sums of four accumulators side by side, by one tree.

@@ -4,12 +4,15 @@
 #include <cstring>
 
 #include "backends/cpu/executor.hpp"
+#include "backends/cpu/score_rules.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/worker.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/append.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
@@ -41,7 +44,10 @@ Sizes sizes_of(P problem, const Options& options) noexcept {
   Sizes sizes;
   sizes.workers = worker_count(options);
   sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
-  sizes.memory = {.config = config, .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1};
+  sizes.memory = {.config = config,
+                  .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                  .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
+  if (appends(problem)) sizes.memory.new_rows = static_cast<std::int32_t>(min_of(config.tile_tokens, problem.q_tokens));
   if (options.policy.kind == Policy::Kind::kFixedChunk) sizes.memory.accumulators = sizes.workspace.nodes_per_slot + 1;
   return sizes;
 }
@@ -131,7 +137,6 @@ schedule::CostModel cost_model() noexcept {
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {
-  if (const Status status = unbuilt_features().check(problem); !status.ok()) return status;
   const Status pairing = fixup::check_pairing(problem, options, select_tile(problem), worker_count(options));
   if (!pairing.ok()) return pairing;
   if (!cpu_isa_available(options.cpu_isa)) {

@@ -17,33 +17,47 @@ namespace lean::cpu {
 /// Rows are read in place when their elements lie side by side; else they are copied to fp32 first.
 [[nodiscard]] inline bool in_place(const TensorView& tensor) noexcept { return tensor.strides.dim == 1; }
 
-namespace detail {
-
-template <typename T>
-void load_strided(const std::byte* data, std::int64_t stride, float* out, std::int32_t dims) noexcept {
-  const auto* values = reinterpret_cast<const T*>(data);
-  for (std::int32_t d = 0; d < dims; ++d) out[d] = to_float(values[d * stride]);
+/// Calls use(T{}) with the storage type T of `dtype`.
+template <typename TUse>
+void with_type(DType dtype, TUse use) noexcept {
+  switch (dtype) {
+    case DType::kFloat16: return use(Half{});
+    case DType::kBFloat16: return use(BFloat16{});
+    case DType::kFloat8E4M3: return use(Float8E4M3{});
+    case DType::kFloat8E5M2: return use(Float8E5M2{});
+    case DType::kFloat32: return use(float{});
+  }
 }
 
-template <typename T>
-void store_strided(const float* in, float scale, std::byte* data, std::int64_t stride, std::int32_t dims) noexcept {
-  auto* values = reinterpret_cast<T*>(data);
-  for (std::int32_t d = 0; d < dims; ++d) values[d * stride] = from_float<T>(scale == 0.0F ? 0.0F : in[d] * scale);
+/// Elements of type `dtype`, side by side, = in[0..dims), rounded to nearest even.
+inline void store_elements(DType dtype, const float* in, std::byte* data, std::int32_t dims) noexcept {
+  with_type(dtype, [&]<typename T>(T) {
+    for (std::int32_t d = 0; d < dims; ++d) reinterpret_cast<T*>(data)[d] = from_float<T>(in[d]);
+  });
 }
 
-}  // namespace detail
+/// A row of the tensor = elements of its type that lie side by side.
+inline void copy_elements(const TensorView& tensor, const std::byte* in, std::byte* data, std::int32_t dims) noexcept {
+  with_type(tensor.dtype, [&]<typename T>(T) {
+    for (std::int32_t d = 0; d < dims; ++d) reinterpret_cast<T*>(data)[d * tensor.strides.dim] = reinterpret_cast<const T*>(in)[d];
+  });
+}
 
-/// out[0..dims) = the row that begins at `offset`.
-inline void load_row(const TileKernels& kernels, const TensorView& tensor, std::int64_t offset, float* out,
+/// row[0..dims) to the nearest numbers of the type.
+inline void round_row(DType dtype, float* row, std::int32_t dims) noexcept {
+  with_type(dtype, [&]<typename T>(T) {
+    for (std::int32_t d = 0; d < dims; ++d) row[d] = to_float(from_float<T>(row[d]));
+  });
+}
+
+/// out[0..dims) = the row of the tensor that begins at `data`.
+inline void load_row(const TileKernels& kernels, const TensorView& tensor, const std::byte* data, float* out,
                      std::int32_t dims) noexcept {
-  const std::byte* data = element(tensor, offset);
   const std::int64_t stride = tensor.strides.dim;
   if (in_place(tensor)) return kernels.load_row[table_index(tensor.dtype)](data, out, dims);
-  switch (tensor.dtype) {
-    case DType::kFloat16: return detail::load_strided<Half>(data, stride, out, dims);
-    case DType::kBFloat16: return detail::load_strided<BFloat16>(data, stride, out, dims);
-    default: return detail::load_strided<float>(data, stride, out, dims);
-  }
+  with_type(tensor.dtype, [&]<typename T>(T) {
+    for (std::int32_t d = 0; d < dims; ++d) out[d] = to_float(reinterpret_cast<const T*>(data)[d * stride]);
+  });
 }
 
 /// The row that begins at `offset` = in[0..dims) x scale; 0 where scale is 0, whatever `in` holds.
@@ -52,11 +66,10 @@ inline void store_row(const TileKernels& kernels, const OutputView& tensor, std:
   std::byte* data = static_cast<std::byte*>(tensor.data) + offset * bytes_of(tensor.dtype);
   const std::int64_t stride = tensor.strides.dim;
   if (stride == 1) return kernels.store_row[table_index(tensor.dtype)](in, scale, data, dims);
-  switch (tensor.dtype) {
-    case DType::kFloat16: return detail::store_strided<Half>(in, scale, data, stride, dims);
-    case DType::kBFloat16: return detail::store_strided<BFloat16>(in, scale, data, stride, dims);
-    default: return detail::store_strided<float>(in, scale, data, stride, dims);
-  }
+  with_type(tensor.dtype, [&]<typename T>(T) {
+    auto* const values = reinterpret_cast<T*>(data);
+    for (std::int32_t d = 0; d < dims; ++d) values[d * stride] = from_float<T>(scale == 0.0F ? 0.0F : in[d] * scale);
+  });
 }
 
 }  // namespace lean::cpu

@@ -5,117 +5,23 @@
 // kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded; two
 // vectors of bf16 at a time, even elements by a shift and odd ones by a mask, which is half the work of widening them.
 
-#include "hwy/highway.h"
+#include "backends/cpu/vectors-inl.hpp"
+//
+#include "backends/cpu/element_types-inl.hpp"
+#include "backends/cpu/score_rules-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace lean::cpu::HWY_NAMESPACE {
 namespace {  // the scalar target is compiled in two files
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using F32 = hn::ScalableTag<float>;
-using Vec = hn::Vec<F32>;
-using I32 = hn::RebindToSigned<F32>;
-using U32 = hn::RebindToUnsigned<F32>;
-
-constexpr std::int32_t kLanes = HWY_LANES(float);     // fixed-size targets only
-constexpr bool kManyRegisters = HWY_MAX_BYTES >= 64;  // 32 vector registers: 24 sums fit, else 12 of 16
-
-// ---- loads and stores by element type -------------------------------------------------------------------------------
-
-/// The first n < kLanes elements, zeros behind them; never reads past element n - 1.
-template <typename TTag, typename TLane = hn::TFromD<TTag>>
-HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t n) {
-#if HWY_MAX_BYTES >= 64
-  return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(n)), tag, p);
-#else
-  HWY_ALIGN TLane padded[HWY_MAX_BYTES / sizeof(TLane)] = {};
-  for (std::int32_t i = 0; i < n; ++i) padded[i] = p[i];
-  return hn::LoadU(tag, padded);
-#endif
+template <typename T>
+const StorageOf<T>* spaced_row(const TokenRows& rows, std::int32_t token) {
+  return reinterpret_cast<const StorageOf<T>*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
 }
 
 template <typename T>
-struct Element;
-
-template <>
-struct Element<float> {
-  using Storage = float;
-  static constexpr bool kPairs = false;
-  static constexpr bool kStoresVectors = true;
-  static HWY_INLINE void store(Vec x, Storage* p) { hn::StoreU(x, F32(), p); }
-  static HWY_INLINE Vec load(const Storage* p) { return hn::LoadU(F32(), p); }
-  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return load_first_lanes(F32(), p, n); }
-  static float get(Storage x) { return x; }
-  static Storage put(float x) { return x; }
-};
-
-template <>
-struct Element<Half> {
-  using Storage = std::uint16_t;
-  static constexpr bool kPairs = false;
-  // Highway's emulation where there is no F16C does not round to nearest even: put() does. Nor does it know infinities.
-  static constexpr bool kStoresVectors = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
-  static constexpr bool kWidensInHardware = kStoresVectors || HWY_TARGET == HWY_NEON;
-  using Tag = hn::Rebind<hwy::float16_t, F32>;
-  using BitsTag = hn::Rebind<std::uint16_t, F32>;
-  static HWY_INLINE void store(Vec x, Storage* p) { hn::StoreU(hn::BitCast(BitsTag(), hn::DemoteTo(Tag(), x)), BitsTag(), p); }
-  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) {
-    if constexpr (kWidensInHardware) {
-      return hn::PromoteTo(F32(), hn::BitCast(Tag(), bits));
-    } else {  // move the fields to their fp32 places; 2^112 is the difference of the exponents' biases
-      const U32 u32;
-      const auto wide = hn::PromoteTo(u32, bits);
-      const auto sign = hn::ShiftLeft<16>(hn::And(wide, hn::Set(u32, 0x8000U)));
-      const auto fields = hn::ShiftLeft<13>(hn::And(wide, hn::Set(u32, 0x7FFFU)));
-      const auto finite = hn::BitCast(u32, hn::Mul(hn::BitCast(F32(), fields), hn::Set(F32(), 0x1p112F)));
-      const auto infinite = hn::Or(fields, hn::Set(u32, 0x7F800000U));  // and NaN
-      const auto top = hn::Set(u32, 0x0F800000U);                       // the largest exponent, where fields has it
-      return hn::BitCast(F32(), hn::Or(sign, hn::IfThenElse(hn::Eq(hn::And(fields, top), top), infinite, finite)));
-    }
-  }
-  static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
-  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
-  static float get(Storage x) { return to_float(Half{x}); }
-  static Storage put(float x) { return from_float<Half>(x).bits; }
-};
-
-template <>
-struct Element<BFloat16> {
-  using Storage = std::uint16_t;
-  static constexpr bool kPairs = HWY_TARGET != HWY_SCALAR;
-  static constexpr bool kStoresVectors = HWY_TARGET != HWY_SCALAR;
-  using BitsTag = hn::Rebind<std::uint16_t, F32>;
-  /// Round to nearest even by integers, as from_float() does: add half of what is cut off, less one where the result is even.
-  static HWY_INLINE void store(Vec x, Storage* p) {
-    const auto bits = hn::BitCast(U32(), x);
-    const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(U32(), 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(U32(), 0x7FFF))));
-    const auto quiet_nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(U32(), 0x40));
-    const auto is_nan = hn::RebindMask(U32(), hn::IsNaN(x));
-    hn::StoreU(hn::DemoteTo(BitsTag(), hn::BitCast(I32(), hn::IfThenElse(is_nan, quiet_nan, rounded))), BitsTag(), p);
-  }
-  static HWY_INLINE Vec widen(hn::Vec<BitsTag> bits) { return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits))); }
-  static HWY_INLINE Vec load(const Storage* p) { return widen(hn::LoadU(BitsTag(), p)); }
-  static HWY_INLINE Vec load_first(const Storage* p, std::int32_t n) { return widen(load_first_lanes(BitsTag(), p, n)); }
-  /// Elements 0, 2, 4, ... and 1, 3, 5, ... of the next 2 kLanes.
-  static HWY_INLINE Vec load_even(const Storage* p) { return hn::BitCast(F32(), hn::ShiftLeft<16>(load_words(p))); }
-  static HWY_INLINE Vec load_odd(const Storage* p) {
-    return hn::BitCast(F32(), hn::And(load_words(p), hn::Set(U32(), 0xFFFF0000U)));
-  }
-  static HWY_INLINE hn::Vec<U32> load_words(const Storage* p) {
-    return hn::LoadU(U32(), reinterpret_cast<const std::uint32_t*>(p));
-  }
-  static float get(Storage x) { return to_float(BFloat16{x}); }
-  static Storage put(float x) { return from_float<BFloat16>(x).bits; }
-};
-
-template <typename T>
-using StorageOf = typename Element<T>::Storage;
-
-template <typename T>
 const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
-  return reinterpret_cast<const StorageOf<T>*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
+  return reinterpret_cast<const StorageOf<T>*>(rows.row(token));
 }
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
@@ -227,25 +133,6 @@ void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Pr
 
 // ---- online softmax -------------------------------------------------------------------------------------------------
 
-/// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
-/// Polynomial: minimax fit of 2^f on [-1/2, 1/2] with p(0) = 1, degree 6 (relative error 2e-9 before rounding).
-HWY_INLINE Vec exp2_nonpositive(Vec x) {
-  const F32 f32;
-  const I32 i32;
-  const Vec whole = hn::Round(hn::Max(x, hn::Set(f32, -127.0F)));
-  const Vec f = hn::Sub(x, whole);
-  Vec p = hn::Set(f32, 0.00015353362F);
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.0555033237F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.240226477F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
-  const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
-  // Not (x >= -126) would also catch NaN: compare the other way round.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Mul(p, power));
-}
-
 /// Largest scaled score a row sees; the lanes past `visible` become -inf. Returns NaN if any seen score is NaN.
 HWY_INLINE float mask_and_max(float* s, std::int32_t padded, std::int32_t visible, float scale) {
   const F32 f32;
@@ -334,9 +221,8 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
   }
   const float* weights = p.row(row);
   const bool whole = kVectors > 1 || d + kLanes <= v.dims;  // only the last single vector may be cut short
-  for (std::int32_t t = 0; t < v.tokens; ++t) {
+  const auto add_token = [&](std::int32_t t, const StorageOf<T>* values) HWY_ATTR __attribute__((always_inline)) {
     next.step();
-    const StorageOf<T>* values = token_row<T>(v, t) + d;
     Vec value[std::size_t{kVectors}];
     for (int i = 0; i < kVectors; ++i) {
       if constexpr (kInPairs) {
@@ -350,6 +236,11 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
       const Vec weight = hn::Set(f32, weights[r * p.stride + t]);
       for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::MulAdd(weight, value[i], acc[r * kVectors + i]);
     }
+  };
+  if (v.table == nullptr) {  // two loops: the test inside one costs 10 % (Zen 3, four rows, in cache)
+    for (std::int32_t t = 0; t < v.tokens; ++t) add_token(t, spaced_row<T>(v, t) + d);
+  } else {
+    for (std::int32_t t = 0; t < v.tokens; ++t) add_token(t, token_row<T>(v, t) + d);
   }
   for (int r = 0; r < kRows; ++r) store_values<kInPairs, kVectors>(acc + r * kVectors, out + r * o.stride);
 }
@@ -415,11 +306,13 @@ void merge_row(const softmax::MergeStep& step, float* into, const float* other, 
 [[maybe_unused]] TileKernels tile_kernels() noexcept {
   return {
       .name = hwy::TargetName(HWY_TARGET),
-      .order_query = {order_query<float>, order_query<Half>, order_query<BFloat16>},
-      .scores = {scores<float>, scores<Half>, scores<BFloat16>},
+      .order_query = {order_query<float>, order_query<Half>, order_query<BFloat16>, order_query<Float8E4M3>,
+                      order_query<Float8E5M2>},
+      .scores = {scores<float>, scores<Half>, scores<BFloat16>, scores<Float8E4M3>, scores<Float8E5M2>},
+      .apply_rule = apply_rule,
       .online_softmax = online_softmax,
-      .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>},
-      .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>},
+      .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>, accumulate<Float8E4M3>, accumulate<Float8E5M2>},
+      .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>, load_row<Float8E4M3>, load_row<Float8E5M2>},
       .store_row = {store_row<float>, store_row<Half>, store_row<BFloat16>},
       .merge_row = merge_row,
   };

@@ -8,32 +8,31 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cpu/token_rows.hpp"
+
 namespace lean::cpu {
 
 /// Rows to ask for; no tokens: nothing.
 struct Prefetch {
-  const std::byte* data = nullptr;
-  std::int64_t token_stride_bytes = 0;
-  std::int32_t tokens = 0;
+  TokenRows rows{};
   std::int32_t row_bytes = 0;
 };
 
 /// Asks for the rows in order, a fixed number of cache lines a step.
 class PrefetchStream {
  public:
-  PrefetchStream(const Prefetch& rows, std::int64_t steps) noexcept : rows_(rows) {
-    const std::int64_t lines = static_cast<std::int64_t>(rows.tokens) * ((rows.row_bytes + kLineBytes - 1) / kLineBytes);
+  PrefetchStream(const Prefetch& prefetch, std::int64_t steps) noexcept : rows_(prefetch.rows), row_bytes_(prefetch.row_bytes) {
+    const std::int64_t lines = static_cast<std::int64_t>(rows_.tokens) * ((row_bytes_ + kLineBytes - 1) / kLineBytes);
     lines_per_step_ = static_cast<std::int32_t>(steps > 0 ? (lines + steps - 1) / steps : 0);
+    if (rows_.tokens > 0) row_ = rows_.row(0);
   }
 
   void step() noexcept {
     for (std::int32_t i = 0; i < lines_per_step_ && token_ < rows_.tokens; ++i) {
-      __builtin_prefetch(rows_.data + offset_, 0, 2);
-      offset_ += kLineBytes;
-      if ((line_ += kLineBytes) >= rows_.row_bytes) {
+      __builtin_prefetch(row_ + line_, 0, 2);
+      if ((line_ += kLineBytes) >= row_bytes_) {
         line_ = 0;
-        ++token_;
-        offset_ = token_ * rows_.token_stride_bytes;
+        if (++token_ < rows_.tokens) row_ = rows_.row(token_);
       }
     }
   }
@@ -41,11 +40,12 @@ class PrefetchStream {
  private:
   static constexpr std::int32_t kLineBytes = 64;
 
-  Prefetch rows_;
+  TokenRows rows_;
+  std::int32_t row_bytes_;
   std::int32_t lines_per_step_ = 0;
   std::int32_t token_ = 0;
-  std::int32_t line_ = 0;    // bytes into the row
-  std::int64_t offset_ = 0;  // bytes from rows_.data
+  std::int32_t line_ = 0;  // bytes into the row
+  const std::byte* row_ = nullptr;
 };
 
 }  // namespace lean::cpu

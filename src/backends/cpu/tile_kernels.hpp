@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backends/cpu/prefetch.hpp"
+#include "backends/cpu/token_rows.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
 #include "softmax/state.hpp"
@@ -17,14 +18,6 @@ namespace lean::cpu {
 
 /// Row strides of the private buffers are multiples of this many floats: a whole vector of any instruction set.
 inline constexpr std::int32_t kLaneMultiple = 16;
-
-/// K or V of one LeanTile: `tokens` rows of `dims` contiguous elements.
-struct TokenRows {
-  const void* data = nullptr;
-  std::int64_t token_stride_bytes = 0;
-  std::int32_t tokens = 0;
-  std::int32_t dims = 0;
-};
 
 /// Private buffers of one segment, fp32: rows x stride.
 struct RowBuffer {
@@ -49,21 +42,36 @@ struct SoftmaxRows {
   float* rescale = nullptr;  // out: exp2(m_old - m_new), to be applied to O
 };
 
+/// What becomes of one row's scores of a tile before the softmax, in this order: softcap, ALiBi, mask, window.
+struct ScoreRule {
+  float scale = 0.0F;           // of a raw score: into the log2 domain, or with softcap into tanh's argument
+  float cap = 0.0F;             // softcap, log2 domain; 0: none
+  float slope = 0.0F;           // ALiBi, log2 domain: what a key loses per token of distance
+  std::int32_t distance = 0;    // position of the tile's first key less the query's
+  const float* bias = nullptr;  // log2 domain, [tokens]: added; -inf hides a key whatever its score. Null: none
+  std::int32_t seen_begin = 0;  // tokens of the tile before it are hidden
+};
+
+inline constexpr int kKvTypes = 5;
+inline constexpr int kOutputTypes = 3;  // no fp8
+
 struct TileKernels {
   const char* name;
   /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
-  void (*order_query[3])(float* row, std::int32_t dims) noexcept;
+  void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
-  void (*scores[3])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
+  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
+  /// Turns a row's raw scores into log2-domain ones by the rule; online_softmax then takes them with scale 1.
+  void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
   /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
-  void (*accumulate[3])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                        const Prefetch& rows) noexcept;
+  void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                               const Prefetch& rows) noexcept;
   /// out[i] = float(in[i]).
-  void (*load_row[3])(const void* in, float* out, std::int32_t dims) noexcept;
+  void (*load_row[kKvTypes])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.
-  void (*store_row[3])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
+  void (*store_row[kOutputTypes])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
   /// O of two partials under a merge step, into the first.
   void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
 };
@@ -77,7 +85,7 @@ struct TileKernels {
   return std::int64_t{v.tokens} * (rows >= 4 ? std::int64_t{rows / 4} * (v.dims / wide + (v.dims % wide != 0 ? 1 : 0)) : 1);
 }
 
-/// Index into the tables above; fp8 has none.
+/// Index into the tables above.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
 
 /// The table of an available instruction set; kBest resolves to the widest.

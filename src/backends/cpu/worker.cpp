@@ -1,5 +1,6 @@
 #include "backends/cpu/worker.hpp"
 
+#include <atomic>
 #include <cstring>
 
 #include "backends/cpu/elements.hpp"
@@ -9,6 +10,7 @@
 #include "fixup/chunk_tree.hpp"
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/state.hpp"
 
@@ -39,6 +41,7 @@ class Worker {
         hand_over(segment);
       }
     }
+    if (tiles_.met_bad_page()) report(StatusCode::kBadPageIndex);
   }
 
   void merge_shared() noexcept {
@@ -52,6 +55,13 @@ class Worker {
   }
 
  private:
+  /// The first fault stays; workers may report at the same time.
+  void report(StatusCode code) const noexcept {
+    fixup::Counter none = 0;
+    std::atomic_ref<fixup::Counter>(call_.slots.header().sticky_code)
+        .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
+  }
+
   [[nodiscard]] bool chunked() const noexcept { return call_.plan.kind == Policy::Kind::kFixedChunk; }
 
   void enter(const Segment& segment) noexcept {
@@ -59,7 +69,9 @@ class Worker {
     output_ = {.lengths = call_.lengths(output.sequence),
                .kv_head = {output.sequence, output.kv_head},
                .first_row = static_cast<std::int64_t>(output.row_block) * call_.memory.config.q_rows,
-               .rows = output.rows};
+               .rows = output.rows,
+               .group = call_.problem.q_heads / call_.problem.kv_heads,
+               .reach = reach_of(call_.problem.scores)};
   }
 
   /// The backend's vector loop for O of two partials.
@@ -79,18 +91,20 @@ class Worker {
 
   /// The segment's result ends at memory_.partial(0); with chunks, its tree nodes at partial(0), partial(1), ...
   void compute(const Segment& segment) noexcept {
+    const std::int64_t begin = std::int64_t{segment.output.first_tile} + segment.tile_begin;
+    const std::int64_t end = std::int64_t{segment.output.first_tile} + segment.tile_end;
     if (!chunked()) {
       clear(memory_.partial(0));
-      tiles_.run(segment.tile_begin, segment.tile_end, memory_.partial(0));
+      tiles_.run(begin, end, memory_.partial(0));
       return;
     }
-    tree_ = {};
+    tree_ = ChunkTree(segment.contributor == 0);
     const std::int64_t chunk_tiles = call_.plan.granularity_tiles;
-    for (std::int64_t tile = segment.tile_begin; tile < segment.tile_end; tile += chunk_tiles) {
+    for (std::int64_t chunk = begin / chunk_tiles; chunk * chunk_tiles < end; ++chunk) {
       const Partial leaf = memory_.partial(tree_.count());
       clear(leaf);
-      tiles_.run(tile, min_of(tile + chunk_tiles, segment.tile_end), leaf);
-      tree_.push({.level = 0, .index = tile / chunk_tiles}, merge_places());
+      tiles_.run(max_of(begin, chunk * chunk_tiles), min_of(end, (chunk + 1) * chunk_tiles), leaf);
+      tree_.push({.level = 0, .index = chunk}, merge_places());
     }
     if (segment.sole()) tree_.fold(merge_places());
   }
@@ -179,7 +193,7 @@ class Worker {
 
   /// Contributors [begin, end), in index order, into memory_.partial(0).
   void merge_contributors(const Segment& segment, std::int32_t begin, std::int32_t end) noexcept {
-    tree_ = {};
+    tree_ = ChunkTree(begin == 0);
     if (!chunked()) copy(call_.slots.partial(segment.slots.slot(begin)), memory_.partial(0));
     for (std::int32_t c = chunked() ? begin : begin + 1; c < end; ++c) take_in(segment.slots.slot(c));
     if (chunked()) tree_.fold(merge_places());
@@ -206,13 +220,14 @@ class Worker {
   // ---- output -----------------------------------------------------------------------------------------------------
 
   void write_output(const Partial& whole) const noexcept {
+    const float v_scale = v_scale_of(call_.problem, output_.kv_head.head);
     for (std::int32_t r = 0; r < output_.rows; ++r) {
-      const softmax::Finished finished = softmax::finalize(whole.state(r));
       const std::int64_t row = output_.first_row + r;
-      const std::int64_t offset =
-          output::row_offset(call_.problem, call_.line.shape().group, output_.lengths, output_.kv_head, row);
-      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale, value_dim_of(call_.problem));
-      output::write_lse(call_.problem, call_.line.shape().group, output_.lengths, output_.kv_head, row, finished.lse);
+      const float sink = output::row_sink(call_.problem, output_.group, output_.kv_head, row);
+      const softmax::Finished finished = softmax::finalize(whole.state(r), sink);
+      const std::int64_t offset = output::row_offset(call_.problem, output_.group, output_.lengths, output_.kv_head, row);
+      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale * v_scale, value_dim_of(call_.problem));
+      output::write_lse(call_.problem, output_.group, output_.lengths, output_.kv_head, row, finished.lse);
     }
   }
 

@@ -7,6 +7,7 @@
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
+#include "backends/cuda/unbuilt_features.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"

@@ -13,8 +13,10 @@
 namespace lean::reference {
 namespace {
 
-constexpr double kU32 = 0x1p-24;            // unit roundoff of fp32
-constexpr double kExpError = 0x1p-22;       // relative error of one exp2: 2 ulp, also what ex2.approx promises (PTX ISA)
+constexpr double kU32 = 0x1p-24;       // unit roundoff of fp32
+constexpr double kExpError = 0x1p-22;  // relative error of one exp2: 2 ulp, also what ex2.approx promises (PTX ISA)
+constexpr double kRuleError =
+    10.0 * kU32;  // of a score's magnitudes: softcap 8 roundings, sums of the three terms 2 (docs/numerics.md)
 constexpr double kHalfUnderflow = 0x1p-25;  // what an fp16 p may lose: half its smallest step
 constexpr double kElementSigmas = 6.0;      // random walk of P's rounding: one element in 5e8 lies beyond
 constexpr double kRmsSigmas = 1.5;          // the same for the root mean square of a row
@@ -34,19 +36,22 @@ double gamma(std::int64_t n, double u) { return static_cast<double>(n) * u / (1.
 struct RowBound {
   double relative = 0.0;  // of A: 2 (2 ds + D u32)
   double p_roundoff = 0.0;
-  double absolute = 0.0;  // underflow: of products, of v where flushed, of P (fp16 only)
-  double lse = 0.0;       // of the LSE, without the term in |L|
+  double absolute = 0.0;    // underflow: of products, of v where flushed, of P (fp16 only)
+  double lse = 0.0;         // of the LSE, without the term in |L|
+  double rules_mean = 0.0;  // mean error of a score by softcap, ALiBi and additive mask
 };
 
 RowBound row_bound(const Problem& problem, const RowFacts& facts, const Rounding& rounding) {
   const std::int64_t tiles = max_of(1, ceil_div(facts.visible_tokens, rounding.tile_tokens));
-  const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors));
-  const double score_error = gamma(problem.head_dim, kU32) * facts.score_magnitude + kExpError;
+  const bool scaled = problem.k_scales != nullptr || problem.v_scales != nullptr;  // one more rounding of a score, and of O
+  const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors) + (scaled ? 1 : 0));
+  const double score_error = gamma(problem.head_dim + (scaled ? 2 : 0), kU32) * facts.score_magnitude + kExpError;
   const auto tokens = static_cast<double>(facts.visible_tokens);
   RowBound bound{.relative = 2.0 * (2.0 * score_error + depth * kU32), .p_roundoff = rounding.p_roundoff};
-  bound.absolute = tokens * kFloatStep + rounding.flushed_below;
+  bound.absolute = tokens * kFloatStep * facts.v_scale + rounding.flushed_below;
   if (rounding.p_is_half && facts.l > 0.0) bound.absolute += tokens * kHalfUnderflow * facts.max_abs_value / facts.l;
-  bound.lse = 2.0 * (score_error + depth * kU32);
+  bound.rules_mean = kRuleError * facts.bias_mean;
+  bound.lse = 2.0 * (score_error + depth * kU32) + bound.rules_mean;
   return bound;
 }
 
@@ -125,8 +130,11 @@ class Comparison {
   }
 
   [[nodiscard]] double allowed(const RowBound& bound, std::size_t element, double sigmas) const {
-    return bound.relative * answer_.abs_weighted[element] + sigmas * bound.p_roundoff * std::sqrt(answer_.squares[element]) +
-           bound.absolute + u_out_ * std::abs(answer_.o[element]) + smallest_half_step(problem_.o.dtype);
+    const double bias_weighted = answer_.bias_weighted.empty() ? 0.0 : answer_.bias_weighted[element];
+    const double rules = bound.rules_mean * answer_.abs_weighted[element] + kRuleError * bias_weighted;
+    return bound.relative * answer_.abs_weighted[element] + rules +
+           sigmas * bound.p_roundoff * std::sqrt(answer_.squares[element]) + bound.absolute +
+           u_out_ * std::abs(answer_.o[element]) + smallest_half_step(problem_.o.dtype);
   }
 
   [[nodiscard]] std::int64_t offset(const Strides& strides, const Sequence& lengths, const ErrorReport::Worst& at) const {

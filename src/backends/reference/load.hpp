@@ -18,8 +18,8 @@ inline void load_run(const void* data, DType dtype, std::int64_t offset, std::in
     case DType::kFloat32: return copy(static_cast<const float*>(data));
     case DType::kFloat16: return copy(static_cast<const Half*>(data));
     case DType::kBFloat16: return copy(static_cast<const BFloat16*>(data));
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;  // refused before anything is read
+    case DType::kFloat8E4M3: return copy(static_cast<const Float8E4M3*>(data));
+    case DType::kFloat8E5M2: return copy(static_cast<const Float8E5M2*>(data));
   }
 }
 
@@ -35,8 +35,8 @@ inline void store_element(void* data, DType dtype, std::int64_t offset, double v
     case DType::kFloat32: static_cast<float*>(data)[offset] = narrow; break;
     case DType::kFloat16: static_cast<Half*>(data)[offset] = from_float<Half>(narrow); break;
     case DType::kBFloat16: static_cast<BFloat16*>(data)[offset] = from_float<BFloat16>(narrow); break;
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;
+    case DType::kFloat8E4M3: static_cast<Float8E4M3*>(data)[offset] = from_float<Float8E4M3>(narrow); break;
+    case DType::kFloat8E5M2: static_cast<Float8E5M2*>(data)[offset] = from_float<Float8E5M2>(narrow); break;
   }
 }
 

@@ -7,11 +7,12 @@
 #include <span>
 #include <thread>
 
+#include "backends/reference/appended.hpp"
 #include "backends/reference/load.hpp"
 #include "backends/reference/visibility.hpp"
 #include "base/int_math.hpp"
-#include "base/message.hpp"
 #include "problem/address.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
@@ -60,15 +61,18 @@ class HeadOracle {
     std::int64_t answer_row = 0;
     std::vector<double> q;       // [d]
     std::vector<double> weight;  // [kv tokens]: score, then exp(s - m), then p
+    std::vector<double> bias;    // [kv tokens]: b_j of RowFacts::bias_mean
     std::vector<char> seen;      // [kv tokens]
   };
 
   void run_rows(std::int64_t begin, std::int64_t end) {
     rows_.resize(static_cast<std::size_t>(end - begin));
     for (std::int64_t r = begin; r < end; ++r) start_row(rows_[static_cast<std::size_t>(r - begin)], r);
-    for_each_token(problem_.k, problem_.head_dim, [this](std::int64_t token, std::span<const double> k) { add_scores(token, k); });
+    for_each_token(problem_.k, problem_.head_dim, static_cast<double>(k_scale_of(problem_, kv_head_)),
+                   [this](std::int64_t token, std::span<const double> k) { add_scores(token, k); });
     for (Row& row : rows_) softmax(row);
-    for_each_token(problem_.v, dv_, [this](std::int64_t token, std::span<const double> v) { add_values(token, v); });
+    for_each_token(problem_.v, dv_, static_cast<double>(v_scale_of(problem_, kv_head_)),
+                   [this](std::int64_t token, std::span<const double> v) { add_values(token, v); });
   }
 
   void start_row(Row& row, std::int64_t packed) {
@@ -76,18 +80,22 @@ class HeadOracle {
     const std::int32_t head = kv_head_ * group_ + place.head_in_group;
     row.query = {.sequence = sequence_, .head = head, .token = place.token};
     row.answer_row = answer_.row(sequence_, place.token, head);
+    answer_.facts[static_cast<std::size_t>(row.answer_row)].v_scale =
+        std::max(1.0, std::abs(static_cast<double>(v_scale_of(problem_, kv_head_))));
     row.q.resize(static_cast<std::size_t>(problem_.head_dim));
     const Strides& strides = problem_.q.strides;
     const std::int64_t offset =
         q_offset(strides, lengths_, {sequence_, head}, problem_.cu_q_tokens != nullptr) + place.token * strides.token;
     load_run(problem_.q.data, problem_.q.dtype, offset, strides.dim, problem_.head_dim, row.q.data());
+    rotate_query(problem_, lengths_, place.token, row.q);
     row.weight.assign(static_cast<std::size_t>(lengths_.kv_tokens()), kNegInf);
+    row.bias.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0.0);
     row.seen.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0);
   }
 
   /// Calls use(token counted from kv_begin, its `dims` elements as double) for every token that has an address.
   template <typename TUse>
-  void for_each_token(const TensorView& tensor, std::int64_t dims, TUse use) {
+  void for_each_token(const TensorView& tensor, std::int64_t dims, double scale, TUse use) {
     block_.resize(static_cast<std::size_t>(kTokenBlock * dims));
     for (std::int64_t begin = lengths_.kv_begin; begin < lengths_.kv_end; begin += kTokenBlock) {
       const std::int64_t end = min_of(lengths_.kv_end, begin + kTokenBlock);
@@ -95,7 +103,14 @@ class HeadOracle {
         const auto offset = token_offset(problem_, tensor.strides, lengths_, {sequence_, kv_head_}, token);
         if (!offset) continue;  // a page outside the pool: skipped
         double* out = block_.data() + (token - begin) * dims;
-        load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        if (token < first_new_token(problem_, lengths_)) {
+          load_run(tensor.data, tensor.dtype, *offset, tensor.strides.dim, dims, out);
+        } else {
+          const NewRow which = &tensor == &problem_.k ? NewRow::kKey : NewRow::kValue;
+          const std::vector<double> row = appended_row(problem_, lengths_, {sequence_, kv_head_}, token, which);
+          std::copy(row.begin(), row.end(), out);
+        }
+        for (std::int64_t i = 0; i < dims; ++i) out[i] *= scale;
         use(token - lengths_.kv_begin, std::span<const double>(out, static_cast<std::size_t>(dims)));
       }
     }
@@ -107,7 +122,9 @@ class HeadOracle {
       if (!sees(problem_, lengths_, row.query, token)) continue;
       const double dot = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return x; });
       const double magnitude = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return std::abs(x); });
-      row.weight[static_cast<std::size_t>(index)] = biased_score(problem_, lengths_, row.query, token, scale_ * dot);
+      const BiasedScore biased = biased_score(problem_, lengths_, row.query, token, scale_ * dot);
+      row.weight[static_cast<std::size_t>(index)] = biased.score;
+      row.bias[static_cast<std::size_t>(index)] = biased.magnitude;
       row.seen[static_cast<std::size_t>(index)] = 1;
       RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
       ++facts.visible_tokens;
@@ -131,7 +148,11 @@ class HeadOracle {
     answer_.facts[r].l = l;
     answer_.lse[r] = l == 0.0 ? kNegInf : m + std::log(l);
     if (l == 0.0) return;
-    for (double& w : row.weight) w /= l;
+    RowFacts& facts = answer_.facts[r];
+    for (std::size_t i = 0; i < row.weight.size(); ++i) {
+      row.weight[i] /= l;
+      if (row.weight[i] > 0.0) facts.bias_mean += row.weight[i] * row.bias[i];
+    }
   }
 
   void add_values(std::int64_t index, std::span<const double> v) {
@@ -150,6 +171,10 @@ class HeadOracle {
         a[i] += std::abs(pv);
         squares[i] += pv * pv;
       }
+      if (p > 0.0 && !answer_.bias_weighted.empty()) {
+        const double bias = row.bias[static_cast<std::size_t>(index)];
+        for (std::size_t i = 0; i < v.size(); ++i) answer_.bias_weighted[first + i] += bias * std::abs(p * v[i]);
+      }
       RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
       facts.max_abs_value = std::max(facts.max_abs_value, max_abs);
     }
@@ -167,20 +192,10 @@ class HeadOracle {
   std::vector<double> block_;
 };
 
-Status refusal(const Problem& problem) {
-  if (bytes_of(problem.k.dtype) == 1) {
-    return refuse(StatusCode::kUnsupported, "k.dtype", static_cast<std::int64_t>(problem.k.dtype), "no float8 in the oracle yet");
-  }
-  if (problem.append.k.data != nullptr) return refuse(StatusCode::kUnsupported, "append.k", 1, "no append in the oracle yet");
-  return {};
-}
-
 Answer empty_answer(const Problem& problem) {
   Answer answer;
-  answer.status = refusal(problem);
   answer.q_heads = problem.q_heads;
   answer.value_dim = value_dim_of(problem);
-  if (!answer.status.ok()) return answer;
   const LengthSource lengths(problem);
   answer.first_row.assign(1, 0);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -191,6 +206,7 @@ Answer empty_answer(const Problem& problem) {
   answer.o.assign(elements, 0.0);
   answer.abs_weighted.assign(elements, 0.0);
   answer.squares.assign(elements, 0.0);
+  if (has_score_rules(problem.scores)) answer.bias_weighted.assign(elements, 0.0);
   answer.lse.assign(rows, kNegInf);
   answer.facts.assign(rows, {});
   return answer;
@@ -200,7 +216,6 @@ Answer empty_answer(const Problem& problem) {
 
 Answer decode(const Problem& problem, int threads) {
   Answer answer = empty_answer(problem);
-  if (!answer.status.ok()) return answer;
   const std::int64_t items = problem.batch * problem.kv_heads;
   std::atomic<std::int64_t> next{0};
   const auto work = [&] {

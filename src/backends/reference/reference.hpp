@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lean/problem.hpp"
-#include "lean/status.hpp"
 
 namespace lean::reference {
 
@@ -18,11 +17,12 @@ struct RowFacts {
   double l = 0.0;                   // sum of exp(s - m)
   double score_magnitude = 0.0;     // |scale| max_j sum_i |q_i k_ji|
   double max_abs_value = 0.0;       // max |v| over the visible tokens
+  double v_scale = 1.0;             // of fp8 values: what is lost below fp32's range is lost before it
+  double bias_mean = 0.0;           // sum_j p_j b_j, b_j the magnitudes added up in a score by softcap, ALiBi and mask
 };
 
 /// Rows are (sequence, query token, query head), the head running fastest; sequences with fewer tokens have fewer rows.
 struct Answer {
-  Status status;  // ok, or unsupported: then all else is empty
   std::int32_t q_heads = 0;
   std::int32_t value_dim = 0;
   std::vector<std::int64_t> first_row;  // [B + 1]
@@ -30,6 +30,7 @@ struct Answer {
   std::vector<double> lse;              // [rows], natural logarithm
   std::vector<double> abs_weighted;     // [rows, dv]: A = sum_j p_j |v_j|
   std::vector<double> squares;          // [rows, dv]: sum_j p_j^2 v_j^2
+  std::vector<double> bias_weighted;    // [rows, dv]: sum_j p_j b_j |v_j|; empty without such rules
   std::vector<RowFacts> facts;          // [rows]
 
   [[nodiscard]] std::int64_t rows() const { return first_row.empty() ? 0 : first_row.back(); }
@@ -39,7 +40,7 @@ struct Answer {
 };
 
 /// `problem` must satisfy check_preconditions() and all its arrays must be host-readable; o and lse are not touched.
-/// Serves all of Problem but fp8 K/V and append (unsupported). Work is shared by `threads` threads.
+/// Serves all of Problem. Work is shared by `threads` threads.
 [[nodiscard]] Answer decode(const Problem& problem, int threads = 1);
 
 }  // namespace lean::reference

@@ -28,14 +28,13 @@ struct QueryRow {
   if (pages.page_tokens == 0) return kv_offset(strides, lengths, at, problem.cu_kv_tokens != nullptr) + token * strides.token;
   const std::int64_t page = token / pages.page_tokens;
   const std::int64_t id = pages.block_table != nullptr ? pages.block_table[at.sequence * pages.block_table_stride + page]
-                                                       : pages.page_indices[pages.page_indptr[at.sequence] + page];
+                                                       : pages.page_indices[lengths.first_page + page];
   if (id < 0 || id >= pages.page_count) return std::nullopt;
   return id * strides.sequence + at.head * strides.head + token % pages.page_tokens * strides.token;
 }
 
-[[nodiscard]] inline std::int64_t mask_offset(const Problem& problem, const QueryRow& row, std::int64_t key) {
-  const Strides& strides = problem.scores.mask_strides;
-  return row.sequence * strides.sequence + row.head * strides.head + row.token * strides.token + key * strides.dim;
+[[nodiscard]] inline std::int64_t mask_element(const Problem& problem, const QueryRow& row, std::int64_t key) {
+  return mask_offset(problem.scores.mask_strides, {row.sequence, row.head}, row.token, key);
 }
 
 [[nodiscard]] inline bool sees_in_tree(const Problem& problem, const Sequence& lengths, const QueryRow& row, std::int64_t key) {
@@ -55,27 +54,44 @@ struct QueryRow {
   if (scores.window_right >= 0 && key > position + scores.window_right) return false;
   if (scores.tree_mask != nullptr && !sees_in_tree(problem, lengths, row, key)) return false;
   if (scores.mask == nullptr) return true;
-  const std::int64_t offset = mask_offset(problem, row, key);
+  const std::int64_t offset = mask_element(problem, row, key);
   if (scores.mask_is_boolean) return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0;
   return load_element(scores.mask, scores.mask_dtype, offset) != -std::numeric_limits<double>::infinity();
 }
 
-/// The score after softcap, ALiBi and additive mask, in this order; `score` is scale x q k.
-[[nodiscard]] inline double biased_score(const Problem& problem, const Sequence& lengths, const QueryRow& row, std::int64_t key,
-                                         double score) {
+/// Softcap, ALiBi or an additive mask.
+[[nodiscard]] inline bool has_score_rules(const Scores& scores) {
+  return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || (scores.mask != nullptr && !scores.mask_is_boolean);
+}
+
+/// A score after softcap, ALiBi and additive mask, in this order, and the sum of the magnitudes that made it: what rounding of
+/// the rules scales with; 0 where there is none of them.
+struct BiasedScore {
+  double score = 0.0;
+  double magnitude = 0.0;
+};
+
+/// `score` is scale x q k.
+[[nodiscard]] inline BiasedScore biased_score(const Problem& problem, const Sequence& lengths, const QueryRow& row,
+                                              std::int64_t key, double score) {
   const Scores& scores = problem.scores;
+  if (!has_score_rules(scores)) return {score, 0.0};
   if (scores.softcap > 0.0F) {
     const auto cap = static_cast<double>(scores.softcap);
     score = cap * std::tanh(score / cap);
   }
+  BiasedScore biased{score, std::abs(score)};
+  const auto add = [&biased](double bias) {
+    biased.score += bias;
+    biased.magnitude += std::abs(bias);
+  };
   if (scores.alibi_slopes != nullptr) {
     const std::int64_t position = static_cast<std::int64_t>(lengths.kv_end) - lengths.q_tokens + row.token;
-    score -= static_cast<double>(scores.alibi_slopes[row.head]) * static_cast<double>(std::abs(position - key));
+    add(-static_cast<double>(scores.alibi_slopes[row.head]) * static_cast<double>(std::abs(position - key)));
   }
-  if (scores.mask != nullptr && !scores.mask_is_boolean) {
-    score += load_element(scores.mask, scores.mask_dtype, mask_offset(problem, row, key));
-  }
-  return score;
+  if (scores.mask != nullptr && !scores.mask_is_boolean)
+    add(load_element(scores.mask, scores.mask_dtype, mask_element(problem, row, key)));
+  return biased;
 }
 
 }  // namespace lean::reference

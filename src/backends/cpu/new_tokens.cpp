@@ -1,0 +1,73 @@
+#include "backends/cpu/new_tokens.hpp"
+
+#include <functional>
+
+#include "backends/cpu/elements.hpp"
+#include "problem/append.hpp"
+#include "problem/kv_scales.hpp"
+#include "problem/preconditions.hpp"
+
+namespace lean::cpu {
+namespace {
+
+constexpr std::int32_t kMaxDims = 256;
+
+/// A row on its way into the cache: `row` holds it in fp32, `copy` takes it as the cache's type.
+void quantise(const TensorView& cache, float scale, const float* row, std::byte* copy, std::int32_t dims) noexcept {
+  float stored[kMaxDims];
+  for (std::int32_t d = 0; d < dims; ++d) stored[d] = scale == 1.0F ? row[d] : row[d] / scale;
+  store_elements(cache.dtype, stored, copy, dims);
+}
+
+}  // namespace
+
+void NewTokens::begin(const TileOutput& output) noexcept {
+  output_ = output;
+  first_ = first_new_token(problem_, output.lengths);
+}
+
+NewTokens::Rows NewTokens::make(std::int64_t token, std::int32_t set, Rows cache) const noexcept {
+  const Append& append = problem_.append;
+  const std::int32_t head = output_.kv_head.head;
+  const std::int32_t value_dim = value_dim_of(problem_);
+  const std::int64_t place = (token - first_) % memory_.layout.new_rows;  // of a tile's new tokens no two fall together
+  std::byte* const k = memory_.new_kv[set] + place * memory_.layout.new_row_bytes();
+  std::byte* const v = k + memory_.layout.new_k_bytes();
+  float row[kMaxDims];
+  const auto load = [&](const TensorView& tensor, std::int32_t dims) {
+    const std::int64_t offset = append_offset(problem_, tensor.strides, output_.lengths, output_.kv_head, token);
+    load_row(kernels_, tensor, element(tensor, offset), row, dims);
+  };
+  load(append.k, problem_.head_dim);
+  rotate_row(append, rotary_position(output_.lengths, token), row);
+  quantise(problem_.k, k_scale_of(problem_, head), row, k, problem_.head_dim);
+  load(append.v, value_dim);
+  quantise(problem_.v, v_scale_of(problem_, head), row, v, value_dim);
+  if (writes(token)) {
+    copy_elements(problem_.k, k, const_cast<std::byte*>(cache.k), problem_.head_dim);
+    copy_elements(problem_.v, v, const_cast<std::byte*>(cache.v), value_dim);
+  }
+  return {k, v};
+}
+
+bool NewTokens::made(const std::byte* row) const noexcept {
+  const std::byte* const begin = memory_.new_kv[0];
+  const std::byte* const end = begin + kTileSets * memory_.layout.new_kv_floats() * static_cast<std::int64_t>(sizeof(float));
+  return begin != nullptr && !std::less<>()(row, begin) && std::less<>()(row, end);
+}
+
+/// Every new token has a query of its own, which one row block holds the first row of, and which sees it.
+bool NewTokens::writes(std::int64_t token) const noexcept {
+  const std::int64_t query = token - (std::int64_t{output_.lengths.kv_end} - output_.lengths.q_tokens);
+  const std::int64_t row = query * output_.group;
+  return row >= output_.first_row && row < output_.first_row + output_.rows;
+}
+
+void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept {
+  if (problem.append.rotary_dim == 0) return;
+  const std::int64_t token = std::int64_t{lengths.kv_end} - lengths.q_tokens + query_token;
+  rotate_row(problem.append, rotary_position(lengths, token), row);
+  round_row(problem.q.dtype, row, problem.append.rotary_dim);
+}
+
+}  // namespace lean::cpu

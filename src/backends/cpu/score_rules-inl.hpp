@@ -1,0 +1,54 @@
+// What happens to a row's scores between q k and the softmax: softcap, ALiBi, mask, window. Apart from online_softmax, so that a
+// call without such rules pays nothing for them. Included by lean_tile-inl.hpp; not a header that compiles alone.
+
+HWY_BEFORE_NAMESPACE();
+namespace lean::cpu::HWY_NAMESPACE {
+namespace {
+
+/// tanh, relative error below 2^-22; NaN stays NaN. Near 0 the odd polynomial of Cephes' tanhf (S. Moshier), elsewhere
+/// (1 - e) / (1 + e) with e = exp(-2 |x|).
+HWY_INLINE Vec tanh_of(Vec x) {
+  const F32 f32;
+  const Vec magnitude = hn::Abs(x);
+  const Vec square = hn::Mul(x, x);
+  Vec p = hn::Set(f32, -5.70498872745e-3F);
+  p = hn::MulAdd(p, square, hn::Set(f32, 2.06390887954e-2F));
+  p = hn::MulAdd(p, square, hn::Set(f32, -5.37397155531e-2F));
+  p = hn::MulAdd(p, square, hn::Set(f32, 1.33314422036e-1F));
+  p = hn::MulAdd(p, square, hn::Set(f32, -3.33332819422e-1F));
+  const Vec near_zero = hn::MulAdd(hn::Mul(p, square), x, x);
+  const Vec one = hn::Set(f32, 1.0F);
+  const Vec e = exp2_nonpositive(hn::Mul(magnitude, hn::Set(f32, -2.0F * softmax::kLog2E)));
+  const Vec elsewhere = hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(f32, 0.625F)), near_zero, elsewhere);
+}
+
+void apply_rule(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept {
+  const F32 f32;
+  const I32 i32;
+  const Vec scale = hn::Set(f32, rule.scale);
+  const Vec cap = hn::Set(f32, rule.cap);
+  const Vec slope = hn::Set(f32, rule.slope);
+  const Vec none = hn::Set(f32, softmax::kNegInf);
+  for (std::int32_t t = 0; t < tokens; t += kLanes) {
+    Vec x = hn::Mul(hn::Load(f32, s + t), scale);
+    if (rule.cap > 0.0F) x = hn::Mul(tanh_of(x), cap);
+    if (rule.slope != 0.0F) {
+      const Vec distance = hn::Abs(hn::ConvertTo(f32, hn::Iota(i32, t + rule.distance)));
+      x = hn::NegMulAdd(distance, slope, x);
+    }
+    if (rule.bias != nullptr) {
+      const Vec bias = hn::Load(f32, rule.bias + t);
+      x = hn::IfThenElse(hn::Eq(bias, none), none, hn::Add(x, bias));
+    }
+    if (t < rule.seen_begin) {
+      const auto hidden = hn::Lt(hn::Iota(i32, t), hn::Set(i32, rule.seen_begin));
+      x = hn::IfThenElse(hn::RebindMask(f32, hidden), none, x);
+    }
+    hn::Store(x, f32, s + t);
+  }
+}
+
+}  // namespace
+}  // namespace lean::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,91 @@
+#include "backends/cpu/score_rules.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/float_types.hpp"
+#include "base/int_math.hpp"
+#include "problem/tree_mask.hpp"
+#include "softmax/scale.hpp"
+#include "softmax/state.hpp"
+
+namespace lean::cpu {
+namespace {
+
+float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
+  switch (scores.mask_dtype) {
+    case DType::kFloat16: return to_float(static_cast<const Half*>(scores.mask)[offset]);
+    case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(scores.mask)[offset]);
+    default: return static_cast<const float*>(scores.mask)[offset];
+  }
+}
+
+}  // namespace
+
+ScoreRules::ScoreRules(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory) noexcept
+    : problem_(problem),
+      kernels_(kernels),
+      memory_(memory),
+      any_(problem.scores.softcap > 0.0F || problem.scores.alibi_slopes != nullptr || hides_tokens(problem.scores)) {}
+
+bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, const RowBuffer& scores) const noexcept {
+  if (!any_ && !tile.has_absent) return false;
+  const float softcap = problem_.scores.softcap;
+  const bool masked = masks(output, tile);
+  if (masked) std::memset(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens));
+  for (std::int32_t r = 0; r < scores.rows; ++r) {
+    const PackedRow at = output.row(r);
+    const KeySpan seen = output.seen_by(at.token);
+    const auto begin = static_cast<std::int32_t>(clamp_to(seen.begin - tile.token, 0, tile.tokens));
+    const auto end = static_cast<std::int32_t>(clamp_to(seen.end - tile.token, begin, tile.tokens));
+    ScoreRule rule{.scale = scale, .seen_begin = begin};
+    if (softcap > 0.0F) {
+      rule.scale = scale * softmax::kLn2 / softcap;
+      rule.cap = softcap * softmax::kLog2E;
+    }
+    if (problem_.scores.alibi_slopes != nullptr) {
+      const std::int64_t position = std::int64_t{output.lengths.kv_end} - output.lengths.q_tokens + at.token;
+      rule.slope = problem_.scores.alibi_slopes[output.q_head(at).head] * softmax::kLog2E;
+      rule.distance =
+          static_cast<std::int32_t>(clamp_to(tile.token - position, -INT32_MAX, INT32_MAX - tile.tokens - kLaneMultiple));
+    }
+    if (masked) {
+      fill_bias(output, at, tile, begin, end);
+      rule.bias = memory_.bias;
+    }
+    kernels_.apply_rule(scores.row(r), tile.tokens, rule);
+  }
+  if (masked && std::memchr(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens)) != nullptr) KvTiles::hide_values(tile);
+  return true;
+}
+
+/// Whether a mask, or a page that is not there, may hide a token of the tile.
+bool ScoreRules::masks(const TileOutput& output, const KvTile& tile) const noexcept {
+  if (problem_.scores.mask != nullptr || tile.has_absent) return true;
+  return problem_.scores.tree_mask != nullptr && tile.token + tile.tokens > first_draft(output.lengths);
+}
+
+/// The bias of tokens [begin, end) of the tile; the others are not looked up. Tokens that the row sees are no longer hidden.
+void ScoreRules::fill_bias(const TileOutput& output, PackedRow at, const KvTile& tile, std::int32_t begin,
+                           std::int32_t end) const noexcept {
+  std::fill_n(memory_.bias, memory_.layout.score_stride(), 0.0F);
+  for (std::int32_t t = begin; t < end; ++t) {
+    const bool absent = tile.has_absent && KvTiles::is_hidden(tile.k.row(t));
+    const float bias = absent ? softmax::kNegInf : mask_bias(output, at, tile.token + t);
+    memory_.bias[t] = bias;
+    if (bias != softmax::kNegInf) tile.tables->hidden[t] = 0;
+  }
+}
+
+float ScoreRules::mask_bias(const TileOutput& output, PackedRow at, std::int64_t key) const noexcept {
+  const Scores& scores = problem_.scores;
+  if (scores.tree_mask != nullptr && !sees_in_tree(problem_, output.lengths, output.kv_head.sequence, at.token, key)) {
+    return softmax::kNegInf;
+  }
+  if (scores.mask == nullptr) return 0.0F;
+  const std::int64_t offset = mask_offset(scores.mask_strides, output.q_head(at), at.token, key);
+  if (!scores.mask_is_boolean) return additive_bias(scores, offset) * softmax::kLog2E;
+  return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0 ? 0.0F : softmax::kNegInf;
+}
+
+}  // namespace lean::cpu

@@ -1,0 +1,53 @@
+// Vectors of the instruction set being compiled, and what all kernels share: tags, partial loads, exp2.
+// Included by lean_tile-inl.hpp once per target; not a header that compiles alone.
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lean::cpu::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using Vec = hn::Vec<F32>;
+using I32 = hn::RebindToSigned<F32>;
+using U32 = hn::RebindToUnsigned<F32>;
+
+constexpr std::int32_t kLanes = HWY_LANES(float);     // fixed-size targets only
+constexpr bool kManyRegisters = HWY_MAX_BYTES >= 64;  // 32 vector registers: 24 sums fit, else 12 of 16
+
+/// The first n < kLanes elements, zeros behind them; never reads past element n - 1.
+template <typename TTag, typename TLane = hn::TFromD<TTag>>
+HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t n) {
+#if HWY_MAX_BYTES >= 64
+  return hn::MaskedLoad(hn::FirstN(tag, static_cast<std::size_t>(n)), tag, p);
+#else
+  HWY_ALIGN TLane padded[HWY_MAX_BYTES / sizeof(TLane)] = {};
+  for (std::int32_t i = 0; i < n; ++i) padded[i] = p[i];
+  return hn::LoadU(tag, padded);
+#endif
+}
+
+/// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
+/// Polynomial: minimax fit of 2^f on [-1/2, 1/2] with p(0) = 1, degree 6 (relative error 2e-9 before rounding).
+HWY_INLINE Vec exp2_nonpositive(Vec x) {
+  const F32 f32;
+  const I32 i32;
+  const Vec whole = hn::Round(hn::Max(x, hn::Set(f32, -127.0F)));
+  const Vec f = hn::Sub(x, whole);
+  Vec p = hn::Set(f32, 0.00015353362F);
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.0555033237F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.240226477F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
+  p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
+  const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
+  // Not (x >= -126) would also catch NaN: compare the other way round.
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Mul(p, power));
+}
+
+}  // namespace
+}  // namespace lean::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,53 @@
+// Append: which tokens of a sequence are new in this call, and the rotary embedding of queries and new keys. New token i is query
+// token i and stands at kv_end - n_q + i. Everything is fp32 arithmetic with a fixed order, so that every backend writes the
+// same bits into a cache.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "base/int_math.hpp"
+#include "lean/problem.hpp"
+#include "problem/address.hpp"
+#include "problem/sequence.hpp"
+
+namespace lean {
+
+LEAN_HD [[nodiscard]] constexpr bool appends(const Problem& problem) noexcept { return problem.append.k.data != nullptr; }
+
+/// The first new token of the sequence, kv_end where there is none. A sequence whose lengths had to be clamped gets none: its new
+/// tokens would take the place of old ones.
+LEAN_HD [[nodiscard]] constexpr std::int32_t first_new_token(const Problem& problem, const Sequence& lengths) noexcept {
+  if (!appends(problem) || lengths.clamped) return lengths.kv_end;
+  return static_cast<std::int32_t>(max_of(lengths.kv_begin, std::int64_t{lengths.kv_end} - lengths.q_tokens));
+}
+
+/// Offset of the new row of token `token` >= first_new_token(), in append.k or append.v.
+LEAN_HD [[nodiscard]] constexpr std::int64_t append_offset(const Problem& problem, const Strides& strides, const Sequence& lengths,
+                                                           HeadPosition kv_head, std::int64_t token) noexcept {
+  const std::int64_t query = token - (std::int64_t{lengths.kv_end} - lengths.q_tokens);
+  return q_offset(strides, lengths, kv_head, problem.cu_q_tokens != nullptr) + query * strides.token;
+}
+
+/// The row of the rotary tables that token `token` of the sequence is turned by: positions count from the first valid token.
+LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Sequence& lengths, std::int64_t token) noexcept {
+  return max_of(0, token - lengths.kv_begin);
+}
+
+/// Turns the first rotary_dim elements of a row, pair by pair: (a, b) -> (a cos - b sin, a sin + b cos) (RoFormer, arXiv
+/// 2104.09864, eq. 34). Pairs are neighbours, or an element of the first half and its like in the second.
+LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, float* row) noexcept {
+  const std::int32_t half = append.rotary_dim / 2;
+  for (std::int32_t i = 0; i < half; ++i) {
+    float& a = row[append.rotary_interleaved ? 2 * i : i];
+    float& b = row[append.rotary_interleaved ? 2 * i + 1 : half + i];
+    const float cos = append.rotary_cos[position * half + i];
+    const float sin = append.rotary_sin[position * half + i];
+    const float turned = std::fma(a, cos, -(b * sin));
+    b = std::fma(a, sin, b * cos);
+    a = turned;
+  }
+}
+
+}  // namespace lean

@@ -1,0 +1,225 @@
+// Append: new keys and values reach the cache once, bit for bit, and are attended to from the inputs: where they go the cache holds
+// NaN before the call. Every run here compares the whole cache with what it must hold afterwards.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/reference/load.hpp"
+#include "problem/append.hpp"
+#include "support/reduced.hpp"
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+TEST(Conformance, AppendWithEveryCacheLayoutAndType) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const char* k : {"bhsd", "bshd", "bshd~gap3", "bhds", "bhsd~inner2", "bshd~negs"}) {
+        for (const char* v : {"bhsd~gap8", "bhsd~inner3"}) {
+          for (const std::int32_t page_tokens : {0, 1, 16}) {
+            for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {
+              Case c{
+                  .dtype = dtype, .kv_type = type, .head_dim = 24, .lens = {1, 613, 5, 97}, .n_q = {5}, .page_tokens = page_tokens};
+              c.kv_scales = type == KvType::kE4M3 ? KvScales::kHead : KvScales::kNone;
+              c.capacity = 620;
+              c.causal = true;
+              c.append = true;
+              c.rotary_dim = 24;
+              c.k_layout = k;
+              c.v_layout = v;
+              c.isa = isa;
+              EXPECT_TRUE(run_and_check(c));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
+  const TestExecutor executor(ExecutorKind::kPool, 4);
+  for (const auto& n_q : {std::vector<std::int32_t>{1}, {300, 1, 0, 17}}) {
+    Case c{.q_heads = 6,
+           .lens = {full_or_reduced(1511, 613), 1, 0, 613},
+           .n_q = n_q,
+           .pad = {200, 0, 0, 0},
+           .causal = true,
+           .append = true,
+           .rotary_dim = 64};
+    c.q_layout = "shd";
+    TestProblem built(c);
+    const reference::Answer answer = reference::decode(built.problem());
+    for (const Policy& policy : all_policies()) {
+      for (const Fixup fixup : kFixups) {
+        if (!pairs(policy, fixup)) continue;
+        for (const std::int32_t workers : {1, 5, 40}) {
+          Options options = options_of(c, executor);
+          options.policy = policy;
+          options.fixup = fixup;
+          options.workers = workers;
+          if (!served(built, options)) continue;
+          EXPECT_TRUE(run_and_check(built, answer, options)) << "workers " << workers;
+        }
+      }
+    }
+  }
+}
+
+/// One call that appends gives the bits of a call on the cache as it is afterwards.
+TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
+  for (const DType dtype : dtypes()) {
+    for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
+      for (const std::int32_t page_tokens : {0, 16}) {
+        Case c{.dtype = dtype,
+               .kv_type = type,
+               .lens = {613, 37},
+               .n_q = {4},
+               .page_tokens = page_tokens,
+               .causal = true,
+               .append = true};
+        c.kv_scales = type == KvType::kE5M2 ? KvScales::kTensor : KvScales::kNone;
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        const auto bits = built.output_bits();
+        Problem whole = built.problem();
+        whole.append = {};
+        const TestWorkspace workspace(whole, options_of(c, executor));
+        ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
+        EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+      }
+    }
+  }
+}
+
+/// Scores under rotary embedding depend on the distance of two positions: turning both by the same angle changes nothing but
+/// rounding. And positions count from the first valid token, so left padding does not matter.
+TEST(Conformance, RotaryPositionsCountFromTheFirstValidToken) {
+  if (!target_serves({.dtype = DType::kFloat32, .append = true})) GTEST_SKIP() << "the target appends no fp32 keys";
+  for (const bool interleaved : {false, true}) {
+    Case c{.dtype = DType::kFloat32,
+           .lens = {9},
+           .n_q = {9},
+           .causal = true,
+           .append = true,
+           .rotary_dim = 64,
+           .input = Input::kNormal};
+    c.rotary_interleaved = interleaved;
+    const TestExecutor executor(c.executor);
+    TestProblem plain(c);
+    c.lens = {29};
+    c.pad = {20};
+    TestProblem padded(c);
+    const auto fill = [](const TestProblem& built) {
+      for (std::int32_t head = 0; head < 2; ++head) {
+        for (std::int64_t t = 0; t < 9; ++t) {
+          for (std::int64_t i = 0; i < 64; ++i) {
+            const Append& append = built.problem().append;
+            const double x = std::sin(static_cast<double>(head + 3 * t + 7 * i));
+            for (const TensorView* tensor : {&append.k, &append.v}) {
+              const std::int64_t offset = head * tensor->strides.head + t * tensor->strides.token + i;
+              reference::store_element(const_cast<void*>(tensor->data), tensor->dtype, offset, x);
+            }
+          }
+        }
+      }
+    };
+    fill(plain);
+    fill(padded);
+    plain.remember();
+    padded.remember();
+    ASSERT_TRUE(run_and_check(plain, reference::decode(plain.problem()), options_of(c, executor)));
+    ASSERT_TRUE(run(padded, options_of(c, executor)));
+    EXPECT_EQ(padded.output_bits(), plain.output_bits());
+  }
+}
+
+TEST(Conformance, RotaryTurnsPairsByTheirAngle) {
+  const float cosines[] = {1.0F, 1.0F, 0.6F, 0.0F};  // positions 0 and 1
+  const float sines[] = {0.0F, 0.0F, 0.8F, 1.0F};
+  const Append halves{.rotary_cos = cosines, .rotary_sin = sines, .rotary_dim = 4};
+  float row[] = {10.0F, 1.0F, 5.0F, 2.0F, 7.0F};
+  rotate_row(halves, 0, row);
+  EXPECT_EQ(row[0], 10.0F);
+  rotate_row(halves, 1, row);  // (10, 5) by (0.6, 0.8), (1, 2) by a quarter
+  EXPECT_FLOAT_EQ(row[0], 2.0F);
+  EXPECT_FLOAT_EQ(row[2], 11.0F);
+  EXPECT_EQ(row[1], -2.0F);
+  EXPECT_EQ(row[3], 1.0F);
+  EXPECT_EQ(row[4], 7.0F);
+  Append pairs = halves;
+  pairs.rotary_interleaved = true;
+  float neighbours[] = {10.0F, 5.0F, 1.0F, 2.0F};
+  rotate_row(pairs, 1, neighbours);
+  EXPECT_FLOAT_EQ(neighbours[0], 2.0F);
+  EXPECT_FLOAT_EQ(neighbours[1], 11.0F);
+  EXPECT_EQ(neighbours[2], -2.0F);
+  EXPECT_EQ(neighbours[3], 1.0F);
+}
+
+TEST(Conformance, ARefusedCallAppendsNothing) {
+  Case c{.lens = {37, 97}, .n_q = {3}, .append = true};
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  if (!served(built, options_of(c, executor))) return;
+  const TestWorkspace workspace(built.problem(), options_of(c, executor));
+  ASSERT_TRUE(workspace.status().ok());
+  Workspace small = workspace.get();
+  small.scratch_bytes -= 1;
+  EXPECT_EQ(decode(built.problem(), options_of(c, executor), small).code, StatusCode::kWorkspaceTooSmall);
+  EXPECT_TRUE(built.outputs_untouched());
+  built.problem().scores.softcap = -1.0F;
+  EXPECT_EQ(decode(built.problem(), options_of(c, executor), workspace.get()).code, StatusCode::kInvalidArgument);
+  EXPECT_TRUE(built.outputs_untouched());
+}
+
+/// Lengths that lie never make a call write over older tokens, or outside the cache.
+TEST(Conformance, R25_NothingIsAppendedToASequenceWhoseLengthsAreClamped) {
+  for (const std::int32_t length : {102, INT_MAX, -1}) {
+    Case c{.lens = {37, 101, 53}, .n_q = {2}, .capacity = 101, .append = true, .fill = Fill::kZero, .guard = Guard::kPage};
+    const TestExecutor executor(c.executor);
+    TestProblem built(c);
+    if (!served(built, options_of(c, executor))) return;
+    built.kv_lengths()[1] = length;
+    built.remember();
+    EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+  }
+}
+
+TEST(Conformance, R26_ANewTokenWhosePageIsNotThereIsLeftOut) {
+  Case c{.lens = {37, 97}, .n_q = {3}, .page_tokens = 16, .append = true, .guard = Guard::kPage};
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  if (!served(built, options_of(c, executor))) return;
+  built.page_ids(1)[6] = 1000;
+  built.remember();
+  EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+}
+
+/// A window shorter than the chunk that is appended: early tokens are seen by early rows only, and written all the same.
+TEST(Conformance, AChunkLongerThanTheWindowIsAppendedWhole) {
+  for (const DType dtype : dtypes()) {
+    for (const std::int32_t page_tokens : {0, 16}) {
+      Case c{.dtype = dtype,
+             .q_heads = 8,
+             .kv_heads = 1,
+             .head_dim = 128,
+             .lens = {700, 130},
+             .n_q = {120},
+             .page_tokens = page_tokens};
+      c.causal = true;
+      c.append = true;
+      c.window_left = 9;
+      c.workers = 7;
+      EXPECT_TRUE(run_and_check(c));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
