@@ -73,16 +73,17 @@ struct LineShape {
   }
 };
 
-/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, which sees every token
-/// (no window to the left). What LineShape finds by divisions is known here, so that a GPU's walk stays short.
+/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees the
+/// last token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.
 template <std::int32_t kTileTokens>
 struct OneBlockShape {
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;
   std::int32_t group = 0;
+  std::int32_t window_left = -1;
 
   LEAN_HD explicit constexpr OneBlockShape(const LineShape& shape) noexcept
-      : batch(shape.batch), kv_heads(shape.kv_heads), group(shape.group) {}
+      : batch(shape.batch), kv_heads(shape.kv_heads), group(shape.group), window_left(shape.reach.left) {}
 
   [[nodiscard]] LEAN_HD static constexpr std::int32_t row_blocks(const SequenceWork& work) noexcept {
     return work.q_tokens > 0 ? 1 : 0;
@@ -90,8 +91,13 @@ struct OneBlockShape {
   [[nodiscard]] LEAN_HD constexpr std::int32_t rows_in(const SequenceWork& work, std::int32_t) const noexcept {
     return work.q_tokens * group;
   }
-  [[nodiscard]] LEAN_HD static constexpr TileSpan tiles_of(const SequenceWork& work, std::int32_t) noexcept {
-    return {.first = 0, .count = work.kv_tokens > 0 ? (work.kv_tokens - 1) / kTileTokens + 1 : 1};
+  [[nodiscard]] LEAN_HD constexpr TileSpan tiles_of(const SequenceWork& work, std::int32_t) const noexcept {
+    TileSpan tiles{.first = 0, .count = work.kv_tokens > 0 ? (work.kv_tokens - 1) / kTileTokens + 1 : 1};
+    if (window_left < 0) return tiles;
+    const KeySpan seen = keys_seen({.left = window_left}, work.kv_tokens, work.q_tokens, 0, work.q_tokens - 1);
+    tiles.first = seen.begin / kTileTokens;
+    tiles.count = most_of(1, tiles.count - tiles.first);
+    return tiles;
   }
   [[nodiscard]] LEAN_HD static constexpr bool same_tiles_in_all_blocks(const SequenceWork&) noexcept { return true; }
 };

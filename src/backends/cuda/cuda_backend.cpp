@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <bit>
 
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
@@ -11,6 +12,7 @@
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/scale.hpp"
 
@@ -81,6 +83,26 @@ bool end_to_end(P problem) noexcept {
 
 /// More in flight brings no bandwidth (docs/cuda-backend.md), and everything else that asks the memory for something waits longer.
 constexpr std::int32_t kRingBytes = 96 * 1024;
+
+/// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
+constexpr std::int64_t kMinRunBytes = 2048;
+
+/// The copy engine takes tiles whole, or page by page.
+bool copies_runs(P problem, const Device& device) noexcept {
+  if (!device.copies_in_bulk() || !end_to_end(problem)) return false;
+  return !is_paged(problem.pages) || std::int64_t{problem.pages.page_tokens} * problem.head_dim * 2 >= kMinRunBytes;
+}
+
+std::int32_t page_shift_of(P problem) noexcept {
+  const auto tokens = static_cast<std::uint32_t>(problem.pages.page_tokens);
+  return std::has_single_bit(tokens) ? std::countr_zero(tokens) : -1;
+}
+
+/// A window's left end is the row block's own where it has one query token, else its rows differ.
+bool has_score_rules(P problem) noexcept {
+  const Scores& scores = problem.scores;
+  return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || (scores.window_left >= 0 && problem.q_tokens > 1);
+}
 
 struct RingSize {
   std::int32_t stage_bytes = 0;
@@ -189,8 +211,10 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .ring_stages = ring.stages,
                   .stage_bytes = ring.stage_bytes,
+                  .page_shift = page_shift_of(problem),
                   .flat = flat,
-                  .bulk_copies = device.copies_in_bulk() && end_to_end(problem),
+                  .bulk_copies = copies_runs(problem, device),
+                  .score_rules = has_score_rules(problem),
                   .vector_queries = aligned_to(problem.q.data, 16) && rows_aligned(problem.q.strides, 16),
                   .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;

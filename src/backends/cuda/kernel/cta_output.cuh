@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_output(const DeviceCall& call, const Segme
   const Problem& problem = call.problem;
   const HeadPosition kv_head{record.sequence, record.kv_head};
   const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
-  const softmax::Finished finished = softmax::finalize(state);
+  const softmax::Finished finished = softmax::finalize(state, output::row_sink(problem, call.shape.group, kv_head, packed));
   auto* to = static_cast<std::uint16_t*>(problem.o.data) +
              output::row_offset(problem, call.shape.group, record.lengths, kv_head, packed) + dim;
   const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * finished.scale, o.x[1] * finished.scale);

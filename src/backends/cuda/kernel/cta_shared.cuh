@@ -20,7 +20,7 @@ struct SegmentRecord {
   std::int32_t row_block = 0;
   std::int32_t rows = 0;
   Sequence lengths;
-  std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence, in whole tiles but for the last
+  std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence that a row sees, in whole tiles but for the ends
   std::int32_t token_end = 0;
   // Known when the barrier sharing_known has been passed.
   std::int32_t contributor = 0;
@@ -29,6 +29,11 @@ struct SegmentRecord {
   bool last = false;  // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
+
+  /// Tokens copied and computed together from `token` on: up to the end of its LeanTile.
+  [[nodiscard]] __device__ std::int32_t tokens_from(std::int32_t token, std::int32_t tile_tokens) const {
+    return min(tile_tokens - (token - lengths.kv_begin) % tile_tokens, token_end - token);
+  }
 };
 
 /// The work line, the plan and their sums while they are built.
@@ -64,6 +69,7 @@ struct CtaShared {
   };
   float row_max[kConfig.q_rows];
   std::int32_t arrived_last;
+  std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
   CtaFlatLine<kConfig> flat_line;
 };
 

@@ -23,6 +23,7 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
       ptx::barrier_init(&shared.sharing_known[i], 1);
       ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
     }
+    if (i == 0) shared.lacks_pages = 0;
     ptx::barrier_init_fence();
   }
 }
@@ -59,16 +60,17 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     if (call.pass == Pass::kWhole) {
       WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across merge_shared()
       tile.begin(memory, record);
-      for (std::int32_t token = record.token_begin; token < record.token_end; token += kConfig.tile_tokens) {
-        const std::int32_t tokens = min(record.token_end - token, kConfig.tile_tokens);
+      for (std::int32_t token = record.token_begin; token < record.token_end;) {
+        const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
         await_stage();
         if (!idle) tile.scores(stage_address());
         release_stage();
-        if (!idle) tile.update_softmax(token);
+        if (!idle) tile.update_softmax(memory, record, token);
         await_stage();
         if (!idle) tile.accumulate(stage_address(), tokens);
         release_stage();
+        token += tokens;
       }
       tile.finish();
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
@@ -108,16 +110,15 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
     return;
   }
-  const auto walk = [&](auto&& cursor) {
-    if (threadIdx.x == kSharingThread) announce_sharing(call, shared, cursor);
-    if (threadIdx.x >= kSharingThread) return;
-    if (call.bulk_copies && threadIdx.x != kConfig.consumer_threads()) return;
-    Producer<kConfig>(call, shared, memory.ring(call)).run(cursor);
-  };
+  const auto produces = static_cast<std::int32_t>(threadIdx.x) < kConfig.consumer_threads() + copying_threads(call);
+  if (!produces && threadIdx.x != kSharingThread) return;
+  Producer<kConfig> producer(call, shared, memory.ring(call));
   if (call.flat) {
-    walk(schedule::FlatCursor<FlatRules<kConfig>>(flat_rules, flat_plan, worker, shared.flat_line.start));
+    schedule::FlatCursor<FlatRules<kConfig>> cursor(flat_rules, flat_plan, worker, shared.flat_line.start);
+    producer.run(cursor);
   } else {
-    walk(DeviceCursor(memory.line().line, memory.line().plan, worker));
+    DeviceCursor cursor(memory.line().line, memory.line().plan, worker);
+    producer.run(cursor);
   }
 }
 

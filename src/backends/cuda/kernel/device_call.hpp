@@ -8,6 +8,7 @@
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
 #include "lean/status.hpp"
+#include "problem/pages.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/flat_line.hpp"
 #include "schedule/segments.hpp"
@@ -51,11 +52,18 @@ struct DeviceCall {
   float log2_scale = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
-  bool flat = false;            // the line is flat whatever the lengths, and fits schedule::narrow_units()
-  bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles
-  bool vector_queries = false;  // eight neighbouring queries may be loaded at once
-  bool vector_output = false;   // four neighbouring outputs may be stored at once
+  std::int32_t page_shift = -1;  // log2 of a page's tokens, where that is a whole number
+  bool flat = false;             // the line is flat whatever the lengths, and fits schedule::narrow_units()
+  bool bulk_copies = false;      // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
+  bool score_rules = false;      // softcap, ALiBi, or a window whose left end differs from row to row
+  bool vector_queries = false;   // eight neighbouring queries may be loaded at once
+  bool vector_output = false;    // four neighbouring outputs may be stored at once
 };
+
+/// Which of the sequence's pages holds a token.
+[[nodiscard]] LEAN_HD inline std::int32_t page_of(const DeviceCall& call, std::int32_t token) noexcept {
+  return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
+}
 
 inline constexpr std::int32_t kMaxStages = 16;
 

@@ -8,7 +8,9 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/score_rules.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "problem/address.hpp"
 #include "softmax/state.hpp"
@@ -65,9 +67,11 @@ class WarpTile {
     for (int step = 0; step < kDims / kMmaDims; ++step) {
       ptx::load_matrices(query_[step], query_address(staged, row, 2 * step + lane_ / 16));
     }
+    if (may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      limit_[half] = visible_end(record.lengths, query_of(record, row_of(half)).token, call_.problem.scores.causal);
+      const std::int32_t token = query_of(record, row_of(half)).token;
+      limit_[half] = visible_span(record.lengths, token, token, call_.shape.reach).end;
       max_[half] = softmax::kNegInf;
       sum_[half] = 0.0F;
     }
@@ -108,7 +112,12 @@ class WarpTile {
   }
 
   /// The online softmax over this warp's tokens; `tile_token` is the sequence's token that the tile begins with.
-  __device__ void update_softmax(std::int32_t tile_token) {
+  __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
+    float scale = call_.log2_scale;
+    if (may_rule() && (call_.score_rules || memory.shared.lacks_pages != 0)) {
+      apply_rules(memory, record, tile_token);
+      scale = 1.0F;
+    }
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad_;
     const bool masked = tile_token + kConfig.tile_tokens > first_limit_;  // of the whole warp
     float tile_max[2] = {softmax::kNegInf, softmax::kNegInf};
@@ -119,7 +128,7 @@ class WarpTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& s = scores_[run][half][i];
-          s *= call_.log2_scale;
+          s *= scale;
           if (masked && own + run * run_tokens() + half * 8 + i % 2 >= limit_[i / 2]) s = softmax::kNegInf;
           tile_max[i / 2] = fmaxf(tile_max[i / 2], s);
         }
@@ -207,6 +216,27 @@ class WarpTile {
   [[nodiscard]] __device__ float2 output(int piece, int half) const { return {o_[piece][2 * half], o_[piece][2 * half + 1]}; }
 
  private:
+  [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return call_.score_rules || is_paged(call_.problem.pages); }
+
+  /// Every score in the log2 domain, after the rules.
+  __device__ __forceinline__ void apply_rules(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
+    constexpr int kScores = kRuns * 8;
+    static_assert(kScores * kConfig.consumer_threads() <= kExchangeFloats);
+    volatile float* own = memory.exchange + ptx::thread_index();  // one in consumer_threads()
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) own[j * kConfig.consumer_threads()] = scores_[j / 8][j / 4 % 2][j % 4];
+    const bool lacks_pages = memory.shared.lacks_pages != 0;
+#pragma unroll 1
+    for (int j = 0; j < kScores; ++j) {
+      volatile float* score = own + j * kConfig.consumer_threads();
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad_ + j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2;
+      const PackedRow at = query_of(record, row_of(j % 4 / 2));
+      *score = ruled_score(call_, record, *score, at, key, lacks_pages);
+    }
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) scores_[j / 8][j / 4 % 2][j % 4] = own[j * kConfig.consumer_threads()];
+  }
+
   /// Which query a row of the block is; rows that do not exist are the block's first.
   [[nodiscard]] __device__ __forceinline__ PackedRow query_of(const SegmentRecord& record, std::int32_t row) const {
     return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (row < record.rows ? row : 0), call_.shape.group);

@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
+#include "problem/pages.hpp"
 
 namespace lean::cuda {
 
@@ -30,20 +31,10 @@ template <typename TCursor>
   return false;
 }
 
-/// Walks the worker's segments beside the producer, and says of each who shares the output: that is needed at the segment's end
-/// only. Called by one thread, which also copies the call to where what runs once a segment reads it.
-template <KernelConfig kConfig, typename TCursor>
-__device__ void announce_sharing(const DeviceCall& call, CtaShared<kConfig>& shared, TCursor& cursor) {
-  shared.call = call;
-  for (Turn turn(kRecords); next_segment(call, cursor); turn.advance()) {
-    cursor.find_contributors();
-    ptx::barrier_wait(&shared.record_free[turn.place], turn.parity ^ 1U);
-    SegmentRecord& record = shared.records[turn.place];
-    record.contributor = cursor.segment().contributor;
-    record.contributors = cursor.segment().contributors;
-    record.slots = cursor.segment().slots;
-    ptx::barrier_arrive(&shared.sharing_known[turn.place]);
-  }
+/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs, else all.
+[[nodiscard]] __device__ inline std::int32_t copying_threads(const DeviceCall& call) {
+  if (!call.bulk_copies) return kProducerThreads;
+  return is_paged(call.problem.pages) ? kWarpThreads : 1;
 }
 
 template <KernelConfig kConfig>
@@ -57,84 +48,180 @@ class Producer {
         row_bytes_(call.problem.head_dim * 2),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {}
 
-  /// Called by the producer's threads; with bulk copies by its first thread alone. TCursor: DeviceCursor or FlatCursor.
+  /// Called by the producer's copying_threads(), and by the sharing thread, which walks the same segments and says of each who shares
+  /// its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor: DeviceCursor
+  /// or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
-    Turn record(kRecords);
-    while (true) {
+    if (shares()) shared_.call = call_;
+    for (Turn turn(kRecords);; turn.advance()) {
+      const bool more = (thread_ == 0 || shares()) && next_segment(call_, cursor);
+      if (shares()) {
+        if (!more) return;
+        announce_sharing(cursor, turn);
+        continue;
+      }
+      SegmentRecord& record = shared_.records[turn.place];
       if (thread_ == 0) {
-        ptx::barrier_wait(&shared_.record_free[record.place], record.parity ^ 1U);
-        announce(cursor, shared_.records[record.place]);
-        ptx::barrier_arrive(&shared_.record_full[record.place]);
+        ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
+        record.last = !more;
+        if (more) announce(cursor, record);
+        ptx::barrier_arrive(&shared_.record_full[turn.place]);
       } else {
-        ptx::barrier_wait(&shared_.record_full[record.place], record.parity);
+        ptx::barrier_wait(&shared_.record_full[turn.place], turn.parity);
       }
-      __syncwarp(call_.bulk_copies ? 1U : 0xFFFFFFFFU);
-      const SegmentRecord& segment = shared_.records[record.place];
-      if (segment.last) return;
-      copy_segment(segment);
-      if (!call_.bulk_copies) {
-        __syncwarp();
-        if (thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[record.place]);
-      }
-      record.advance();
+      sync_copying_warp();
+      if (record.last) return;
+      copy_segment(record);
+      sync_copying_warp();
+      if (!call_.bulk_copies && thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[turn.place]);
     }
   }
 
  private:
+  [[nodiscard]] __device__ bool shares() const { return thread_ == kProducerThreads; }
+
+  __device__ void sync_copying_warp() const { __syncwarp(copying_threads(call_) == 1 ? 1U : 0xFFFFFFFFU); }
+
   template <typename TCursor>
-  __device__ void announce(TCursor& cursor, SegmentRecord& record) {
-    record.last = !next_segment(call_, cursor);
-    if (record.last) return;
+  __device__ void announce(const TCursor& cursor, SegmentRecord& record) {
     const auto& segment = cursor.segment();
     const auto& output = segment.output;
     const Sequence lengths = lengths_at(call_, cursor);
-    const std::int64_t last_row = std::int64_t{output.row_block} * kConfig.q_rows + output.rows - 1;
-    const std::int32_t visible = visible_end(lengths, packed_row(last_row, call_.shape.group).token, call_.problem.scores.causal);
-    const std::int64_t begin = lengths.kv_begin + std::int64_t{segment.tile_begin} * kConfig.tile_tokens;
-    const std::int64_t end = lengths.kv_begin + std::int64_t{segment.tile_end} * kConfig.tile_tokens;
+    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
+    const KeySpan seen = visible_span(lengths, packed_row(first_row, call_.shape.group).token,
+                                      packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
+    const std::int64_t first_token = lengths.kv_begin + std::int64_t{output.first_tile} * kConfig.tile_tokens;
+    const std::int64_t begin = max_of(first_token + std::int64_t{segment.tile_begin} * kConfig.tile_tokens, seen.begin);
+    const std::int64_t end = first_token + std::int64_t{segment.tile_end} * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;
     record.rows = output.rows;
     record.lengths = lengths;
-    record.token_begin = static_cast<std::int32_t>(min_of(begin, visible));
-    record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, visible));
+    record.token_begin = static_cast<std::int32_t>(min_of(begin, seen.end));
+    record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, seen.end));
+  }
+
+  template <typename TCursor>
+  __device__ void announce_sharing(TCursor& cursor, const Turn& turn) {
+    cursor.find_contributors();
+    ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
+    SegmentRecord& record = shared_.records[turn.place];
+    record.contributor = cursor.segment().contributor;
+    record.contributors = cursor.segment().contributors;
+    record.slots = cursor.segment().slots;
+    ptx::barrier_arrive(&shared_.sharing_known[turn.place]);
+  }
+
+  /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
+  struct HeadRows {
+    const std::byte* first;
+    std::int64_t token_bytes;
+    std::int64_t page_bytes;
+  };
+
+  [[nodiscard]] __device__ HeadRows rows_of(const TensorView& tensor, const SegmentRecord& record) const {
+    const Strides& strides = tensor.strides;
+    const HeadPosition at{record.sequence, record.kv_head};
+    const std::int64_t offset = is_paged(call_.problem.pages)
+                                    ? page_offset(strides, 0, record.kv_head)
+                                    : kv_offset(strides, record.lengths, at, call_.problem.cu_kv_tokens != nullptr);
+    return {static_cast<const std::byte*>(tensor.data) + 2 * offset, 2 * strides.token, 2 * strides.sequence};
   }
 
   __device__ void copy_segment(const SegmentRecord& record) {
-    const HeadPosition at{record.sequence, record.kv_head};
-    const bool cumulative = call_.problem.cu_kv_tokens != nullptr;
-    const Strides& k_strides = call_.problem.k.strides;
-    const Strides& v_strides = call_.problem.v.strides;
-    const std::int64_t k_step = k_strides.token * 2;
-    const std::int64_t v_step = v_strides.token * 2;
-    const std::byte* k = static_cast<const std::byte*>(call_.problem.k.data) +
-                         2 * kv_offset(k_strides, record.lengths, at, cumulative) + record.token_begin * k_step;
-    const std::byte* v = static_cast<const std::byte*>(call_.problem.v.data) +
-                         2 * kv_offset(v_strides, record.lengths, at, cumulative) + record.token_begin * v_step;
-    for (std::int32_t left = record.token_end - record.token_begin; left > 0; left -= kConfig.tile_tokens) {
-      const std::int32_t tokens = min(left, kConfig.tile_tokens);
-      copy_tile(k, k_step, tokens);
-      copy_tile(v, v_step, tokens);
-      k += k_step * kConfig.tile_tokens;
-      v += v_step * kConfig.tile_tokens;
+    const HeadRows k = rows_of(call_.problem.k, record);
+    const HeadRows v = rows_of(call_.problem.v, record);
+    for (std::int32_t token = record.token_begin; token < record.token_end;) {
+      const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+      copy_tile(k, record, token, tokens);
+      copy_tile(v, record, token, tokens);
+      token += tokens;
     }
   }
 
-  __device__ void copy_tile(const std::byte* rows, std::int64_t step, std::int32_t tokens) {
+  __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
-    if (call_.bulk_copies) {
+    const bool paged = is_paged(call_.problem.pages);
+    if (call_.bulk_copies && paged) {
+      copy_page_runs(stage, full, rows, record, token, tokens);
+    } else if (call_.bulk_copies) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       ptx::barrier_arrive_expect(full, bytes);
-      ptx::bulk_copy(stage, rows, bytes, full);
+      ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
     } else {
-      copy_rows(ptx::shared_address(stage), rows, step, tokens);
+      const std::uint32_t to = ptx::shared_address(stage);
+      if (paged) {
+        copy_page_rows(to, rows, record, token, tokens);
+      } else {
+        copy_rows(to, rows.first + token * rows.token_bytes, rows.token_bytes, tokens);
+      }
       ptx::barrier_arrive_after_copies(full);
     }
     ring_.advance();
+  }
+
+  /// What each page holds of the tile, by a lane a page and the copy engine. Rows of pages outside the pool become 0.
+  __device__ void copy_page_runs(std::byte* stage, std::uint64_t* full, const HeadRows& rows, const SegmentRecord& record,
+                                 std::int32_t token, std::int32_t tokens) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+    const std::int32_t end = token + tokens;
+    const std::int32_t first_page = page_of(call_, token) + thread_;
+    const std::int32_t last_page = page_of(call_, end - 1);
+    std::int32_t lacking = 0;  // tokens
+    for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
+      if (in_pool(pages, ids[page])) continue;
+      const std::int32_t begin = max(page * pages.page_tokens, token);
+      const std::int32_t page_end = min((page + 1) * pages.page_tokens, end);
+      for (std::int32_t at = (begin - token) * row_bytes_; at < (page_end - token) * row_bytes_; at += 16) {
+        ptx::store_shared(ptx::shared_address(stage + at), {0, 0, 0, 0});
+      }
+      lacking += page_end - begin;
+    }
+    if (lacking > 0) report_lacking_page();
+    lacking = __reduce_add_sync(0xFFFFFFFFU, lacking);
+    if (thread_ == 0) ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>((tokens - lacking) * row_bytes_));
+    __syncwarp();
+    for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
+      const std::int32_t id = ids[page];
+      if (!in_pool(pages, id)) continue;
+      const std::int32_t begin = max(page * pages.page_tokens, token);
+      const std::int32_t page_end = min((page + 1) * pages.page_tokens, end);
+      ptx::bulk_copy(stage + (begin - token) * row_bytes_,
+                     rows.first + id * rows.page_bytes + (begin - page * pages.page_tokens) * rows.token_bytes,
+                     static_cast<std::uint32_t>((page_end - begin) * row_bytes_), full);
+    }
+  }
+
+  /// Row by row, each from its page, as copy_rows() does without pages.
+  __device__ void copy_page_rows(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
+                                 std::int32_t tokens) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+    const std::int32_t row_pieces = row_bytes_ / 16;
+    for (std::int32_t i = thread_; i < tokens * row_pieces; i += kProducerThreads) {
+      const std::int32_t row = quotient(i, row_pieces);
+      const std::int32_t page = page_of(call_, token + row);
+      const std::int32_t id = ids[page];
+      const bool exists = in_pool(pages, id);
+      if (!exists) report_lacking_page();
+      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes +
+                              (token + row - page * pages.page_tokens) * rows.token_bytes + (i - row * row_pieces) * 16;
+      ptx::async_copy_16(stage + static_cast<std::uint32_t>(i) * 16U, from, exists);
+    }
+  }
+
+  /// Before the stage is announced full: consumers then look at every token's page.
+  __device__ void report_lacking_page() {
+    fixup::StateHeader& header = call_.slots.header();
+    if (header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadPageIndex);
+    *static_cast<volatile std::int32_t*>(&shared_.lacks_pages) = 1;
+    __threadfence_block();
+    ptx::fence_before_copies();
   }
 
   /// The 16-byte pieces of all rows in turn, dealt out over the threads: piece i lies at i x 16 in the stage.

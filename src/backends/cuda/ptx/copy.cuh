@@ -28,6 +28,22 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
 
 __device__ __forceinline__ void prefetch_to_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
+__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+/// async_copy_16, or 16 bytes of 0 where `exists` is false; `global` is not read then.
+__device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* global, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
+}
+
+/// Between what this thread stored to shared memory and copies to the same place by the copy engine.
+__device__ __forceinline__ void fence_before_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 /// Waits for all of this thread's async_copy_16.
 __device__ __forceinline__ void await_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

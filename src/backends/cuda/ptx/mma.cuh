@@ -24,10 +24,6 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t* fragment
                : "r"(row_address));
 }
 
-__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
 /// c += a b; a 16x16, b 16x8.
 template <DType kType>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
