@@ -81,8 +81,9 @@ bool end_to_end(P problem) noexcept {
   return problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
 }
 
-/// More in flight brings no bandwidth (docs/cuda-backend.md), and everything else that asks the memory for something waits longer.
-constexpr std::int32_t kRingBytes = 96 * 1024;
+/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
+/// waits longer. Copies by threads come slower and take all there is.
+constexpr std::int64_t kBulkRingBytes = 96 * 1024;
 
 /// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
 constexpr std::int64_t kMinRunBytes = 2048;
@@ -109,9 +110,10 @@ struct RingSize {
   std::int32_t stages = 0;
 };
 
-RingSize ring_size(const KernelEntry& entry, const Device& device, std::int32_t head_dim, bool flat) noexcept {
-  RingSize size{.stage_bytes = entry.config.tile_tokens * head_dim * 2};
-  const std::int64_t room = min_of(kRingBytes, device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0]);
+RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
+  RingSize size{.stage_bytes = entry.config.tile_tokens * problem.head_dim * 2};
+  std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
+  if (copies_runs(problem, device)) room = min_of(room, kBulkRingBytes);
   size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
   return size;
 }
@@ -176,7 +178,7 @@ Status supports(const Problem& problem, const Options& options) noexcept {
   if (options.policy.kind == Policy::Kind::kFixedChunk) {
     return refuse(kUnsupported, "options.policy.kind", 3, "the CUDA backend has no fixed_chunk yet");
   }
-  if (ring_size(entry, device, problem.head_dim, false).stages < kMinStages) {
+  if (ring_size(entry, device, problem, false).stages < kMinStages) {
     return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
   }
   if (options.fixup == Fixup::kHostBlock && (!device.cooperative || workers > device.multiprocessors)) {
@@ -201,7 +203,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const std::int32_t workers = worker_count(options);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
   const bool flat = is_flat(problem, options.policy, shape, workers);
-  const RingSize ring = ring_size(entry, device, problem.head_dim, flat);
+  const RingSize ring = ring_size(entry, device, problem, flat);
   DeviceCall call{.problem = problem,
                   .shape = shape,
                   .policy = options.policy,
