@@ -105,10 +105,16 @@ TEST(Streams, R43_RunToRunBitsUnderLoad) {
     const DeviceRun call(c);
     const auto alone = call.bits(stream.get());
     hog_bandwidth(busy, memory, signals, 20s);
+    int loaded = 0;  // calls during which the load ran to their end
     for (int repeat = 0; repeat < full_or_reduced(500, 10); ++repeat) {
       ASSERT_EQ(call.bits(stream.get()), alone) << "call " << repeat;
+      if (busy.done()) {
+        hog_bandwidth(busy, memory, signals, 20s);
+      } else {
+        ++loaded;
+      }
     }
-    EXPECT_FALSE(busy.done()) << "the load ended before the calls did";
+    EXPECT_GE(loaded, full_or_reduced(450, 8)) << "the load ended before the calls did";
     EXPECT_TRUE(call.clean());
     signals.stop();
     busy.wait();
