@@ -3,6 +3,7 @@
 #   make test      every test there is, over three builds; ends with "N passed, M failed"
 #   make gpu-test  every test that needs a GPU, in 8 minutes; GPU_BIN=folder takes what is built there
 #   make build     the command at build/bin/lean, the library at build/lib
+#   make cuda      the command and the library with the CUDA backend, under build-cuda; checks registers, spills and size
 #   make bench     whole calls and small pieces, measured
 #   make mutants   breaks the code on purpose and asks the tests to notice
 #   make format    formats the sources; make check-format only looks
@@ -10,7 +11,7 @@ CLANG_FORMAT := .venv/bin/clang-format
 SOURCES = $(shell find include src cli tests bench examples -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build demo test gpu-test bench mutants format check-format clean
+.PHONY: build demo test gpu-test cuda bench mutants format check-format clean
 
 build:
 	tools/setup.sh build
@@ -31,6 +32,10 @@ ifeq ($(GPU_BIN),)
 	cmake --build --preset cuda --target conformance_tests gpu_tests
 endif
 	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN))
+
+cuda:
+	tools/setup.sh build
+	python3 tools/cuda_build.py --target lean --target lean_cli
 
 bench: build
 	cmake --build --preset cpu --target lean_microbench

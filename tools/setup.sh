@@ -3,6 +3,7 @@
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
 #        tools/setup.sh check     both, and clang with its sanitizers: what `make test` needs
+#        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ build_packages=(g++ cmake ninja-build pkg-config python3 libhwy-dev libgtest-dev
 check_packages=(clang llvm)
 format_packages=(python3 python3-venv)
 clang_format_version=19.1.7
+nvcc_version='13.0.*'
 
 say() { echo "setup: $*"; }
 
@@ -59,16 +61,39 @@ need_clang_format() {
   .venv/bin/pip install --quiet --disable-pip-version-check "clang-format==$clang_format_version"
 }
 
+# The compiler, its headers and the run time are PyPI packages; nvcc.profile expects lib64.
+need_nvcc() {
+  local found
+  for found in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$PWD"/.venv-cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc; do
+    if [[ -x $found ]]; then
+      echo "$found"
+      return 0
+    fi
+  done
+  need_packages python3 python3-venv >&2
+  say "nvcc ${nvcc_version} into .venv-cuda" >&2
+  python3 -m venv .venv-cuda
+  local name packages=()
+  for name in nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl; do
+    packages+=("${name}==${nvcc_version}")
+  done
+  .venv-cuda/bin/pip install --quiet --disable-pip-version-check "${packages[@]}" >&2
+  local toolkit=("$PWD"/.venv-cuda/lib/python3*/site-packages/nvidia/cu13)
+  ln -sfn lib "${toolkit[0]}/lib64"
+  echo "${toolkit[0]}/bin/nvcc"
+}
+
 case ${1:-} in
   build) need_packages "${build_packages[@]}" ;;
   format) need_clang_format ;;
+  nvcc) need_nvcc ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|check" >&2
+    echo "usage: tools/setup.sh build|format|check|nvcc" >&2
     exit 2
     ;;
 esac
