@@ -1,0 +1,106 @@
+#include "executor.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
+#include <string_view>
+
+namespace lean::python {
+namespace {
+
+/// What libgomp exports since GCC 4.9, and LLVM's and Intel's runtimes for code that GCC compiled.
+struct OpenMp {
+  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
+  int (*thread_num)() = nullptr;
+  int (*num_threads)() = nullptr;
+  int (*max_threads)() = nullptr;
+
+  [[nodiscard]] bool complete() const noexcept {
+    return parallel != nullptr && thread_num != nullptr && num_threads != nullptr && max_threads != nullptr;
+  }
+};
+
+OpenMp g_openmp;  // guarded by the GIL; written before the first call and by find_openmp()
+std::atomic<bool> g_searched = false;
+std::atomic<bool> g_threads_started = false;
+std::atomic<bool> g_forked = false;
+
+OpenMp symbols_of(void* library) noexcept {
+  const auto find = [library]<typename F>(F*& function, const char* name) {
+    function = reinterpret_cast<F*>(dlsym(library, name));
+  };
+  OpenMp openmp;
+  find(openmp.parallel, "GOMP_parallel");
+  find(openmp.thread_num, "omp_get_thread_num");
+  find(openmp.num_threads, "omp_get_num_threads");
+  find(openmp.max_threads, "omp_get_max_threads");
+  return openmp;
+}
+
+/// The first library of this process that is an OpenMP runtime by its name; wheels rename theirs (libgomp-24e2ab19.so.1).
+int take_if_openmp(dl_phdr_info* info, std::size_t, void* found) {
+  const std::string_view path = info->dlpi_name != nullptr ? info->dlpi_name : "";
+  const std::string_view file = path.substr(path.find_last_of('/') + 1);
+  if (!file.starts_with("libgomp") && !file.starts_with("libiomp5") && !file.starts_with("libomp")) return 0;
+  *static_cast<const char**>(found) = info->dlpi_name;
+  return 1;
+}
+
+OpenMp search() noexcept {
+  if (const OpenMp global = symbols_of(RTLD_DEFAULT); global.complete()) return global;
+  const char* loaded = nullptr;
+  dl_iterate_phdr(take_if_openmp, static_cast<void*>(&loaded));
+  void* const library = dlopen(loaded != nullptr ? loaded : "libgomp.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library != nullptr ? symbols_of(library) : OpenMp{};
+}
+
+struct Region {
+  std::int32_t worker_count;
+  void (*body)(void*, std::int32_t);
+  void* argument;
+};
+
+/// Highest worker first on every thread, as Fixup::kHostBlock needs.
+void run_region(void* data) {
+  const Region& region = *static_cast<const Region*>(data);
+  const int threads = g_openmp.num_threads();
+  for (std::int32_t w = region.worker_count - 1 - g_openmp.thread_num(); w >= 0; w -= threads) region.body(region.argument, w);
+}
+
+void run_on_openmp(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
+  Region region{worker_count, body, argument};
+  const int most = g_openmp.max_threads();
+  g_openmp.parallel(run_region, &region, static_cast<unsigned>(worker_count < most ? worker_count : most), 0);
+}
+
+void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
+  for (std::int32_t worker = worker_count; worker-- > 0;) body(argument, worker);
+}
+
+}  // namespace
+
+void find_openmp() noexcept {
+  if (const OpenMp found = search(); found.complete()) g_openmp = found;
+  g_searched = true;
+}
+
+Executor executor_for(std::int32_t workers) noexcept {
+  if (workers == 1 || g_forked) return {.run = run_serially, .worker_count = 1, .descending_or_concurrent = true};
+  if (!g_searched) find_openmp();
+  g_threads_started = true;
+  if (!g_openmp.complete()) return default_executor();
+  return {.run = run_on_openmp, .worker_count = g_openmp.max_threads(), .descending_or_concurrent = true};
+}
+
+void after_fork_in_child() noexcept {
+  if (g_threads_started) g_forked = true;
+}
+
+const char* threads_name() noexcept {
+  if (g_forked) return "one, after a fork";
+  if (!g_searched) find_openmp();
+  return g_openmp.complete() ? "OpenMP" : "std::thread";
+}
+
+}  // namespace lean::python
