@@ -48,12 +48,16 @@ _AND = and_masks(causal_mask_function).__code__
 _OVERLAY = sliding_window_overlay(1).__code__
 
 
-def _window_of(mask_function: Callable) -> Optional[int]:
+def _window_of(mask_function: Callable, keywords: dict[str, Any]) -> Optional[int]:
     """0 for a plain causal mask, the window of a sliding one, None for every other pattern."""
     if mask_function is causal_mask_function:
         return 0
-    if getattr(mask_function, "__code__", None) is not _AND:
+    if getattr(mask_function, "__code__", None) is not _AND or keywords.get("use_vmap"):
         return None
+    if torch.compiler.is_compiling():  # torch.compile cannot look into a closure; the caller says what it made
+        config, window = keywords.get("config"), keywords.get("local_size")
+        sliding = getattr(config, "sliding_window", None) == window and getattr(config, "attention_chunk_size", None) is None
+        return window if sliding and "use_vmap" in keywords else None
     (parts,) = _closure_of(mask_function)
     if len(parts) != 2 or parts[1] is not causal_mask_function or getattr(parts[0], "__code__", None) is not _OVERLAY:
         return None
@@ -85,7 +89,7 @@ def attention_mask(
     if cache_position is not None:  # transformers below 5
         q_length, q_offset = cache_position.shape[0], cache_position[0]
         places = dict(cache_position=cache_position)
-    window = None if keywords.get("use_vmap") else _window_of(mask_function)
+    window = _window_of(mask_function, keywords)
     ranges = None
     if window is not None and (q_length == 1 or _needs_own_softmax(keywords.get("config"))):
         if attention_mask is None and window == 0 and q_length == 1 and isinstance(q_offset, int) and q_offset + 1 == kv_length:
