@@ -23,7 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_overlay
 
-from lean_attention._decode import decode, supports
+from lean_attention._accepts import accepts
+from lean_attention._decode import decode
 
 NAME = "lean_attention"
 
@@ -174,7 +175,7 @@ def attention_forward(
         if q_length > 1:
             arguments.update(causal=True, window=(-1, -1) if not sliding_window else (sliding_window - 1, -1))
     ours = (q_length == 1 and attention_mask is None) or _is_ranges(attention_mask)
-    if ours and "position_bias" not in keywords and _computes(query, key, value, dropout, arguments):
+    if ours and dropout == 0.0 and "position_bias" not in keywords and accepts(query, key, value, **arguments):
         return decode(query, key, value, **arguments).transpose(1, 2), None
     if _is_ranges(attention_mask):
         attention_mask = _boolean_mask(attention_mask, q_length, key.shape[2], sliding_window if q_length > 1 else None)
@@ -182,24 +183,6 @@ def attention_forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
     keywords.update(softcap=softcap, s_aux=s_aux)
     return _eager_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
-
-
-_answers: dict[tuple, bool] = {}
-
-
-def _computes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, arguments: dict[str, Any]) -> bool:
-    """Whether decode() may be called: asked once for each kind of call."""
-    if dropout != 0.0 or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)):
-        return False
-    kind = (
-        query.device, query.dtype, key.dtype, query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.shape[2] > 1,
-        arguments["softcap"] != 0, "sinks" in arguments, arguments.get("window", (-1, -1)) != (-1, -1), "seqlens" in arguments,
-    )  # fmt: skip
-    if kind not in _answers:
-        if torch.compiler.is_compiling():
-            return True  # nothing can be asked of tensors that do not exist; the call itself refuses
-        _answers[kind] = bool(supports(query, key, value, **arguments))
-    return _answers[kind]
 
 
 def _eager_forward(
