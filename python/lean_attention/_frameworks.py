@@ -52,9 +52,13 @@ class TorchFramework(Framework):
         torch = sys.modules["torch"]
         return torch.tensor(values, dtype=torch.int32, device=like.device)
 
+    @functools.cached_property
+    def _tells_by_itself(self) -> bool:
+        """From 2.10 on the extension asks torch for its stream without a call of Python."""
+        return hasattr(sys.modules["torch"].Tensor, "__dlpack_c_exchange_api__")
+
     def stream(self, like: Any) -> Optional[int]:
-        # From 2.10 on the extension asks torch itself; before, only this tells.
-        if like.device.type != "cuda" or hasattr(type(like), "__dlpack_c_exchange_api__"):
+        if self._tells_by_itself or like.device.type != "cuda":
             return None
         return sys.modules["torch"].cuda.current_stream(like.device).cuda_stream
 

@@ -60,12 +60,12 @@ class Schedule:
 
         if axes is None:
             _, axes = pyplot.subplots(figsize=(10, 0.5 + 0.22 * len(self.shares)))
-        colours = pyplot.get_cmap("tab20").colors
+        colours = pyplot.get_cmap("tab20")
         for worker, share in enumerate(self.shares):
             begin = 0
             for segment in share["segments"]:
                 tiles = segment["tile_end"] - segment["tile_begin"]
-                axes.barh(worker, tiles, left=begin, color=colours[segment["sequence"] % len(colours)], edgecolor="white")
+                axes.barh(worker, tiles, left=begin, color=colours(segment["sequence"] % colours.N), edgecolor="white")
                 begin += tiles
         axes.invert_yaxis()
         axes.set_xlabel("LeanTiles")

@@ -134,8 +134,9 @@ def _ranges(
     return both.t()[:, None, None, :]
 
 
-def _is_ranges(mask: Optional[torch.Tensor]) -> bool:
-    return mask is not None and mask.dtype == torch.int32
+def _ranges_in(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """`mask` when it is what attention_mask() makes of a pattern it knows."""
+    return mask if mask is not None and mask.dtype == torch.int32 else None
 
 
 def _boolean_mask(ranges: torch.Tensor, q_length: int, kv_length: int, window: Optional[int]) -> torch.Tensor:
@@ -170,15 +171,16 @@ def attention_forward(
     arguments: dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0)
     if s_aux is not None:
         arguments["sinks"] = s_aux.detach().float()
-    if _is_ranges(attention_mask):
-        arguments.update(leftpad=attention_mask[:, 0, 0, 0], seqlens=attention_mask[:, 0, 0, 1])
+    ranges = _ranges_in(attention_mask)
+    if ranges is not None:
+        arguments.update(leftpad=ranges[:, 0, 0, 0], seqlens=ranges[:, 0, 0, 1])
         if q_length > 1:
             arguments.update(causal=True, window=(-1, -1) if not sliding_window else (sliding_window - 1, -1))
-    ours = (q_length == 1 and attention_mask is None) or _is_ranges(attention_mask)
+    ours = (q_length == 1 and attention_mask is None) or ranges is not None
     if ours and dropout == 0.0 and "position_bias" not in keywords and accepts(query, key, value, **arguments):
         return decode(query, key, value, **arguments).transpose(1, 2), None
-    if _is_ranges(attention_mask):
-        attention_mask = _boolean_mask(attention_mask, q_length, key.shape[2], sliding_window if q_length > 1 else None)
+    if ranges is not None:
+        attention_mask = _boolean_mask(ranges, q_length, key.shape[2], sliding_window if q_length > 1 else None)
     if softcap is None and s_aux is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
     keywords.update(softcap=softcap, s_aux=s_aux)

@@ -8,6 +8,7 @@ Where the hook is missing, call scaled_dot_product_attention() of this module in
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Optional
 
 import torch
@@ -83,7 +84,7 @@ class _Registered:
     """PyTorch's kernels replaced by ours; the handle of torch.nn.attention's registry."""
 
     def __init__(self) -> None:
-        self._library: Optional[torch.library.Library] = torch.library.Library("aten", "IMPL")
+        self._library = torch.library.Library("aten", "IMPL")
         self._replace("_scaled_dot_product_flash_attention_for_cpu", "CPU", _cpu_kernel)
         if torch.backends.cuda.is_built():
             self._replace("_scaled_dot_product_flash_attention", "CUDA", _cuda_kernel)
@@ -100,12 +101,12 @@ class _Registered:
                 return kernel(query, key, value, mask, keywords.get("scale"))
             return original.call_boxed(keyset, query, key, value, *rest, **keywords)
 
-        self._library.impl(name, call, key, with_keyset=True, allow_override=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"(?s).*[Oo]verrid")  # that is what this is for
+            self._library.impl(name, call, key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
-        if self._library is not None:
-            self._library._destroy()
-        self._library = None
+        self._library._destroy()
 
 
 def _cpu_kernel(

@@ -83,7 +83,7 @@ def flash_attn_with_kvcache(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     return decode(
         q, k_cache, v_cache, seqlens=cache_seqlens, leftpad=cache_leftpad, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-        block_table=table, scale=softmax_scale, causal=causal, window=tuple(window_size), softcap=softcap,
+        block_table=table, scale=softmax_scale, causal=causal, window=(window_size[0], window_size[1]), softcap=softcap,
         alibi_slopes=_float32(alibi_slopes), sinks=_float32(sinks), append_k=k, append_v=v, rotary_cos=_float32(rotary_cos),
         rotary_sin=_float32(rotary_sin), rotary_interleaved=rotary_interleaved, layout="bshd", out=out,
         return_lse=return_softmax_lse, options=_options(num_splits),

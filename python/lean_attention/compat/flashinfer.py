@@ -43,6 +43,9 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ValueError("paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: needed with use_cuda_graph")
         self._layout = _LAYOUTS[kv_layout]
         self._use_cuda_graph = use_cuda_graph
+        self._indptr: Any
+        self._indices: Any
+        self._last_page_len: Any
         self._indptr, self._indices, self._last_page_len = buffers
         self._seqlens: Optional[torch.Tensor] = None
         self._planned = False
