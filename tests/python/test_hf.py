@@ -34,6 +34,7 @@ def _config(name):
         return transformers.GptOssConfig(**GQA, head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=8)
     return {
         "llama": lambda: transformers.LlamaConfig(**GQA),
+        "llama_64": lambda: transformers.LlamaConfig(**dict(GQA, hidden_size=256)),  # head dim 64
         "mistral": lambda: transformers.MistralConfig(**GQA, sliding_window=8),
         "phi3": lambda: transformers.Phi3Config(**GQA),
         "phi3_window": lambda: transformers.Phi3Config(**GQA, sliding_window=8),
