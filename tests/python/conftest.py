@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ def has(feature: str) -> bool:
     q, k, v = arrays(batch=1)
     slopes = np.ones(6, np.float32)
     pages = dict(block_table=np.zeros((1, 1), np.int32))
+    if feature == "fp8":
+        import ml_dtypes
+
+        return bool(lean_attention.supports(q.astype(np.float16), *(x.astype(ml_dtypes.float8_e4m3fn) for x in (k, v))))
     arguments = {
         "window": dict(window=(3, 0)),
         "softcap": dict(softcap=2.0),
@@ -36,5 +41,8 @@ def has(feature: str) -> bool:
 
 
 def needs(*features: str):
+    """Skips a test where a feature is missing. "fp8" needs ml_dtypes for its arrays too."""
+    if "fp8" in features and importlib.util.find_spec("ml_dtypes") is None:
+        return pytest.mark.skip(reason="no ml_dtypes")
     missing = [feature for feature in features if not has(feature)]
     return pytest.mark.skipif(bool(missing), reason=f"not in this build: {', '.join(missing)}")

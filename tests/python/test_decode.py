@@ -109,6 +109,25 @@ def test_bfloat16_of_ml_dtypes():
     attention(q, k, v, dtype="bfloat16").check(out)
 
 
+@needs("fp8")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("scales", [None, [0.5], [0.5, 3.0]], ids=["1", "one", "per_head"])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_float8_keys_and_values(name, scales, framework):
+    import ml_dtypes
+
+    q, k, v = arrays()
+    q, (k, v) = q.astype(np.float16), (x.astype(getattr(ml_dtypes, name)) for x in (k, v))
+    factor = np.ones(1, np.float32) if scales is None else np.array(scales, np.float32)
+    given, arguments = (q, k, v), {} if scales is None else dict(k_scale=factor, v_scale=factor)
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        given = [torch.from_numpy(q), *(torch.from_numpy(x.view(np.uint8)).view(getattr(torch, name)) for x in (k, v))]
+        arguments = {key: torch.from_numpy(value) for key, value in arguments.items()}
+    exact = [x.astype(np.float64) * factor[None, :, None, None] for x in (k, v)]
+    attention(q, *exact, dtype="float16").check(decode(*given, **arguments))
+
+
 @pytest.mark.parametrize("versioned", [False, True])
 def test_any_object_with_dlpack(versioned):
     q, k, v = arrays()
