@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include <atomic>
+#include <new>
 #include <string_view>
 
 namespace lean::python {
@@ -21,7 +22,8 @@ struct OpenMp {
   }
 };
 
-OpenMp g_openmp;  // guarded by the GIL; written before the first call and by find_openmp()
+/// Never freed and never changed once it is here: a call in flight on another thread may still use the one before.
+std::atomic<const OpenMp*> g_openmp = nullptr;
 std::atomic<bool> g_searched = false;
 std::atomic<bool> g_threads_started = false;
 std::atomic<bool> g_forked = false;
@@ -47,15 +49,22 @@ int take_if_openmp(dl_phdr_info* info, std::size_t, void* found) {
   return 1;
 }
 
-OpenMp search() noexcept {
+/// The runtime this process has already, if any.
+OpenMp loaded_openmp() noexcept {
   if (const OpenMp global = symbols_of(RTLD_DEFAULT); global.complete()) return global;
-  const char* loaded = nullptr;
-  dl_iterate_phdr(take_if_openmp, static_cast<void*>(&loaded));
-  void* const library = dlopen(loaded != nullptr ? loaded : "libgomp.so.1", RTLD_NOW | RTLD_LOCAL);
+  const char* path = nullptr;
+  dl_iterate_phdr(take_if_openmp, static_cast<void*>(&path));
+  void* const library = path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  return library != nullptr ? symbols_of(library) : OpenMp{};
+}
+
+OpenMp system_openmp() noexcept {
+  void* const library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_LOCAL);
   return library != nullptr ? symbols_of(library) : OpenMp{};
 }
 
 struct Region {
+  const OpenMp* openmp;
   std::int32_t worker_count;
   void (*body)(void*, std::int32_t);
   void* argument;
@@ -64,14 +73,16 @@ struct Region {
 /// Highest worker first on every thread, as Fixup::kHostBlock needs.
 void run_region(void* data) {
   const Region& region = *static_cast<const Region*>(data);
-  const int threads = g_openmp.num_threads();
-  for (std::int32_t w = region.worker_count - 1 - g_openmp.thread_num(); w >= 0; w -= threads) region.body(region.argument, w);
+  const int threads = region.openmp->num_threads();
+  for (std::int32_t w = region.worker_count - 1 - region.openmp->thread_num(); w >= 0; w -= threads)
+    region.body(region.argument, w);
 }
 
-void run_on_openmp(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
-  Region region{worker_count, body, argument};
-  const int most = g_openmp.max_threads();
-  g_openmp.parallel(run_region, &region, static_cast<unsigned>(worker_count < most ? worker_count : most), 0);
+void run_on_openmp(void* context, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
+  const auto* const openmp = static_cast<const OpenMp*>(context);
+  Region region{openmp, worker_count, body, argument};
+  const int most = openmp->max_threads();
+  openmp->parallel(run_region, &region, static_cast<unsigned>(worker_count < most ? worker_count : most), 0);
 }
 
 void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
@@ -81,7 +92,10 @@ void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int
 }  // namespace
 
 void find_openmp() noexcept {
-  if (const OpenMp found = search(); found.complete()) g_openmp = found;
+  OpenMp found = loaded_openmp();
+  if (!found.complete()) found = system_openmp();
+  const OpenMp* const known = g_openmp;
+  if (found.complete() && (known == nullptr || known->parallel != found.parallel)) g_openmp = new (std::nothrow) OpenMp(found);
   g_searched = true;
 }
 
@@ -89,18 +103,22 @@ Executor executor_for(std::int32_t workers) noexcept {
   if (workers == 1 || g_forked) return {.run = run_serially, .worker_count = 1, .descending_or_concurrent = true};
   if (!g_searched) find_openmp();
   g_threads_started = true;
-  if (!g_openmp.complete()) return default_executor();
-  return {.run = run_on_openmp, .worker_count = g_openmp.max_threads(), .descending_or_concurrent = true};
+  const OpenMp* const openmp = g_openmp;
+  if (openmp == nullptr) return default_executor();
+  return {.context = const_cast<OpenMp*>(openmp),
+          .run = run_on_openmp,
+          .worker_count = openmp->max_threads(),
+          .descending_or_concurrent = true};
 }
 
 void after_fork_in_child() noexcept {
-  if (g_threads_started) g_forked = true;
+  if (g_threads_started || loaded_openmp().complete()) g_forked = true;
 }
 
 const char* threads_name() noexcept {
   if (g_forked) return "one, after a fork";
   if (!g_searched) find_openmp();
-  return g_openmp.complete() ? "OpenMP" : "std::thread";
+  return g_openmp != nullptr ? "OpenMP" : "std::thread";
 }
 
 }  // namespace lean::python

@@ -12,7 +12,8 @@ namespace lean::python {
 /// Looks again for an OpenMP runtime in this process: after another library was imported.
 void find_openmp() noexcept;
 
-/// In the child of a fork threads are gone: calls run on one thread from here on if the parent had any.
+/// In the child of a fork threads are gone, and an OpenMP runtime may wait for its own for ever: calls run on one thread
+/// from here on, unless the parent had neither.
 void after_fork_in_child() noexcept;
 
 /// "OpenMP", "std::thread" or "one, after a fork".

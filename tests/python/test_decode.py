@@ -1,6 +1,8 @@
 """decode() on host arrays of every kind, against the oracle."""
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -259,6 +261,22 @@ def test_a_forked_child_of_a_process_with_threads_computes():
     result = queue.get(timeout=60)
     child.join()
     np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_a_child_forked_before_any_call_has_its_own_threads():
+    code = """
+import multiprocessing, numpy, lean_attention
+from lean_attention import _core
+def child(queue):
+    a = numpy.ones((1, 1, 8), 'f')
+    lean_attention.decode(a, a[None], a[None])
+    queue.put(_core.machine()["executor"])
+queue = multiprocessing.get_context("fork").SimpleQueue()
+multiprocessing.get_context("fork").Process(target=child, args=(queue,)).start()
+print(queue.get())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() in ("OpenMP", "std::thread")
 
 
 def test_workspaces_grow_and_are_given_back():
