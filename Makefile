@@ -33,7 +33,7 @@ python-test:
 wheel:
 	tools/setup.sh python
 	.venv-python/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build-python/unrepaired .
-	.venv-python/bin/auditwheel repair --wheel-dir dist build-python/unrepaired/*.whl
+	PATH="$(CURDIR)/.venv-python/bin:$$PATH" auditwheel repair --wheel-dir dist build-python/unrepaired/*.whl
 
 gpu-test:
 ifeq ($(GPU_BIN),)
