@@ -2,7 +2,7 @@
 """What a call from Python costs on top of the work: host time of the smallest call, by door.
 
 On the CPU: one head of one token on the caller's thread, so that next to nothing is computed; `core` is the extension alone
-with the work in it. On a GPU: time until the call returns, the launch in it. The least of many repetitions is taken.
+with the work in it. On a GPU: time until the call returns, the launch in it. The least of many short repetitions is taken.
 
 Usage: python_overhead.py [--calls N] [--json FILE]
 """
@@ -19,7 +19,7 @@ from lean_attention import _core
 
 def least_us(call, calls: int) -> float:
     call()
-    return min(timeit.repeat(call, number=calls, repeat=15)) / calls * 1e6
+    return min(timeit.repeat(call, number=calls, repeat=400)) / calls * 1e6
 
 
 def core_arguments(q, k, v, out, options) -> list:
@@ -48,7 +48,7 @@ def measure(name: str, q, k, v, options, calls: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=5000)
+    parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--json")
     options = parser.parse_args()
 

@@ -120,7 +120,7 @@ def decode(
         ops.refuse_gradients(q, k, v)
     made_out = out is None
     if made_out:
-        out = framework.empty(q, _out_shape(q, v))
+        out = framework.output(q, v)
     if lse is None and return_lse:
         lse = framework.empty_float32(q, lse_shape(q.shape, cu_seqlens_q is not None, layout))
     _core.decode(
@@ -132,14 +132,6 @@ def decode(
     if made_out:
         out = framework.finish(out)
     return (out, lse) if return_lse else out
-
-
-def _out_shape(q: Array, v: Array) -> tuple[int, ...]:
-    try:
-        return (*q.shape[:-1], v.shape[-1])
-    except (AttributeError, IndexError):
-        name, array = ("v", v) if hasattr(q, "shape") else ("q", q)
-        raise TypeError(f"{name}: {type(array)} is no array of two axes or more") from None
 
 
 def lse_shape(q_shape: Sequence[int], packed: bool, layout: str) -> tuple[int, ...]:
@@ -174,7 +166,7 @@ def supports(q: Array, k: Array, v: Array, **arguments: Any) -> Support:
     framework = framework_of(q)
     values = dict(_DEFAULTS, **arguments, q=q, k=k, v=v)
     if values["out"] is None:
-        values["out"] = framework.empty(q, _out_shape(q, v))
+        values["out"] = framework.output(q, v)
     if isinstance(values["options"], Options):
         values["options"] = values["options"].encoded
     for name in ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k"):

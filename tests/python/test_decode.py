@@ -263,6 +263,22 @@ def test_a_forked_child_of_a_process_with_threads_computes():
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
+def test_calls_keep_no_reference():
+    q, k, v = arrays()
+    wrapped = [DlpackOnly(x) for x in (q, k, v)]
+    counted = [q, k, v, *wrapped, q.dtype]
+
+    def calls():
+        for _ in range(50):
+            decode(q, k, v, seqlens=np.array([3, 4]))
+            decode(*wrapped)
+            with pytest.raises(ValueError):
+                decode(q, k, v, seqlens=np.zeros(3, np.int32))
+        return [sys.getrefcount(x) for x in counted]
+
+    assert calls() == calls()
+
+
 def test_a_child_forked_before_any_call_has_its_own_threads():
     code = """
 import multiprocessing, numpy, lean_attention
