@@ -1,6 +1,8 @@
 # The short commands. Each installs what it misses (tools/setup.sh) and says so.
 #   make demo      build and run the main job on real request lengths
-#   make test      every test there is, over three builds; ends with "N passed, M failed"
+#   make test      every test there is, over three builds and Python; ends with "N passed, M failed"
+#   make python-test  the Python package alone: builds its wheel, installs it in .venv-python, runs its tests
+#   make wheel     the wheel with its manylinux tag in dist/
 #   make gpu-test  every test that needs a GPU, in 8 minutes; GPU_BIN=folder takes what is built there
 #   make build     the command at build/bin/lean, the library at build/lib
 #   make cuda      the command and the library with the CUDA backend, under build-cuda; checks registers, spills and size
@@ -8,10 +10,10 @@
 #   make mutants   breaks the code on purpose and asks the tests to notice
 #   make format    formats the sources; make check-format only looks
 CLANG_FORMAT := .venv/bin/clang-format
-SOURCES = $(shell find include src cli tests bench examples -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
+SOURCES = $(shell find include src cli tests bench examples python -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build demo test gpu-test cuda bench mutants format check-format clean
+.PHONY: build demo test python-test wheel gpu-test cuda bench mutants format check-format clean
 
 build:
 	tools/setup.sh build
@@ -24,6 +26,15 @@ demo: build
 test:
 	tools/setup.sh check
 	python3 tools/run_tests.py
+
+python-test:
+	tools/setup.sh python
+	python3 tools/run_tests.py --presets '' --no-format --no-mutants
+
+wheel:
+	tools/setup.sh python
+	.venv-python/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build-python/unrepaired .
+	PATH="$(CURDIR)/.venv-python/bin:$$PATH" auditwheel repair --wheel-dir dist build-python/unrepaired/*.whl
 
 gpu-test:
 ifeq ($(GPU_BIN),)
@@ -55,4 +66,4 @@ check-format:
 	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan-ubsan build-tsan build-cuda build-mutants
+	rm -rf build build-asan-ubsan build-tsan build-cuda build-mutants build-python dist

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who may include whom: the rooms of src/ know only the rooms to their left, include/lean knows nobody.
+"""Checks who may include whom: the rooms of src/ know only the rooms to their left, include/lean knows nobody, python/src
+knows the public interface only.
 
 Usage: check_includes.py [REPOSITORY_ROOT]; prints every breach as file:line and exits non-zero if there is one.
 """
@@ -62,10 +63,15 @@ def breach_in_public(quoted: str, system: str) -> str:
     return "" if STANDARD.fullmatch(system) else "a third-party header in the public interface"
 
 
+def breach_in_binding(quoted: str, system: str) -> str:
+    """The Python extension is a user like any other: the library's public headers and its own."""
+    return "only \"lean/...\" and files beside it" if "/" in quoted and not quoted.startswith("lean/") else ""
+
+
 def breaches(root: pathlib.Path):
     """Yields (place, include, reason), and counts nothing itself."""
-    folders = (("include/lean", None), ("src", room_of))
-    for folder, room_rule in folders:
+    folders = (("include/lean", None, breach_in_public), ("python/src", None, breach_in_binding), ("src", room_of, None))
+    for folder, room_rule, flat_rule in folders:
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".hpp", ".h", ".cpp", ".cu", ".cuh"}:
                 continue
@@ -78,7 +84,7 @@ def breaches(root: pathlib.Path):
                 if not match or match[3]:  # an include through a macro: Highway's re-inclusion
                     continue
                 quoted, system = match[1] or "", match[2] or ""
-                reason = breach_in_public(quoted, system) if room is None else breach_in_room(room, quoted, system)
+                reason = flat_rule(quoted, system) if room is None else breach_in_room(room, quoted, system)
                 if reason:
                     yield f"{path.relative_to(root)}:{number}", quoted or system, reason
 

@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("include", "src", "cli", "tests", "tools", "bench", "examples", "cmake", "docs")
+FOLDERS = ("include", "src", "cli", "tests", "tools", "bench", "examples", "cmake", "docs", "python")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"((?:" + "|".join(FOLDERS) + r")/[\w./-]*\w)(?::(\w+)(?:\(\))?)?")

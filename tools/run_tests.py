@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Builds and runs every test: format, three builds (release, address + undefined, thread), quick mutants.
+"""Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, quick mutants.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
-What counts: each GoogleTest case, each other CTest entry, each mutant, the format check; a build that fails
-counts as one failure. tools/setup.sh check has installed what this needs.
+What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, each mutant, the format
+check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
 
-Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-mutants] [--jobs N]
+Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-mutants] [--jobs N]
 """
 import argparse
 import dataclasses
@@ -19,6 +19,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PYTHON_BIN = ROOT / ".venv-python" / "bin"
+WHEELS = ROOT / "build-python"
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -83,6 +85,42 @@ def test_preset(preset: str, jobs: int) -> Tally:
     return tally
 
 
+def count_pytest(report: pathlib.Path, tally: Tally) -> None:
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            tally.failed += 1
+        elif case.find("skipped") is not None:
+            tally.skipped += 1
+        else:
+            tally.passed += 1
+
+
+def test_python() -> Tally:
+    """The wheel is built and installed as a user would, so the tests see nothing of the tree but themselves."""
+    tally = Tally("python")
+    begin = time.monotonic()
+    say("python: wheel")
+    for old in [*WHEELS.glob("*.whl"), WHEELS / "pytest.xml"]:
+        old.unlink(missing_ok=True)
+    pip = (str(PYTHON_BIN / "pip"), "--quiet", "--disable-pip-version-check")
+    built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={WHEELS / 'cmake'}",
+                "--wheel-dir", str(WHEELS), ".")
+    wheel = next((str(path) for path in WHEELS.glob("*.whl")), "")
+    if not (built and run(*pip, "install", "--no-deps", "--force-reinstall", wheel)):
+        tally.failed += 1
+    else:
+        say("python: test")
+        limited = run(str(PYTHON_BIN / "abi3audit"), "--strict", wheel)
+        tally.passed, tally.failed = int(limited), int(not limited)
+        run(str(PYTHON_BIN / "python"), "-m", "pytest", "--quiet", "-rf", f"--junit-xml={WHEELS / 'pytest.xml'}")
+        if (WHEELS / "pytest.xml").exists():
+            count_pytest(WHEELS / "pytest.xml", tally)
+        else:
+            tally.failed += 1  # it did not come to an end
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
 def check_format() -> Tally:
     say("format")
     begin = time.monotonic()
@@ -104,12 +142,16 @@ def test_mutants() -> Tally:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
+    parser.add_argument("--no-format", action="store_true")
+    parser.add_argument("--no-python", action="store_true")
     parser.add_argument("--no-mutants", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
 
-    tallies = [check_format()]
-    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",")]
+    tallies = [] if options.no_format else [check_format()]
+    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
+    if not options.no_python:
+        tallies.append(test_python())
     if not options.no_mutants:
         tallies.append(test_mutants())
 

@@ -2,7 +2,8 @@
 # Installs what is missing on Debian 12 or Ubuntu 24.04 and newer, and nothing else. Quick when nothing is missing.
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
-#        tools/setup.sh check     both, and clang with its sanitizers: what `make test` needs
+#        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned
+#        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +12,8 @@ build_packages=(g++ cmake ninja-build pkg-config python3 libhwy-dev libgtest-dev
   nlohmann-json3-dev libfmt-dev)
 check_packages=(clang llvm)
 format_packages=(python3 python3-venv)
+python_packages=(python3 python3-venv python3-dev)
+python_requirements=tests/python/requirements.txt
 clang_format_version=19.1.7
 nvcc_version='13.0.*'
 
@@ -83,17 +86,36 @@ need_nvcc() {
   echo "${toolkit[0]}/bin/nvcc"
 }
 
+# Made anew when the requirements have changed since.
+need_python() {
+  local folder=.venv-python
+  need_packages "${python_packages[@]}"
+  if cmp -s "$python_requirements" "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "$python_requirements into $folder"
+  rm -rf "$folder"
+  python3 -m venv "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$python_requirements"
+  cp "$python_requirements" "$folder/requirements.txt"
+}
+
 case ${1:-} in
   build) need_packages "${build_packages[@]}" ;;
   format) need_clang_format ;;
   nvcc) need_nvcc ;;
+  python)
+    need_packages "${build_packages[@]}"
+    need_python
+    ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
+    need_python
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|check|nvcc" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,65 @@
+"""How a call is carried out; what it computes does not depend on anything here beyond rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal, Optional
+
+Policy = Literal["lean", "fixed_split", "data_parallel", "fixed_chunk"]
+Fixup = Literal["last_arriver", "two_kernels", "host_block"]
+Determinism = Literal["run_to_run", "batch_invariant", "not_guaranteed"]
+
+_POLICIES = ("lean", "fixed_split", "data_parallel", "fixed_chunk")
+_FIXUPS = ("last_arriver", "two_kernels", "host_block")
+_DETERMINISMS = ("run_to_run", "batch_invariant", "not_guaranteed")
+_CPU_ISAS = ("best", "scalar", "native128", "avx2", "avx512", "avx512_bf16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Schedule, fix-up and determinism of a call.
+
+    policy: "lean" (equal shares of one line of LeanTiles), "fixed_split" (FlashDecoding), "data_parallel"
+        (one worker an output), "fixed_chunk" (cuts at multiples of ``chunk_tokens`` only).
+    splits: with "fixed_split": runs of tiles an output is cut into; 0 asks for FlashDecoding's own rule.
+    chunk_tokens: with "fixed_chunk": tokens of a chunk; 0 asks for the default.
+    fixup: who merges the partials of a shared output.
+    determinism: "run_to_run" (same inputs and workers, same bits), "batch_invariant" (the bits of a sequence
+        depend on that sequence alone), "not_guaranteed".
+    workers: 0 means all threads, or one a multiprocessor.
+    cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
+
+    Raises ValueError when a name is unknown; combinations that make no sense are refused by the call itself.
+    """
+
+    policy: Policy = "lean"
+    splits: int = 0
+    chunk_tokens: int = 0
+    fixup: Fixup = "last_arriver"
+    determinism: Determinism = "run_to_run"
+    workers: int = 0
+    cpu_isa: str = "best"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("policy", _POLICIES), ("fixup", _FIXUPS), ("determinism", _DETERMINISMS), ("cpu_isa", _CPU_ISAS)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name} = {value!r}: allowed {', '.join(allowed)}")
+
+    @functools.cached_property
+    def encoded(self) -> tuple[int, ...]:
+        """The integers the extension reads, in its order."""
+        return (
+            _POLICIES.index(self.policy),
+            self.splits,
+            self.chunk_tokens,
+            _FIXUPS.index(self.fixup),
+            _DETERMINISMS.index(self.determinism),
+            self.workers,
+            _CPU_ISAS.index(self.cpu_isa),
+        )
+
+
+def encoded(options: Optional[Options]) -> Optional[tuple[int, ...]]:
+    return None if options is None else options.encoded

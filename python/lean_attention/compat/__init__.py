@@ -1,0 +1,1 @@
+"""Other libraries' functions, with their names, arguments and results."""

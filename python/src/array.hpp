@@ -1,0 +1,55 @@
+// Array: a tensor of any framework as pointer, type, shape and strides, without a copy. Read by the fastest way its type
+// offers: DLPack's C exchange API (PyTorch 2.10 and newer), NumPy's __array_struct__, then __dlpack__.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "dlpack.hpp"
+#include "python.hpp"
+
+namespace lean::python {
+
+enum class ElementType : std::int32_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kInt32,
+  kInt64,
+  kUInt32,
+  kBool,
+  kOther,
+};
+
+[[nodiscard]] const char* name_of(ElementType type) noexcept;
+
+struct Array {
+  static constexpr int kMaxDims = 4;
+
+  void* data = nullptr;
+  ElementType type = ElementType::kOther;
+  dlpack::Device device{};
+  bool writable = true;
+  int ndim = 0;
+  std::array<std::int64_t, kMaxDims> shape{};
+  std::array<std::int64_t, kMaxDims> strides{};  // elements
+  Reference owner;                               // a capsule to hold as long as the data is used; may be null
+
+  [[nodiscard]] bool on_cuda() const noexcept { return device.type == dlpack::kCuda || device.type == dlpack::kCudaManaged; }
+  [[nodiscard]] bool same_device(const Array& other) const noexcept {
+    return on_cuda() == other.on_cuda() && (!on_cuda() || device.index == other.device.index);
+  }
+  [[nodiscard]] std::string shape_text() const;
+};
+
+/// Reads `object`, which errors call `name`. `stream` is what a CUDA producer must have its data ready on: a
+/// cudaStream_t, null for the legacy default one.
+[[nodiscard]] Array read_array(PyObject* object, const char* name, void* stream);
+
+/// The stream a framework works on now for the device of one of its tensors, where it tells; else null.
+[[nodiscard]] void* current_stream(PyObject* object, const dlpack::Device& device);
+
+}  // namespace lean::python

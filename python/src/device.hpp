@@ -1,0 +1,33 @@
+// What the extension needs of a GPU: its memory for workspaces, and which one is current. device_cuda.cpp in a build with
+// the CUDA backend, device_absent.cpp else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lean/lean.hpp"
+
+namespace lean::python::device {
+
+/// True when this build has the CUDA backend.
+[[nodiscard]] bool built() noexcept;
+/// GPUs this process sees; 0 without a driver.
+[[nodiscard]] int count() noexcept;
+
+/// Makes a device current and the one before current again at the end. Index below 0: does nothing.
+class Guard {
+ public:
+  explicit Guard(std::int32_t index);
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it.
+[[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
+void clear_workspaces() noexcept;
+
+}  // namespace lean::python::device

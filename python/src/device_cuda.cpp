@@ -1,0 +1,117 @@
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "device.hpp"
+#include "python.hpp"
+
+namespace lean::python::device {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) raise(PyExc_RuntimeError, "%s: %s", what, cudaGetErrorString(error));
+}
+
+/// While it lives, this thread may allocate although a stream is being captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// Zeroed device memory. The zeroing is done when this returns, and is part of no capture.
+void* allocate_zeroed(std::size_t bytes) {
+  const RelaxedCapture relaxed;
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes), "workspace: cudaMalloc");
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "workspace: cudaStreamCreate");
+  const cudaError_t zeroed = cudaMemsetAsync(memory, 0, bytes, stream);
+  const cudaError_t done = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check(zeroed, "workspace: cudaMemsetAsync");
+  check(done, "workspace: cudaStreamSynchronize");
+  return memory;
+}
+
+/// Device memory that grows to at least twice its size, so that all it ever held is below twice what it holds.
+struct Buffer {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  std::vector<void*> replaced;
+
+  void reserve(std::size_t wanted) {
+    if (wanted <= bytes) return;
+    const std::size_t larger = wanted > 2 * bytes ? wanted : 2 * bytes;
+    void* const memory = allocate_zeroed(larger);
+    if (data != nullptr) replaced.push_back(data);
+    data = memory;
+    bytes = larger;
+  }
+  void release() noexcept {
+    for (void* memory : replaced) cudaFree(memory);
+    cudaFree(data);
+    *this = {};
+  }
+};
+
+struct DeviceWorkspace {
+  Buffer state;
+  Buffer scratch;
+};
+
+using Key = std::pair<std::int32_t, void*>;
+
+std::map<Key, DeviceWorkspace>& workspaces() {                  // guarded by the GIL
+  static auto* const all = new std::map<Key, DeviceWorkspace>;  // never destroyed: the driver may be gone at exit
+  return *all;
+}
+
+}  // namespace
+
+bool built() noexcept { return true; }
+
+int count() noexcept {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+Guard::Guard(std::int32_t index) {
+  if (index < 0) return;
+  int current = 0;
+  check(cudaGetDevice(&current), "q: cudaGetDevice");
+  if (current == index) return;
+  check(cudaSetDevice(index), "q: cudaSetDevice");
+  previous_ = current;
+}
+
+Guard::~Guard() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need) {
+  DeviceWorkspace& workspace = workspaces()[{index, stream}];
+  workspace.state.reserve(need.state_bytes);
+  workspace.scratch.reserve(need.scratch_bytes);
+  return {.state = workspace.state.data,
+          .state_bytes = workspace.state.bytes,
+          .scratch = workspace.scratch.data,
+          .scratch_bytes = workspace.scratch.bytes};
+}
+
+void clear_workspaces() noexcept {
+  for (auto& [key, workspace] : workspaces()) {
+    workspace.state.release();
+    workspace.scratch.release();
+  }
+  workspaces().clear();
+}
+
+}  // namespace lean::python::device

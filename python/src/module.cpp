@@ -1,0 +1,184 @@
+// The extension lean_attention._core: entry points, nothing else. Users call lean_attention.decode() and friends, which
+// pass every argument by position.
+#include <string>
+#include <utility>
+
+#include "arguments.hpp"
+#include "device.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "lean/lean.hpp"
+#include "schedule_text.hpp"
+#include "workspace_cache.hpp"
+
+namespace lean::python {
+namespace {
+
+/// Runs `body`, turning C++ exceptions into Python's.
+template <typename Body>
+PyObject* guarded(Body&& body) noexcept {
+  try {
+    return body().release();
+  } catch (const ErrorIsSet&) {
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+}
+
+Reference none() {
+  Py_INCREF(Py_None);
+  return Reference(Py_None);
+}
+
+void check_count(Py_ssize_t count, std::size_t expected) {
+  if (count != static_cast<Py_ssize_t>(expected))
+    raise(PyExc_TypeError, "_core: %zd arguments, expected %zd", count, static_cast<Py_ssize_t>(expected));
+}
+
+/// Other Python threads run while the CPU computes; a CUDA call only enqueues.
+Status decode_unlocked(const Problem& problem, const Options& options, const Workspace& workspace) {
+  if (options.backend == Backend::kCuda) return decode(problem, options, workspace);
+  PyThreadState* const state = PyEval_SaveThread();
+  const Status status = decode(problem, options, workspace);
+  PyEval_RestoreThread(state);
+  return status;
+}
+
+std::int32_t device_index(const Call& call) noexcept { return call.options().backend == Backend::kCuda ? call.device().index : -1; }
+
+PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, kArgumentNames.size());
+    const Call call(arguments);
+    const device::Guard guard(device_index(call));
+    Options options = call.options();
+    const Executor executor = executor_for(options.workers);
+    options.executor = &executor;
+    const WorkspaceSize need = workspace_size(call.problem(), options);
+    check(need.status);
+    const Workspace workspace = workspace_for(call, need);
+    const Status status = decode_unlocked(call.problem(), options, workspace);
+    if (!status.ok()) {
+      if (workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
+      check(status);
+    }
+    return none();
+  });
+}
+
+/// None, or (code, message).
+PyObject* supports_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, kArgumentNames.size());
+    const Call call(arguments);
+    const device::Guard guard(device::built() ? device_index(call) : -1);
+    Options options = call.options();
+    const Executor executor = executor_for(options.workers);
+    options.executor = &executor;
+    const Status status = supports(call.problem(), options);
+    if (status.ok()) return none();
+    return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message_of(status).get())));
+  });
+}
+
+/// (o_a, lse_a, o_b, lse_b): dense float32 on the host; the first two are replaced.
+PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, 4);
+    constexpr const char* kNames[] = {"o_a", "lse_a", "o_b", "lse_b"};
+    std::array<Array, 4> arrays;
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      arrays[i] = read_array(arguments[i], kNames[i], nullptr);
+      if (arrays[i].type != ElementType::kFloat32 || arrays[i].ndim != (i % 2 == 0 ? 2 : 1)) {
+        raise(PyExc_ValueError, "%s: dense float32 %s is needed", kNames[i], i % 2 == 0 ? "[rows, dv]" : "[rows]");
+      }
+    }
+    const auto data = [&](std::size_t i) { return static_cast<float*>(arrays[i].data); };
+    check(merge_states(data(0), data(1), data(2), data(3), arrays[0].shape[0], static_cast<std::int32_t>(arrays[0].shape[1])));
+    return none();
+  });
+}
+
+PyObject* schedule_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    const std::string text = schedule_text(arguments, count);
+    return Reference(checked(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()))));
+  });
+}
+
+PyObject* machine_entry(PyObject*, PyObject*) {
+  return guarded([] {
+    Reference names(checked(PyList_New(0)));
+    for (int isa = static_cast<int>(CpuIsa::kScalar); isa <= static_cast<int>(CpuIsa::kAvx512Bf16); ++isa) {
+      if (!cpu_isa_available(static_cast<CpuIsa>(isa))) continue;
+      const Reference name(checked(PyUnicode_FromString(name_of(static_cast<CpuIsa>(isa)))));
+      if (PyList_Append(names.get(), name.get()) < 0) throw ErrorIsSet{};
+    }
+    return Reference(checked(Py_BuildValue("{s:s,s:O,s:i,s:s,s:O,s:i}", "cpu_isa", name_of(best_cpu_isa()), "cpu_isas", names.get(),
+                                           "threads", static_cast<int>(executor_for(0).worker_count), "executor", threads_name(),
+                                           "cuda_built", device::built() ? Py_True : Py_False, "cuda_devices", device::count())));
+  });
+}
+
+PyObject* clear_workspaces_entry(PyObject*, PyObject*) {
+  clear_workspaces();
+  return none().release();
+}
+
+PyObject* find_openmp_entry(PyObject*, PyObject*) {
+  find_openmp();
+  return none().release();
+}
+
+PyObject* after_fork_entry(PyObject*, PyObject*) {
+  after_fork_in_child();
+  return none().release();
+}
+
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+PyCFunction as_method(FastFunction function) noexcept {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef g_methods[] = {
+    {"decode", as_method(decode_entry), METH_FASTCALL, nullptr},
+    {"supports", as_method(supports_entry), METH_FASTCALL, nullptr},
+    {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},
+    {"schedule", as_method(schedule_entry), METH_FASTCALL, nullptr},
+    {"machine", machine_entry, METH_NOARGS, nullptr},
+    {"clear_workspaces", clear_workspaces_entry, METH_NOARGS, nullptr},
+    {"find_openmp", find_openmp_entry, METH_NOARGS, nullptr},
+    {"after_fork_in_child", after_fork_entry, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+int execute(PyObject* module) {
+  Reference names(PyTuple_New(static_cast<Py_ssize_t>(kArgumentNames.size())));
+  if (names == nullptr) return -1;
+  for (std::size_t i = 0; i < kArgumentNames.size(); ++i) {
+    PyObject* const name = PyUnicode_FromString(kArgumentNames[i]);
+    if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return -1;
+  }
+  if (PyModule_AddObjectRef(module, "ARGUMENTS", names.get()) < 0) return -1;
+  return PyModule_AddStringConstant(module, "VERSION", LEAN_VERSION_STRING);
+}
+
+PyModuleDef_Slot g_slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)}, {0, nullptr}};
+
+PyModuleDef g_module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "lean_attention._core",
+    .m_doc = "The library behind lean_attention. Not a public interface.",
+    .m_size = 0,
+    .m_methods = g_methods,
+    .m_slots = g_slots,
+    .m_traverse = nullptr,
+    .m_clear = nullptr,
+    .m_free = nullptr,
+};
+
+}  // namespace
+}  // namespace lean::python
+
+PyMODINIT_FUNC PyInit__core() { return PyModuleDef_Init(&lean::python::g_module); }

@@ -1,0 +1,29 @@
+// Python.h in its limited form (one extension for CPython 3.10 and newer, docs/adr/0007-python-binding.md), owned references, and errors.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <memory>
+
+namespace lean::python {
+
+struct Decref {
+  void operator()(PyObject* object) const noexcept { Py_XDECREF(object); }
+};
+using Reference = std::unique_ptr<PyObject, Decref>;
+
+/// Thrown when a Python exception is set; the module's entry points turn it into a null result.
+struct ErrorIsSet {};
+
+/// Sets an exception of the given type with a printf-like message, and throws ErrorIsSet. PyErr_FormatV's formats only.
+[[noreturn]] void raise(PyObject* type, const char* format, ...);
+
+/// Throws when a call of the C API failed.
+template <typename T>
+T* checked(T* result) {
+  if (result == nullptr) throw ErrorIsSet{};
+  return result;
+}
+
+}  // namespace lean::python

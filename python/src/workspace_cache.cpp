@@ -1,0 +1,74 @@
+#include "workspace_cache.hpp"
+
+#include <cstring>
+#include <new>
+
+#include "device.hpp"
+
+namespace lean::python {
+namespace {
+
+/// Aligned host memory that grows by replacement.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  ~HostBuffer() { release(); }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  /// True when the memory is new.
+  bool reserve(std::size_t bytes) {
+    if (bytes <= bytes_) return false;
+    release();
+    data_ = ::operator new(bytes, kAlignment, std::nothrow);
+    if (data_ == nullptr) {
+      PyErr_NoMemory();
+      throw ErrorIsSet{};
+    }
+    bytes_ = bytes;
+    return true;
+  }
+  void release() noexcept {
+    ::operator delete(data_, kAlignment);
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+  [[nodiscard]] void* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{kWorkspaceAlignment};
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+struct HostWorkspace {
+  HostBuffer state;
+  HostBuffer scratch;
+};
+
+HostWorkspace& of_this_thread() noexcept {
+  thread_local HostWorkspace workspace;
+  return workspace;
+}
+
+}  // namespace
+
+Workspace workspace_for(const Call& call, const WorkspaceSize& need) {
+  if (call.options().backend == Backend::kCuda) return device::workspace_for(call.device().index, call.options().stream, need);
+  HostWorkspace& host = of_this_thread();
+  if (host.state.reserve(need.state_bytes)) std::memset(host.state.data(), 0, need.state_bytes);
+  host.scratch.reserve(need.scratch_bytes);
+  return {.state = host.state.data(),
+          .state_bytes = host.state.bytes(),
+          .scratch = host.scratch.data(),
+          .scratch_bytes = host.scratch.bytes()};
+}
+
+void clear_workspaces() noexcept {
+  of_this_thread().state.release();
+  of_this_thread().scratch.release();
+  device::clear_workspaces();
+}
+
+}  // namespace lean::python

@@ -1,0 +1,304 @@
+"""decode() on host arrays of every kind, against the oracle."""
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from conftest import arrays, needs
+from oracle import attention
+
+import lean_attention
+from lean_attention import Options, decode
+
+
+class DlpackOnly:
+    """An array another library made: nothing but __dlpack__."""
+
+    def __init__(self, array, versioned=True):
+        self._array, self._versioned = array, versioned
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __dlpack__(self, **keywords):
+        if not self._versioned and "max_version" in keywords:
+            raise TypeError("unexpected keyword max_version")
+        return self._array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("q_heads, kv_heads, dim, value_dim", [(1, 1, 1, 1), (6, 2, 40, 24), (8, 8, 64, 64), (5, 1, 100, 128)])
+def test_one_token_of_each_sequence(q_heads, kv_heads, dim, value_dim):
+    q, k, v = arrays(3, q_heads, kv_heads, 1, 301, dim, value_dim)
+    seqlens = np.array([301, 0, 17], np.int32)
+    out, lse = decode(q[:, :, 0], k, v, seqlens=seqlens, return_lse=True)
+    attention(q, k, v, seqlens=seqlens).check(out[:, :, None], lse[:, :, None])
+    assert (out[1] == 0).all() and (lse[1] == -np.inf).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_several_tokens_in_both_layouts(layout, causal):
+    q, k, v = arrays(q_tokens=5, kv_tokens=53)
+    expected = attention(q, k, v, seqlens=[53, 21], leftpad=[4, 0], causal=causal)
+    if layout == "bshd":
+        q, k, v = (x.transpose(0, 2, 1, 3).copy() for x in (q, k, v))
+    out, lse = decode(q, k, v, seqlens=[53, 21], leftpad=[4, 0], causal=causal, layout=layout, return_lse=True)
+    expected.check(out.transpose(0, 2, 1, 3) if layout == "bshd" else out, lse)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_ragged_queries_and_keys(layout):
+    q_cu, k_cu = [0, 3, 3, 5], [0, 40, 41, 70]
+    random = np.random.default_rng(1)
+    q, k, v = (random.standard_normal(s, np.float32) for s in [(5, 6, 32), (70, 2, 32), (70, 2, 16)])
+    given = (q, k, v) if layout == "bshd" else [x.transpose(1, 0, 2).copy() for x in (q, k, v)]
+    out, lse = decode(*given, cu_seqlens_q=q_cu, cu_seqlens_k=k_cu, causal=True, layout=layout, return_lse=True)
+    assert lse.shape == (6, 5)
+    out = out if layout == "bshd" else out.transpose(1, 0, 2)
+    for b in range(3):
+        rows, keys = slice(q_cu[b], q_cu[b + 1]), slice(k_cu[b], k_cu[b + 1])
+        sequence = [x.transpose(1, 0, 2)[None] for x in (q[rows], k[keys], v[keys])]
+        attention(*sequence, causal=True).check(out[rows].transpose(1, 0, 2)[None], lse[None, :, rows])
+
+
+def test_strided_views_are_read_and_written_in_place():
+    q, k, v = arrays(kv_tokens=60, dim=48)
+    wide_k = np.full((2, 60, 2, 96), np.nan, np.float32)
+    wide_k[..., ::2] = k.transpose(0, 2, 1, 3)
+    backwards_v = v[:, :, ::-1].copy()[:, :, ::-1]
+    holder = np.full((2, 6, 1, 96), 7.0, np.float32)
+    out = holder[..., 1::2]
+    result = decode(q, wide_k.transpose(0, 2, 1, 3)[..., ::2], backwards_v, out=out)
+    assert result is out and (holder[..., ::2] == 7).all()
+    attention(q, k, v).check(out)
+
+
+def test_broadcast_keys_need_no_copy():
+    q, k, v = arrays(batch=3, q_heads=4, kv_heads=1)
+    shared_k, shared_v = (np.broadcast_to(x[:1], (3, *x.shape[1:])) for x in (k, v))
+    attention(q, shared_k, shared_v).check(decode(q, shared_k, shared_v))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, list])
+def test_lengths_of_any_integer_type(dtype):
+    q, k, v = arrays()
+    seqlens = [37, 5] if dtype is list else np.array([37, 0, 5, 0], dtype)[::2]
+    attention(q, k, v, seqlens=[37, 5]).check(decode(q, k, v, seqlens=seqlens))
+
+
+def test_lengths_beyond_the_capacity_are_clamped():
+    q, k, v = arrays()
+    same = decode(q, k, v, seqlens=np.array([2**40, -(2**40)], np.int64))
+    np.testing.assert_array_equal(same, decode(q, k, v, seqlens=[37, 0]))
+
+
+def test_float16():
+    q, k, v = arrays(dtype=np.float16)
+    out = decode(q, k, v)
+    assert out.dtype == np.float16
+    attention(q, k, v, dtype="float16").check(out)
+
+
+def test_bfloat16_of_ml_dtypes():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    q, k, v = (x.astype(bfloat16) for x in arrays())
+    out = decode(q, k, v)
+    assert out.dtype == bfloat16
+    attention(q, k, v, dtype="bfloat16").check(out)
+
+
+@needs("fp8")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("scales", [None, [0.5], [0.5, 3.0]], ids=["1", "one", "per_head"])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_float8_keys_and_values(name, scales, framework):
+    import ml_dtypes
+
+    q, k, v = arrays()
+    q, (k, v) = q.astype(np.float16), (x.astype(getattr(ml_dtypes, name)) for x in (k, v))
+    factor = np.ones(1, np.float32) if scales is None else np.array(scales, np.float32)
+    given, arguments = (q, k, v), {} if scales is None else dict(k_scale=factor, v_scale=factor)
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        given = [torch.from_numpy(q), *(torch.from_numpy(x.view(np.uint8)).view(getattr(torch, name)) for x in (k, v))]
+        arguments = {key: torch.from_numpy(value) for key, value in arguments.items()}
+    exact = [x.astype(np.float64) * factor[None, :, None, None] for x in (k, v)]
+    attention(q, *exact, dtype="float16").check(decode(*given, **arguments))
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_any_object_with_dlpack(versioned):
+    q, k, v = arrays()
+    wrapped = [DlpackOnly(x, versioned) for x in (q, k, v)]
+    np.testing.assert_array_equal(decode(*wrapped), decode(q, k, v))
+
+
+def test_jax_arrays():
+    jax = pytest.importorskip("jax")
+    q, k, v = arrays()
+    out = decode(*(jax.numpy.asarray(x) for x in (q, k, v)))
+    assert isinstance(out, jax.Array)
+    np.testing.assert_array_equal(np.asarray(out), decode(q, k, v))
+
+
+def test_scale():
+    q, k, v = arrays()
+    attention(q, k, v, scale=0.3).check(decode(q, k, v, scale=0.3))
+
+
+@pytest.mark.parametrize("policy", ["lean", "fixed_split", "data_parallel", "fixed_chunk"])
+@pytest.mark.parametrize("fixup", ["last_arriver", "two_kernels"])
+def test_options(policy, fixup):
+    q, k, v = arrays(kv_tokens=1000)
+    attention(q, k, v).check(decode(q, k, v, options=Options(policy=policy, fixup=fixup, workers=7)))
+
+
+def test_batch_invariant_bits_depend_on_the_sequence_alone():
+    q, k, v = arrays(kv_tokens=3000)
+    options = Options(determinism="batch_invariant", workers=5)
+    whole = decode(q, k, v, options=options)
+    alone = decode(q[1:], k[1:], v[1:], options=Options(determinism="batch_invariant", workers=3))
+    np.testing.assert_array_equal(whole[1:], alone)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(dict(window=(5, 0)), marks=needs("window")),
+        pytest.param(dict(window=(0, -1)), marks=needs("window")),
+        pytest.param(dict(softcap=1.5), marks=needs("softcap")),
+        pytest.param(dict(alibi_slopes=np.linspace(0.1, 1, 6, dtype=np.float32)), marks=needs("alibi")),
+        pytest.param(dict(sinks=np.linspace(-2, 5, 6, dtype=np.float32)), marks=needs("sinks")),
+        pytest.param(dict(window=(9, 0), softcap=3.0, sinks=np.ones(6, np.float32)), marks=needs("window", "softcap", "sinks")),
+    ],
+    ids=lambda a: "+".join(a),
+)
+def test_score_rules(arguments):
+    q, k, v = arrays(q_tokens=3)
+    arguments = dict(arguments, seqlens=[37, 11], causal=True)
+    out, lse = decode(q, k, v, return_lse=True, **arguments)
+    attention(q, k, v, **arguments).check(out, lse)
+
+
+@needs("mask")
+@pytest.mark.parametrize("shape", [(2, 6, 3, 37), (1, 1, 3, 37), (2, 1, 1, 37)])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_masks_broadcast(shape, boolean):
+    q, k, v = arrays(q_tokens=3)
+    random = np.random.default_rng(3)
+    mask = random.random(shape) < 0.6 if boolean else random.standard_normal(shape).astype(np.float32)
+    attention(q, k, v, mask=mask).check(decode(q, k, v, mask=mask))
+
+
+@needs("pages")
+@pytest.mark.parametrize("page", [1, 3, 16])
+@pytest.mark.parametrize("table", ["block_table", "csr"])
+def test_pages(page, table):
+    q, k, v = arrays(kv_tokens=48)
+    seqlens = [48, 17]
+    pages = 48 // page
+    order = np.random.default_rng(5).permutation(2 * pages + 3)[: 2 * pages].astype(np.int32).reshape(2, pages)
+    pool_k, pool_v = (np.full((2 * pages + 3, page, 2, 40), np.nan, np.float32) for _ in range(2))
+    for b in range(2):
+        for p in range(pages):
+            pool_k[order[b, p]], pool_v[order[b, p]] = (x[b, :, p * page : (p + 1) * page].transpose(1, 0, 2) for x in (k, v))
+    if table == "block_table":
+        arguments = dict(block_table=order)
+    else:
+        arguments = dict(page_indptr=np.array([0, pages, 2 * pages], np.int32), page_indices=order.reshape(-1))
+    out = decode(q.transpose(0, 2, 1, 3), pool_k, pool_v, seqlens=seqlens, layout="bshd", **arguments)
+    attention(q, k, v, seqlens=seqlens).check(out.transpose(0, 2, 1, 3))
+
+
+@needs("append")
+def test_append_writes_the_cache_and_attends_to_the_new_token():
+    q, k, v = arrays()
+    new_k, new_v = arrays(seed=9)[1:]
+    new_k, new_v = new_k[:, :, :1].copy(), new_v[:, :, :1].copy()
+    lengths = np.array([30, 4], np.int32)
+    expected_k, expected_v = k.copy(), v.copy()
+    for b in range(2):
+        expected_k[b, :, lengths[b]], expected_v[b, :, lengths[b]] = new_k[b, :, 0], new_v[b, :, 0]
+    out = decode(q, k, v, seqlens=lengths, append_k=new_k, append_v=new_v)
+    np.testing.assert_array_equal(k, expected_k)
+    np.testing.assert_array_equal(v, expected_v)
+    attention(q, k, v, seqlens=lengths + 1).check(out)
+
+
+def test_threads_have_workspaces_of_their_own():
+    q, k, v = arrays(kv_tokens=2000)
+    expected = decode(q, k, v)
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not np.array_equal(decode(q, k, v), expected):
+                wrong.append(threading.get_ident())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def _decode_in_child(inputs, queue):
+    queue.put(decode(*inputs))
+
+
+def test_a_forked_child_of_a_process_with_threads_computes():
+    inputs = arrays(kv_tokens=2000)
+    expected = decode(*inputs)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_decode_in_child, args=(inputs, queue))
+    child.start()
+    result = queue.get(timeout=60)
+    child.join()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_calls_keep_no_reference():
+    q, k, v = arrays()
+    wrapped = [DlpackOnly(x) for x in (q, k, v)]
+    counted = [q, k, v, *wrapped, q.dtype]
+
+    def calls():
+        for _ in range(50):
+            decode(q, k, v, seqlens=np.array([3, 4]))
+            decode(*wrapped)
+            with pytest.raises(ValueError):
+                decode(q, k, v, seqlens=np.zeros(3, np.int32))
+        return [sys.getrefcount(x) for x in counted]
+
+    assert calls() == calls()
+
+
+def test_a_child_forked_before_any_call_has_its_own_threads():
+    code = """
+import multiprocessing, numpy, lean_attention
+from lean_attention import _core
+def child(queue):
+    a = numpy.ones((1, 1, 8), 'f')
+    lean_attention.decode(a, a[None], a[None])
+    queue.put(_core.machine()["executor"])
+queue = multiprocessing.get_context("fork").SimpleQueue()
+multiprocessing.get_context("fork").Process(target=child, args=(queue,)).start()
+print(queue.get())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() in ("OpenMP", "std::thread")
+
+
+def test_workspaces_grow_and_are_given_back():
+    q, k, v = arrays()
+    small = decode(q, k, v)
+    big = arrays(batch=64, q_heads=32, kv_heads=8, kv_tokens=64, dim=128)
+    decode(*big)
+    lean_attention.clear_workspaces()
+    np.testing.assert_array_equal(decode(q, k, v), small)

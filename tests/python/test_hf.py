@@ -1,0 +1,219 @@
+"""attn_implementation="lean_attention": the same tokens as eager, for small random models of each kind."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="4.53")
+
+import lean_attention.hf  # noqa: E402
+
+lean_attention.hf.register()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small are slower on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SMALL = dict(
+    vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256,
+    pad_token_id=0, bos_token_id=1, eos_token_id=None,
+)  # fmt: skip
+GQA = dict(SMALL, num_key_value_heads=2)
+
+
+def _config(name):
+    if name == "opt":
+        sizes = {k: v for k, v in SMALL.items() if k != "intermediate_size"}
+        return transformers.OPTConfig(**sizes, ffn_dim=96, word_embed_proj_dim=64)
+    if name == "gpt_oss":
+        return transformers.GptOssConfig(**GQA, head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=8)
+    return {
+        "llama": lambda: transformers.LlamaConfig(**GQA),
+        "llama_64": lambda: transformers.LlamaConfig(**dict(GQA, hidden_size=256)),  # head dim 64
+        "mistral": lambda: transformers.MistralConfig(**GQA, sliding_window=8),
+        "phi3": lambda: transformers.Phi3Config(**GQA),
+        "phi3_window": lambda: transformers.Phi3Config(**GQA, sliding_window=8),
+        "qwen2": lambda: transformers.Qwen2Config(**GQA),
+        "qwen3": lambda: transformers.Qwen3Config(**GQA, head_dim=16),
+        "gemma2": lambda: transformers.Gemma2Config(**GQA, head_dim=16, sliding_window=8, attn_logit_softcapping=5.0, tie_word_embeddings=False),
+    }[name]()
+
+
+NAMES = ["opt", "llama", "mistral", "phi3", "phi3_window", "qwen2", "qwen3", "gemma2", "gpt_oss"]
+MODELS = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "gpt_oss" and not hasattr(transformers, "GptOssConfig"), reason="4.55"))
+    for name in NAMES
+]
+
+
+def model_of(name, implementation, dtype=torch.float32):
+    torch.manual_seed(0)
+    config = _config(name)
+    config._attn_implementation = implementation
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():  # a spread that makes the next token depend on the keys
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    if name == "gpt_oss":
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
+    return model.to(dtype).eval()
+
+
+def prompts(batch, padded, tokens=11):
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(2, 97, (batch, tokens), generator=generator)
+    mask = torch.ones_like(ids)
+    if padded:
+        for b in range(1, batch):
+            ids[b, : 3 * b], mask[b, : 3 * b] = 0, 0
+    return dict(input_ids=ids, attention_mask=mask)
+
+
+def generated(model, inputs, **arguments):
+    torch.manual_seed(0)
+    return model.generate(**inputs, max_new_tokens=12, do_sample=False, **arguments)
+
+
+class Calls:
+    """Counts what reaches the library."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        original = lean_attention.hf.decode
+
+        def counted(*arguments, **keywords):
+            self.count += 1
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(lean_attention.hf, "decode", counted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_same_tokens_as_eager(name, padded, cache):
+    arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
+    inputs = prompts(3, padded)
+    expected = generated(model_of(name, "eager"), inputs, **arguments)
+    assert len(set(expected[:, 11:].flatten().tolist())) > 6  # a model that repeats itself would prove nothing
+    assert torch.equal(generated(model_of(name, "lean_attention"), inputs, **arguments), expected)
+
+
+@pytest.mark.parametrize("name", ["opt", "llama", "mistral", "gemma2"])
+def test_beam_search(name):
+    inputs = prompts(2, True)
+    expected = generated(model_of(name, "eager"), inputs, num_beams=3)
+    assert torch.equal(generated(model_of(name, "lean_attention"), inputs, num_beams=3), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "phi3_window"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_every_decode_step_is_the_librarys(name, cache, monkeypatch):
+    arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
+    calls = Calls(monkeypatch)
+    generated(model_of(name, "lean_attention"), prompts(3, True), **arguments)
+    assert calls.count == 3 * 11  # layers x tokens after the first
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_single_prompt_token(name):
+    inputs = prompts(2, False, tokens=1)
+    expected = generated(model_of(name, "eager"), inputs)
+    assert torch.equal(generated(model_of(name, "lean_attention"), inputs), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+def test_lean_static_cache(name, padded):
+    try:
+        from lean_attention.hf import LeanStaticCache
+    except ImportError:
+        pytest.skip("transformers below 4.56")
+    inputs = prompts(3, padded)
+    expected = generated(model_of(name, "eager"), inputs)
+    model = model_of(name, "lean_attention")
+    cache = LeanStaticCache(model.config, max_cache_len=40)
+    tokens = generated(model, inputs, past_key_values=cache, disable_compile=True)
+    assert torch.equal(tokens, expected)
+    assert not any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+    assert all(layer.keys.shape[2] == 40 for layer in cache.layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "phi3_window", "gemma2"])
+def test_teacher_forced_logits_in_16_bits(name, dtype):
+    """Not farther from the fp32 model than 2 times what eager attention in the same type is."""
+    inputs = prompts(2, True)
+    reference = model_of(name, "eager")
+    tokens = generated(reference, inputs)
+
+    def logits(model):
+        cache, steps, mask = None, [], inputs["attention_mask"]
+        for begin, end in [(0, 11)] + [(i, i + 1) for i in range(11, 22)]:
+            mask = torch.cat([inputs["attention_mask"], torch.ones(2, end - 11, dtype=torch.long)], 1)
+            position = (mask.cumsum(1) - 1).clamp(min=0)[:, begin:end]
+            with torch.no_grad():
+                step = model(tokens[:, begin:end], attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            steps.append(step.logits[:, -1].float())
+        return torch.stack(steps)
+
+    exact = logits(reference)
+    eager, ours = (logits(model_of(name, implementation, dtype)) for implementation in ("eager", "lean_attention"))
+    assert (ours - exact).norm() <= 2 * (eager - exact).norm()
+
+
+def test_right_padding_in_a_decode_step_is_still_right():
+    """A mask with holes goes to PyTorch's attention."""
+    models = [model_of("llama", implementation) for implementation in ("eager", "lean_attention")]
+    ids = torch.randint(2, 97, (2, 6))
+    mask = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 1]])
+    results = []
+    for model in models:
+        with torch.no_grad():
+            first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
+            results.append(model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits)
+    torch.testing.assert_close(*results)
+
+
+def test_training_falls_back():
+    model = model_of("llama", "lean_attention").train()
+    ids = torch.randint(2, 97, (2, 7))
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_compiled_decode_step_is_one_graph(name):
+    try:
+        from lean_attention.hf import LeanStaticCache
+    except ImportError:
+        pytest.skip("transformers below 4.56")
+    torch._dynamo.reset()
+    model = model_of(name, "lean_attention")
+    inputs = prompts(2, False)
+    expected = generated(model, inputs)
+
+    nodes = []
+
+    def backend(graph, _):
+        nodes.append(sum("lean_attention.decode" in str(node.target) for node in graph.graph.nodes))
+        return graph.forward
+
+    cache = LeanStaticCache(model.config, max_cache_len=32)
+    step = torch.compile(model.forward, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        token = model(**inputs, past_key_values=cache).logits[:, -1:].argmax(-1)
+        tokens = [token]
+        for i in range(11):
+            position = torch.full((2, 1), 11 + i)
+            token = step(input_ids=token, past_key_values=cache, position_ids=position).logits[:, -1:].argmax(-1)
+            tokens.append(token)
+    assert torch.equal(torch.cat(tokens, 1), expected[:, 11:])
+    assert nodes and all(count == 3 for count in nodes)  # a node for each layer
