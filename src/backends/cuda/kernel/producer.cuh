@@ -46,7 +46,14 @@ class Producer {
         ring_memory_(ring_memory),
         ring_(call.ring_stages),
         row_bytes_(call.problem.head_dim * 2),
-        thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {}
+        thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
+    if (call.bulk_copies) return;
+    const std::int32_t row_pieces = row_bytes_ / 16;
+    first_row_ = thread_ / row_pieces;
+    first_piece_ = thread_ % row_pieces;
+    row_stride_ = kProducerThreads / row_pieces;
+    piece_stride_ = kProducerThreads % row_pieces;
+  }
 
   /// Called by the producer's copying_threads(), and by the sharing thread, which walks the same segments and says of each who shares
   /// its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor: DeviceCursor
@@ -203,15 +210,23 @@ class Producer {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
     const std::int32_t row_pieces = row_bytes_ / 16;
-    for (std::int32_t i = thread_; i < tokens * row_pieces; i += kProducerThreads) {
-      const std::int32_t row = quotient(i, row_pieces);
+    std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
+    std::int32_t piece = first_piece_;
+#pragma unroll 4
+    for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
       const std::int32_t page = page_of(call_, token + row);
       const std::int32_t id = ids[page];
       const bool exists = in_pool(pages, id);
       if (!exists) report_lacking_page();
       const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes +
-                              (token + row - page * pages.page_tokens) * rows.token_bytes + (i - row * row_pieces) * 16;
-      ptx::async_copy_16(stage + static_cast<std::uint32_t>(i) * 16U, from, exists);
+                              (token + row - page * pages.page_tokens) * rows.token_bytes + piece * 16;
+      ptx::async_copy_16(to, from, exists);
+      row += row_stride_;
+      piece += piece_stride_;
+      if (piece >= row_pieces) {
+        piece -= row_pieces;
+        ++row;
+      }
     }
   }
 
@@ -224,20 +239,28 @@ class Producer {
     ptx::fence_before_copies();
   }
 
-  /// The 16-byte pieces of all rows in turn, dealt out over the threads: piece i lies at i x 16 in the stage.
+  /// The 16-byte pieces of all rows in turn, dealt out over the threads: piece i lies at i x 16 in the stage. Where whole rows are
+  /// dealt out, a thread keeps its place in them.
   __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens) const {
+    const std::byte* from = rows + first_row_ * step + first_piece_ * 16;
+    const std::int64_t from_stride = row_stride_ * step + piece_stride_ * 16;
+    std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
+    if (piece_stride_ == 0) {
+#pragma unroll 8
+      for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
+        ptx::async_copy_16(to, from);
+        to += kProducerThreads * 16;
+        from += from_stride;
+      }
+      return;
+    }
     const std::int32_t row_pieces = row_bytes_ / 16;
-    std::int32_t row = thread_ / row_pieces;
-    std::int32_t piece = thread_ % row_pieces;
-    const std::int32_t row_stride = kProducerThreads / row_pieces;
-    const std::int32_t piece_stride = kProducerThreads % row_pieces;
-    const std::byte* from = rows + row * step + piece * 16;
-    const std::int64_t from_stride = row_stride * step + piece_stride * 16;
     const std::int64_t from_wrap = step - row_bytes_;
-    for (std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16; row < tokens; to += kProducerThreads * 16) {
+    std::int32_t piece = first_piece_;
+    for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
       ptx::async_copy_16(to, from);
-      row += row_stride;
-      piece += piece_stride;
+      row += row_stride_;
+      piece += piece_stride_;
       from += from_stride;
       if (piece >= row_pieces) {
         piece -= row_pieces;
@@ -253,6 +276,8 @@ class Producer {
   Turn ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
+  // Rows copied by threads: this thread's first 16-byte piece, and how far it is to its next.
+  std::int32_t first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
 };
 
 }  // namespace lean::cuda
