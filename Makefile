@@ -29,7 +29,7 @@ test:
 
 python-test:
 	tools/setup.sh python
-	python3 tools/run_tests.py --presets '' --no-format --no-mutants
+	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-mutants
 
 wheel:
 	tools/setup.sh python

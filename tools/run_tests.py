@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, quick mutants.
+"""Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA build,
+quick mutants.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
-What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, each mutant, the format
-check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
+What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, each compiled kernel, each
+mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
 
-Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-mutants] [--jobs N]
+Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-cuda] [--no-mutants] [--jobs N]
 """
 import argparse
 import dataclasses
@@ -128,13 +129,14 @@ def check_format() -> Tally:
     return Tally("format", passed=int(ok), failed=int(not ok), seconds=time.monotonic() - begin)
 
 
-def test_mutants() -> Tally:
-    say("mutants")
+def test_tool(name: str, *arguments: str) -> Tally:
+    """A tool of tools/ whose last line is "N passed, M failed"."""
+    say(name)
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "tools/mutants.py", "--quick"], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
     print(done.stdout, end="", flush=True)
     match = re.search(r"^(\d+) passed, (\d+) failed$", done.stdout, re.MULTILINE)
-    tally = Tally("mutants", *map(int, match.groups())) if match else Tally("mutants", failed=1)
+    tally = Tally(name, *map(int, match.groups())) if match else Tally(name, failed=1)
     tally.seconds = time.monotonic() - begin
     return tally
 
@@ -144,6 +146,7 @@ def main() -> int:
     parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
     parser.add_argument("--no-format", action="store_true")
     parser.add_argument("--no-python", action="store_true")
+    parser.add_argument("--no-cuda", action="store_true")
     parser.add_argument("--no-mutants", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
@@ -152,8 +155,10 @@ def main() -> int:
     tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
     if not options.no_python:
         tallies.append(test_python())
+    if not options.no_cuda:  # compiled, for one architecture, and never run: that is what make gpu-test does
+        tallies.append(test_tool("cuda", "tools/cuda_build.py", "--architectures", "90-real", "--target", "lean"))
     if not options.no_mutants:
-        tallies.append(test_mutants())
+        tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
 
     say("summary")
     for tally in tallies:

@@ -300,7 +300,6 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
   for (std::int32_t round = 0; round < full_or_reduced(20000, 2000); ++round) {
     Case c = random_case(random, 12);
     c.shape.tile_tokens = kTileTokens;
-    c.shape.reach.left = -1;
     c.shape.q_rows = 1;
     for (const SequenceWork& work : c.works) c.shape.q_rows = std::max(c.shape.q_rows, work.q_tokens * c.shape.group);
     const LineShape shape = Checker(c, Measure::kCost).line().shape();
