@@ -105,10 +105,12 @@ __device__ __forceinline__ void consumer_sync() {
   ptx::named_barrier(1, kConfig.consumer_threads());
 }
 
-/// Without the ring.
+/// All but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than the
+/// variant's.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
-  return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat);
+  constexpr std::int64_t kRowBytes = kConfig.head_dim * std::int64_t{2};
+  return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 
 }  // namespace lean::cuda
