@@ -23,11 +23,14 @@ std::uint64_t seed_of(std::uint64_t seed, Stream stream, std::int64_t copy = 0) 
   return ((static_cast<std::uint64_t>(copy) << 40) + seed) * 4 + static_cast<std::uint64_t>(stream);
 }
 
-/// A copy on the GPU of what the problem points to on the host.
-Buffer lengths_on_device(const std::vector<std::int32_t>& lengths) {
-  const auto bytes = static_cast<std::int64_t>(lengths.size() * sizeof(std::int32_t));
+/// A copy on the GPU of what the problem points to on the host, which then points there.
+template <typename T>
+Buffer move_to_device(const T*& pointer, const std::vector<T>& values) {
+  if (pointer == nullptr) return {};
+  const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
   Buffer buffer(bytes, Place::kDevice);
-  gpu::copy(buffer.data(), lengths.data(), bytes);
+  gpu::copy(buffer.data(), values.data(), bytes);
+  pointer = reinterpret_cast<const T*>(buffer.data());
   return buffer;
 }
 
@@ -64,10 +67,10 @@ DecodeProblem::DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::u
   problem_.o.data = o_.data();
   problem_.lse.data = reinterpret_cast<float*>(lse_.data());
   if (pool.place() == Place::kHost) return;
-  lengths_ = lengths_on_device(shape_.lengths());
-  const auto* const lengths = reinterpret_cast<const std::int32_t*>(lengths_.data());
-  if (problem_.cu_kv_tokens != nullptr) problem_.cu_kv_tokens = lengths;
-  if (problem_.kv_lengths != nullptr) problem_.kv_lengths = lengths;
+  lengths_ = move_to_device(spec.packed() ? problem_.cu_kv_tokens : problem_.kv_lengths, shape_.lengths());
+  block_table_ = move_to_device(problem_.pages.block_table, shape_.block_table());
+  alibi_slopes_ = move_to_device(problem_.scores.alibi_slopes, shape_.alibi_slopes());
+  sinks_ = move_to_device(problem_.scores.sinks, shape_.sinks());
   gpu::synchronize();
 }
 

@@ -35,7 +35,7 @@ class KvPool {
 
 class DecodeProblem {
  public:
-  /// `pool` holds spec.stored_elements() of spec.dtype or more, and outlives this, which lies where the pool does.
+  /// `pool` holds spec.stored_elements() of spec.kv_type() or more, and outlives this, which lies where the pool does.
   DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::uint64_t seed);
 
   [[nodiscard]] const ProblemSpec& spec() const { return spec_; }
@@ -57,7 +57,11 @@ class DecodeProblem {
   ProblemSpec spec_;
   const KvPool& pool_;
   ProblemShape shape_;
-  Buffer lengths_;  // on the GPU only
+  // On the GPU only.
+  Buffer lengths_;
+  Buffer block_table_;
+  Buffer alibi_slopes_;
+  Buffer sinks_;
   Buffer q_;
   Buffer o_;
   Buffer lse_;

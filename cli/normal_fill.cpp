@@ -49,8 +49,8 @@ Buffer make_table(DType dtype) {
     case DType::kFloat32: write_table<float>(table); break;
     case DType::kFloat16: write_table<Half>(table); break;
     case DType::kBFloat16: write_table<BFloat16>(table); break;
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;  // no command offers them
+    case DType::kFloat8E4M3: write_table<Float8E4M3>(table); break;
+    case DType::kFloat8E5M2: write_table<Float8E5M2>(table); break;
   }
   return table;
 }
@@ -87,6 +87,8 @@ void NormalNumbers::fill(void* data, std::int64_t elements, std::uint64_t seed) 
     gpu::fill_from_table(data, table_.data(), bytes_of(dtype_), elements, key);
   } else if (bytes_of(dtype_) == 4) {
     fill_on_host<std::uint32_t>(data, table_, elements, key);
+  } else if (bytes_of(dtype_) == 1) {
+    fill_on_host<std::uint8_t>(data, table_, elements, key);
   } else {
     fill_on_host<std::uint16_t>(data, table_, elements, key);
   }

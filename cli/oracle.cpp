@@ -8,6 +8,7 @@
 #include "cli/gpu.hpp"
 #include "cli/threads.hpp"
 #include "problem/address.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
@@ -35,8 +36,13 @@ Problem part_of_problem(const Problem& whole, const Heads& heads) {
   part.q_heads = heads.count;
   part.kv_heads = 1;
   part.q.data = moved(whole.q.data, whole.q.dtype, q_offset(whole.q.strides, lengths, q, false));
-  part.k.data = moved(whole.k.data, whole.k.dtype, kv_offset(whole.k.strides, lengths, kv, packed));
-  part.v.data = moved(whole.v.data, whole.v.dtype, kv_offset(whole.v.strides, lengths, kv, packed));
+  const bool paged = is_paged(whole.pages);
+  const auto kv_start = [&](const Strides& s) { return paged ? kv.head * s.head : kv_offset(s, lengths, kv, packed); };
+  part.k.data = moved(whole.k.data, whole.k.dtype, kv_start(whole.k.strides));
+  part.v.data = moved(whole.v.data, whole.v.dtype, kv_start(whole.v.strides));
+  if (paged) part.pages.block_table += heads.sequence * whole.pages.block_table_stride;
+  if (whole.scores.alibi_slopes != nullptr) part.scores.alibi_slopes += heads.first;
+  if (whole.scores.sinks != nullptr) part.scores.sinks += heads.first;
   part.o.data = const_cast<void*>(moved(whole.o.data, whole.o.dtype, q_offset(whole.o.strides, lengths, q, false)));
   part.lse.data = whole.lse.data + heads.sequence * whole.lse.sequence_stride + heads.first * whole.lse.head_stride;
   part.kv_capacity = lengths.kv_end;

@@ -10,7 +10,7 @@ namespace lean::cli {
 
 using Json = nlohmann::ordered_json;
 
-/// lens, q_heads, kv_heads, head_dim, dtype, layout, n_q, causal.
+/// lens, q_heads, kv_heads, head_dim, dtype, layout, n_q, causal, and what else was asked for.
 inline void add_problem(Json& json, const ProblemSpec& spec) {
   json["lens"] = spec.kv_lens;
   json["q_heads"] = spec.q_heads;
@@ -20,6 +20,13 @@ inline void add_problem(Json& json, const ProblemSpec& spec) {
   json["layout"] = name_of(spec.layout);
   json["n_q"] = spec.q_tokens;
   json["causal"] = spec.causal;
+  if (spec.kv_dtype) json["kv_dtype"] = name_of(*spec.kv_dtype);
+  if (spec.page_tokens > 0) json["page_tokens"] = spec.page_tokens;
+  if (spec.window_left >= 0) json["window_left"] = spec.window_left;
+  if (spec.window_right >= 0) json["window_right"] = spec.window_right;
+  if (spec.softcap > 0.0F) json["softcap"] = spec.softcap;
+  if (spec.alibi) json["alibi"] = true;
+  if (spec.sinks) json["sinks"] = true;
 }
 
 /// us, us_min, us_max: median, least and most.

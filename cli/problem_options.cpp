@@ -83,6 +83,24 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "bhsd", "bshd", "hsd", "shd"}))
       ->capture_default_str()
       ->group(group);
+  app.add_option("--kv-dtype", kv_dtype_, "Element type of K and V; auto: as --dtype")
+      ->check(CLI::IsMember({"auto", "fp8_e4m3", "fp8_e5m2"}))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--page-tokens", page_tokens_, "Tokens of a page, by block table; 0: not paged. b of --layout is then the page")
+      ->check(CLI::Range(0, 1 << 20))
+      ->group(group);
+  app.add_option("--window-left", window_left_, "Keys seen to the left of a query's own position; -1: all")
+      ->check(CLI::Range(-1, INT32_MAX))
+      ->group(group);
+  app.add_option("--window-right", window_right_, "Keys seen to the right; -1: all")
+      ->check(CLI::Range(-1, INT32_MAX))
+      ->group(group);
+  app.add_option("--softcap", softcap_, "Scores become softcap tanh(s / softcap); 0: as they are")
+      ->check(CLI::Range(0.0F, 1e30F))
+      ->group(group);
+  app.add_flag("--alibi", alibi_, "ALiBi with slopes 2^(-8 (h + 1) / heads)")->group(group);
+  app.add_flag("--sinks", sinks_, "An attention sink of logit 0 for each query head")->group(group);
 }
 
 std::vector<std::int32_t> ProblemOptions::lengths() const {
@@ -103,8 +121,16 @@ ProblemSpec ProblemOptions::spec() const {
                    .head_dim = head_dim_,
                    .dtype = dtype_,
                    .q_tokens = q_tokens_,
-                   .causal = causal_ == "on" || (causal_ == "auto" && q_tokens_ > 1)};
-  spec.layout = layout_of(layout_, spec.kv_lens);
+                   .causal = causal_ == "on" || (causal_ == "auto" && q_tokens_ > 1),
+                   .page_tokens = page_tokens_,
+                   .window_left = window_left_,
+                   .window_right = window_right_,
+                   .softcap = softcap_,
+                   .alibi = alibi_,
+                   .sinks = sinks_};
+  if (kv_dtype_ != "auto") spec.kv_dtype = kv_dtype_ == "fp8_e4m3" ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
+  spec.layout = page_tokens_ > 0 && layout_ == "auto" ? Layout::kBhsd : layout_of(layout_, spec.kv_lens);
+  if (page_tokens_ > 0 && spec.packed()) throw BadArgument("--layout", layout_, "bhsd or bshd with --page-tokens");
   if (spec.packed() && spec.kv_tokens() > kMaxTokens) {
     throw BadArgument("the requests", std::to_string(spec.kv_tokens()) + " tokens in all", "up to 2147483647 in a packed layout");
   }

@@ -37,6 +37,13 @@ class ProblemOptions {
   std::int32_t q_tokens_ = 1;
   std::string causal_ = "auto";
   std::string layout_ = "auto";
+  std::string kv_dtype_ = "auto";
+  std::int32_t page_tokens_ = 0;
+  std::int32_t window_left_ = -1;
+  std::int32_t window_right_ = -1;
+  float softcap_ = 0.0F;
+  bool alibi_ = false;
+  bool sinks_ = false;
 };
 
 /// "1000,37,5001", "8x4096" (eight of them), "4k" (1024 each). Throws BadArgument.

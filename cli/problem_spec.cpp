@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/int_math.hpp"
@@ -16,19 +17,36 @@ std::int32_t ProblemSpec::longest_kv_tokens() const {
   return kv_lens.empty() ? 0 : *std::max_element(kv_lens.begin(), kv_lens.end());
 }
 
+std::int64_t ProblemSpec::pages() const {
+  std::int64_t pages = 0;
+  for (const std::int32_t tokens : kv_lens) pages += ceil_div(tokens, page_tokens);
+  return pages;
+}
+
 std::int64_t ProblemSpec::stored_elements() const {
-  const std::int64_t tokens = packed() ? kv_tokens() : batch() * longest_kv_tokens();
+  std::int64_t tokens = packed() ? kv_tokens() : batch() * longest_kv_tokens();
+  if (page_tokens > 0) tokens = pages() * page_tokens;
   return tokens * kv_heads * head_dim;
 }
 
 std::int64_t ProblemSpec::query_elements() const { return batch() * q_tokens * q_heads * head_dim; }
 
-std::int64_t ProblemSpec::kv_bytes() const { return 2 * kv_tokens() * kv_heads * head_dim * bytes_of(dtype); }
+std::int64_t ProblemSpec::kv_bytes() const {
+  std::int64_t seen = 0;
+  for (const std::int32_t tokens : kv_lens) {
+    const KeySpan span = keys_seen(reach(), tokens, q_tokens, 0, q_tokens - 1);
+    seen += span.end - span.begin;
+  }
+  return 2 * seen * kv_heads * head_dim * bytes_of(kv_type());
+}
 
 std::int64_t ProblemSpec::products() const {
   std::int64_t pairs = 0;  // of a query token and a key it sees
   for (const std::int32_t tokens : kv_lens) {
-    for (std::int32_t i = 1; i <= q_tokens; ++i) pairs += causal ? max_of(0, std::int64_t{tokens} - q_tokens + i) : tokens;
+    for (std::int32_t i = 0; i < q_tokens; ++i) {
+      const KeySpan span = keys_seen(reach(), tokens, q_tokens, i, i);
+      pairs += span.end - span.begin;
+    }
   }
   return 2 * pairs * q_heads * head_dim;
 }
@@ -68,9 +86,16 @@ std::string describe(const ProblemSpec& spec) {
     tokens = grouped(*shortest);
     if (*shortest != *longest) tokens += " to " + grouped(*longest);
   }
-  return fmt::format("{} of {} tokens ({} in all), {}/{} heads of {}, {} {}, {:.1f} MB of K and V",
-                     counted(spec.batch(), "request"), tokens, grouped(spec.kv_tokens()), spec.q_heads, spec.kv_heads,
-                     spec.head_dim, name_of(spec.dtype), name_of(spec.layout), static_cast<double>(spec.kv_bytes()) / 1e6);
+  std::string text =
+      fmt::format("{} of {} tokens ({} in all), {}/{} heads of {}, {} {}", counted(spec.batch(), "request"), tokens,
+                  grouped(spec.kv_tokens()), spec.q_heads, spec.kv_heads, spec.head_dim, name_of(spec.dtype), name_of(spec.layout));
+  if (spec.kv_dtype) text += fmt::format(", K and V {}", name_of(*spec.kv_dtype));
+  if (spec.page_tokens > 0) text += fmt::format(", pages of {}", grouped(spec.page_tokens));
+  if (spec.window_left >= 0) text += fmt::format(", {} to the left", grouped(spec.window_left));
+  if (spec.window_right >= 0) text += fmt::format(", {} to the right", grouped(spec.window_right));
+  if (spec.softcap > 0.0F) text += fmt::format(", softcap {:g}", spec.softcap);
+  text += std::string(spec.alibi ? ", ALiBi" : "") + (spec.sinks ? ", sinks" : "");
+  return text + fmt::format(", {:.1f} MB of K and V", static_cast<double>(spec.kv_bytes()) / 1e6);
 }
 
 namespace {
@@ -78,7 +103,7 @@ namespace {
 Strides kv_strides(const ProblemSpec& spec) {
   const std::int64_t d = spec.head_dim;
   const std::int64_t heads = spec.kv_heads;
-  const std::int64_t capacity = spec.longest_kv_tokens();
+  const std::int64_t capacity = spec.page_tokens > 0 ? spec.page_tokens : spec.longest_kv_tokens();
   switch (spec.layout) {
     case Layout::kBhsd: return {.sequence = heads * capacity * d, .head = capacity * d, .token = d};
     case Layout::kBshd: return {.sequence = capacity * heads * d, .head = d, .token = heads * d};
@@ -102,18 +127,46 @@ ProblemShape::ProblemShape(const ProblemSpec& spec) : lengths_(spec.packed() ? c
   problem_ = {.batch = spec.batch(), .q_heads = spec.q_heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim};
   problem_.q = {.dtype = spec.dtype, .strides = query};
   problem_.o = {.dtype = spec.dtype, .strides = query};
-  problem_.k = {.dtype = spec.dtype, .strides = kv_strides(spec)};
+  problem_.k = {.dtype = spec.kv_type(), .strides = kv_strides(spec)};
   problem_.v = problem_.k;
   problem_.lse = {.sequence_stride = std::int64_t{spec.q_tokens} * spec.q_heads, .head_stride = 1, .token_stride = spec.q_heads};
   problem_.q_tokens = spec.q_tokens;
   problem_.kv_capacity = spec.longest_kv_tokens();
   problem_.scores.causal = spec.causal;
+  problem_.scores.window_left = spec.window_left;
+  problem_.scores.window_right = spec.window_right;
+  problem_.scores.softcap = spec.softcap;
+  if (spec.page_tokens > 0) make_pages(spec);
+  if (spec.sinks) sinks_.assign(static_cast<std::size_t>(spec.q_heads), 0.0F);
+  for (std::int32_t h = 0; spec.alibi && h < spec.q_heads; ++h) {
+    alibi_slopes_.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / static_cast<float>(spec.q_heads)));
+  }
+  problem_.scores.sinks = spec.sinks ? sinks_.data() : nullptr;
+  problem_.scores.alibi_slopes = spec.alibi ? alibi_slopes_.data() : nullptr;
   if (spec.packed()) {
     problem_.cu_kv_tokens = lengths_.data();
     problem_.total_kv_tokens = spec.kv_tokens();
   } else {
     problem_.kv_lengths = lengths_.data();
   }
+}
+
+/// Pages are dealt out as a server does that lets all sequences grow at the same time: one to each in turn.
+void ProblemShape::make_pages(const ProblemSpec& spec) {
+  const std::int64_t columns = ceil_div(spec.longest_kv_tokens(), spec.page_tokens);
+  block_table_.assign(static_cast<std::size_t>(spec.batch() * columns), -1);
+  std::int32_t next = 0;
+  for (std::int64_t page = 0; page < columns; ++page) {
+    for (std::int64_t b = 0; b < spec.batch(); ++b) {
+      if (page * spec.page_tokens < spec.kv_lens[static_cast<std::size_t>(b)]) {
+        block_table_[static_cast<std::size_t>(b * columns + page)] = next++;
+      }
+    }
+  }
+  problem_.pages = {.page_tokens = spec.page_tokens,
+                    .page_count = std::max<std::int64_t>(1, spec.pages()),
+                    .block_table = block_table_.data(),
+                    .block_table_stride = columns};
 }
 
 }  // namespace lean::cli

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lean/problem.hpp"
+#include "problem/reach.hpp"
 
 namespace lean::cli {
 
@@ -22,16 +24,27 @@ struct ProblemSpec {
   DType dtype = DType::kBFloat16;
   std::int32_t q_tokens = 1;
   bool causal = false;
-  Layout layout = Layout::kBhsd;
+  Layout layout = Layout::kBhsd;  // of pages: b is the page, s the token in it
+
+  std::optional<DType> kv_dtype{};  // none: as dtype
+  std::int32_t page_tokens = 0;     // 0: not paged
+  std::int32_t window_left = -1;
+  std::int32_t window_right = -1;
+  float softcap = 0.0F;
+  bool alibi = false;  // slopes 2^(-8 (h + 1) / q_heads)
+  bool sinks = false;  // of logit 0
 
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(kv_lens.size()); }
   [[nodiscard]] std::int32_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] DType kv_type() const { return kv_dtype.value_or(dtype); }
+  [[nodiscard]] Reach reach() const { return {.left = window_left, .right = causal ? 0 : window_right}; }
+  [[nodiscard]] std::int64_t pages() const;  // of all sequences
   [[nodiscard]] bool packed() const { return layout == Layout::kHsd || layout == Layout::kShd; }
   [[nodiscard]] std::int64_t kv_tokens() const;  // of all sequences
   [[nodiscard]] std::int32_t longest_kv_tokens() const;
   [[nodiscard]] std::int64_t stored_elements() const;  // of K, padding included; V has as many
   [[nodiscard]] std::int64_t query_elements() const;
-  [[nodiscard]] std::int64_t kv_bytes() const;  // of K and V, without padding: what a call must read
+  [[nodiscard]] std::int64_t kv_bytes() const;  // of K and V, without padding and what no window shows: what a call must read
   [[nodiscard]] std::int64_t products() const;  // multiply-adds with an element of K or V
 };
 
@@ -50,9 +63,17 @@ class ProblemShape {
 
   [[nodiscard]] const Problem& problem() const { return problem_; }
   [[nodiscard]] const std::vector<std::int32_t>& lengths() const { return lengths_; }
+  [[nodiscard]] const std::vector<std::int32_t>& block_table() const { return block_table_; }
+  [[nodiscard]] const std::vector<float>& alibi_slopes() const { return alibi_slopes_; }
+  [[nodiscard]] const std::vector<float>& sinks() const { return sinks_; }
 
  private:
-  std::vector<std::int32_t> lengths_;  // [B] lengths, or [B + 1] cumulative
+  void make_pages(const ProblemSpec& spec);
+
+  std::vector<std::int32_t> lengths_;      // [B] lengths, or [B + 1] cumulative
+  std::vector<std::int32_t> block_table_;  // empty: not paged
+  std::vector<float> alibi_slopes_;        // empty: none
+  std::vector<float> sinks_;               // likewise
   Problem problem_;
 };
 

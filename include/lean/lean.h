@@ -175,8 +175,9 @@ LEAN_API lean_status lean_decode(const lean_problem* problem, const lean_options
 LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options);
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
-LEAN_API lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, int64_t rows,
-                                       int32_t value_dim);
+/* dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. */
+LEAN_API lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, int64_t rows,
+                                       int32_t value_dim, int32_t dtype);
 /* Returns the bytes needed with the final zero, 0 when the call would be refused; format is a lean_schedule_format. */
 LEAN_API size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, int32_t format, char* buffer,
                                       size_t buffer_bytes);

@@ -62,10 +62,12 @@ struct Workspace {
 /// totals; lengths lie in [0, capacity]. decode() itself clamps instead. Codes: ok, bad_lengths.
 [[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
 
-/// Merges two results over disjoint key sets: o_a, lse_a become those of the union. All views are dense and fp32:
-/// o [rows, value_dim], lse [rows]. Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
-[[nodiscard]] LEAN_API Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
-                                           std::int32_t value_dim) noexcept;
+/// Merges two results over disjoint key sets: o_a, lse_a become those of the union. Dense: o [rows, value_dim] of type `dtype`
+/// (float32, float16 or bfloat16), lse [rows]; in host memory. A sink belongs to one of the calls only. Merging is as good as
+/// one call but for the rounding of o_a and o_b to their type. Codes: ok, invalid_argument.
+/// Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
+[[nodiscard]] LEAN_API Status merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, std::int64_t rows,
+                                           std::int32_t value_dim, DType dtype = DType::kFloat32) noexcept;
 
 enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 

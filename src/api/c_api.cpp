@@ -207,9 +207,9 @@ lean_status lean_check_lengths(const lean_problem* problem) {
   return lean::to_c(call.status.ok() ? lean::check_lengths(call.problem) : call.status);
 }
 
-lean_status lean_merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
-                              std::int32_t value_dim) {
-  return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim));
+lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, std::int64_t rows,
+                              std::int32_t value_dim, std::int32_t dtype) {
+  return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim, static_cast<lean::DType>(dtype)));
 }
 
 std::size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, std::int32_t format, char* buffer,

@@ -1,15 +1,35 @@
 // merge_states(): two finished results over disjoint keys become one (cascade attention, context parallelism).
 #include <cmath>
 
+#include "base/float_types.hpp"
 #include "base/message.hpp"
 #include "lean/lean.hpp"
 #include "softmax/scale.hpp"
 #include "softmax/state.hpp"
 
 namespace lean {
+namespace {
 
-Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse_b, std::int64_t rows,
-                    std::int32_t value_dim) noexcept {
+/// A finished row is the state (lse, 1) with O already divided by l.
+softmax::State state_of(float lse) noexcept { return {lse * softmax::kLog2E, lse == softmax::kNegInf ? 0.0F : 1.0F}; }
+
+template <typename T>
+void merge_rows(T* o_a, float* lse_a, const T* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim) noexcept {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const softmax::MergeStep step = softmax::merge_step(state_of(lse_a[row]), state_of(lse_b[row]));
+    const softmax::Finished finished = softmax::finalize(step.merged);
+    for (std::int32_t d = 0; d < value_dim; ++d) {
+      T& a = o_a[row * value_dim + d];
+      a = from_float<T>(finished.scale * softmax::merge_element(step, to_float(a), to_float(o_b[row * value_dim + d])));
+    }
+    lse_a[row] = finished.lse;
+  }
+}
+
+}  // namespace
+
+Status merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim,
+                    DType dtype) noexcept {
   if (rows < 0) return refuse(StatusCode::kInvalidArgument, "rows", rows, "allowed 0 or more");
   if (value_dim < 1) return refuse(StatusCode::kInvalidArgument, "value_dim", value_dim, "allowed 1 or more");
   const char* const names[] = {"o_a", "lse_a", "o_b", "lse_b"};
@@ -17,18 +37,18 @@ Status merge_states(float* o_a, float* lse_a, const float* o_b, const float* lse
   for (int i = 0; i < 4 && rows > 0; ++i) {
     if (pointers[i] == nullptr) return refuse(StatusCode::kInvalidArgument, names[i], 0, "must not be null");
   }
-  for (std::int64_t row = 0; row < rows; ++row) {
-    // A finished row is the state (lse, 1) with O already divided by l.
-    const auto state_of = [](float lse) { return softmax::State{lse * softmax::kLog2E, lse == softmax::kNegInf ? 0.0F : 1.0F}; };
-    const softmax::MergeStep step = softmax::merge_step(state_of(lse_a[row]), state_of(lse_b[row]));
-    const softmax::Finished finished = softmax::finalize(step.merged);
-    for (std::int32_t d = 0; d < value_dim; ++d) {
-      float& a = o_a[row * value_dim + d];
-      a = finished.scale * softmax::merge_element(step, a, o_b[row * value_dim + d]);
-    }
-    lse_a[row] = finished.lse;
+  const auto merge = [&]<typename T>(T) {
+    merge_rows(static_cast<T*>(o_a), lse_a, static_cast<const T*>(o_b), lse_b, rows, value_dim);
+    return Status{};
+  };
+  switch (dtype) {
+    case DType::kFloat32: return merge(float{});
+    case DType::kFloat16: return merge(Half{});
+    case DType::kBFloat16: return merge(BFloat16{});
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: break;
   }
-  return {};
+  return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(dtype), "allowed float32, float16, bfloat16");
 }
 
 }  // namespace lean

@@ -30,6 +30,11 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t append_offset(const Problem& proble
   return q_offset(strides, lengths, kv_head, problem.cu_q_tokens != nullptr) + query * strides.token;
 }
 
+/// Whether queries of the sequence are turned; those of one without keys see nothing, and the tables may have no row at all.
+LEAN_HD [[nodiscard]] constexpr bool turns_queries(const Append& append, const Sequence& lengths) noexcept {
+  return append.rotary_dim > 0 && lengths.kv_tokens() > 0;
+}
+
 /// The row of the rotary tables that token `token` of the sequence is turned by: positions count from the first valid token.
 LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Sequence& lengths, std::int64_t token) noexcept {
   return max_of(0, token - lengths.kv_begin);

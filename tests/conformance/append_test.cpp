@@ -201,6 +201,11 @@ TEST(Conformance, R26_ANewTokenWhosePageIsNotThereIsLeftOut) {
   EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
 }
 
+/// Rotary tables have a row for each token of the capacity: none is read where there is none.
+TEST(Conformance, R02_AppendToACacheWithoutCapacity) {
+  EXPECT_TRUE(run_and_check({.lens = {0, 0}, .n_q = {2}, .append = true, .rotary_dim = 64, .guard = Guard::kPage}));
+}
+
 /// A window shorter than the chunk that is appended: early tokens are seen by early rows only, and written all the same.
 TEST(Conformance, AChunkLongerThanTheWindowIsAppendedWhole) {
   for (const DType dtype : dtypes()) {

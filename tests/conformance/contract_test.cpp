@@ -233,6 +233,10 @@ TEST(Conformance, R31_UnknownCallsOfOtherFunctionsAreRefused) {
   EXPECT_FALSE(sticky_status({}, options_of(c, executor)).ok());
   EXPECT_FALSE(merge_states(nullptr, nullptr, nullptr, nullptr, 1, 8).ok());
   EXPECT_TRUE(merge_states(nullptr, nullptr, nullptr, nullptr, 0, 8).ok());
+  float numbers[8] = {};
+  for (const int dtype : {-1, 3, 4, 5}) {
+    EXPECT_EQ(merge_states(numbers, numbers, numbers, numbers, 1, 8, static_cast<DType>(dtype)).code, StatusCode::kInvalidArgument);
+  }
   Problem broken = built.problem();
   broken.head_dim = 0;
   char text[8] = "";

@@ -221,6 +221,8 @@ Case random_aligned_case(std::uint64_t seed) {
   c.k_layout =
       random.one_of({"bhsd", "bshd", "bhsd~gap8", "bshd~off8", "sbhd", "shd", "hsd", "hsd~negs", "bhsd~bcasth", "bhsd~negs"});
   c.v_layout = random.one_of({"bhsd", "bshd", "bshd~gap8", "sbhd", "bhsd~off16"});
+  if (c.page_tokens > 0) ask_for_pages(c, c.page_tokens);
+  if (c.append) ask_to_append(c, c.rotary_dim);
   c.o_layout = random.one_of({"bhsd", "bshd~gap1", "sbhd", "bhsd~off3"});
   c.fixup = random.one_of({Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock});
   if (c.fixup == Fixup::kHostBlock) c.executor = ExecutorKind::kPool;

@@ -40,6 +40,7 @@ find_package() {
   "$1" -S "$4/source" -B "$4/build" -DCMAKE_PREFIX_PATH="$3" -DCMAKE_BUILD_TYPE=Release
   "$1" --build "$4/build"
   run_example "$4/build/decode_cpp"
+  run_example "$4/build/shared_prefix"
   run_example "$4/build/decode_c"
 }
 

@@ -26,7 +26,7 @@ inline void rotate(const Append& append, const Sequence& lengths, std::int64_t t
 
 /// A query row, which the caller has loaded.
 inline void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, std::vector<double>& row) {
-  if (problem.append.rotary_dim == 0) return;
+  if (!turns_queries(problem.append, lengths)) return;
   rotate(problem.append, lengths, std::int64_t{lengths.kv_end} - lengths.q_tokens + query_token, row);
   for (double& x : row) x = rounded_to(problem.q.dtype, x);
 }

@@ -1,0 +1,72 @@
+// merge_states(): two calls over disjoint keys make one, in every output type; a sink belongs to one of them. The C interface does
+// the same.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "backends/reference/load.hpp"
+#include "lean/lean.h"
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+/// Keys [0, cut) by one call, [cut, end) by another; `built` of the first holds what they were merged into.
+template <typename TMerge>
+void expect_split_equals_whole(Case whole, std::int32_t cut, TMerge merge) {
+  whole.o_layout = whole.lse_layout = "bshd";
+  Case rest = whole;
+  rest.pad = {cut};
+  rest.sinks = false;
+  const TestExecutor executor(whole.executor);
+  TestProblem a(whole);
+  TestProblem b(rest);
+  if (!served(a, options_of(whole, executor))) return;
+  const reference::Answer answer = reference::decode(a.problem());
+  a.kv_lengths()[0] = cut;
+  a.remember();
+  ASSERT_TRUE(run(a, options_of(whole, executor)));
+  ASSERT_TRUE(run(b, options_of(rest, executor)));
+  ASSERT_TRUE(merge(a.problem(), b.problem(), whole.q_heads, whole.head_dim));
+  // Each part is rounded to the output type, then the merged one: 3 roundings of what adds up to A, beside fp32's own errors.
+  const double u = reference::unit_roundoff(whole.dtype);
+  for (std::int32_t head = 0; head < whole.q_heads; ++head) {
+    const auto row = static_cast<std::size_t>(answer.row(0, 0, head));
+    EXPECT_NEAR(static_cast<double>(a.lse({0, head, 0})), answer.lse[row], 1e-5 * (1.0 + std::abs(answer.lse[row])));
+    for (std::int32_t i = 0; i < whole.head_dim; ++i) {
+      const std::size_t e = row * static_cast<std::size_t>(whole.head_dim) + static_cast<std::size_t>(i);
+      EXPECT_NEAR(a.o({0, head, 0, i}), answer.o[e], (3.0 * u + 1e-5) * answer.abs_weighted[e]) << reproducer(whole);
+    }
+  }
+}
+
+bool merge_in_cpp(const Problem& into, const Problem& other, std::int64_t rows, std::int32_t dims) {
+  return merge_states(into.o.data, into.lse.data, other.o.data, other.lse.data, rows, dims, into.o.dtype).ok();
+}
+
+bool merge_in_c(const Problem& into, const Problem& other, std::int64_t rows, std::int32_t dims) {
+  const auto dtype = static_cast<std::int32_t>(into.o.dtype);
+  return lean_merge_states(into.o.data, into.lse.data, other.o.data, other.lse.data, rows, dims, dtype).code == LEAN_OK;
+}
+
+TEST(Conformance, R49_SplitAndMergedEqualsWholeInEveryType) {
+  if (on_cuda()) GTEST_SKIP() << "merge_states() takes results in host memory";
+  for (const DType dtype : dtypes()) {
+    for (const std::int32_t cut : {0, 1, 500, 1511}) {
+      const Case whole{.dtype = dtype, .lens = {1511}, .input = Input::kPeaks, .workers = 5};
+      expect_split_equals_whole(whole, cut, merge_in_cpp);
+      expect_split_equals_whole(whole, cut, merge_in_c);
+    }
+  }
+}
+
+TEST(Conformance, ASinkBelongsToOneOfTheMergedCalls) {
+  if (on_cuda()) GTEST_SKIP() << "merge_states() takes results in host memory";
+  for (const std::int32_t cut : {0, 700, 1511}) {
+    expect_split_equals_whole({.dtype = DType::kFloat32, .lens = {1511}, .sinks = true, .workers = 5}, cut, merge_in_cpp);
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
