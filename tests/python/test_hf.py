@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.53")
 
+from conftest import needs  # noqa: E402
+
 import lean_attention.hf  # noqa: E402
 
 lean_attention.hf.register()
@@ -45,10 +47,8 @@ def _config(name):
 
 
 NAMES = ["opt", "llama", "mistral", "phi3", "phi3_window", "qwen2", "qwen3", "gemma2", "gpt_oss"]
-MODELS = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "gpt_oss" and not hasattr(transformers, "GptOssConfig"), reason="4.55"))
-    for name in NAMES
-]
+needs_gpt_oss = pytest.mark.skipif(not hasattr(transformers, "GptOssConfig"), reason="transformers below 4.55")
+MODELS = [pytest.param(name, marks=needs_gpt_oss) if name == "gpt_oss" else name for name in NAMES]
 
 
 def model_of(name, implementation, dtype=torch.float32):
@@ -112,13 +112,22 @@ def test_beam_search(name):
     assert torch.equal(generated(model_of(name, "lean_attention"), inputs, num_beams=3), expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "phi3_window"])
+@pytest.mark.parametrize(
+    "name, passes",
+    [
+        ("llama", 11),  # every pass after the first
+        ("mistral", 11),
+        ("phi3_window", 11),
+        pytest.param("gemma2", 12, marks=needs("softcap", "window")),  # and the first, where PyTorch has no softcap
+        pytest.param("gpt_oss", 12, marks=[needs("sinks", "window"), needs_gpt_oss]),
+    ],
+)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_every_decode_step_is_the_librarys(name, cache, monkeypatch):
+def test_every_decode_step_is_the_librarys(name, passes, cache, monkeypatch):
     arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
     calls = Calls(monkeypatch)
     generated(model_of(name, "lean_attention"), prompts(3, True), **arguments)
-    assert calls.count == 3 * 11  # layers x tokens after the first
+    assert calls.count == 3 * passes  # a call for each layer
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
