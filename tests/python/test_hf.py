@@ -179,7 +179,7 @@ def test_teacher_forced_logits_in_16_bits(name, dtype):
 
 
 def test_right_padding_in_a_decode_step_is_still_right():
-    """A mask with holes goes to PyTorch's attention."""
+    """A mask with holes is not two numbers."""
     models = [model_of("llama", implementation) for implementation in ("eager", "lean_attention")]
     ids = torch.randint(2, 97, (2, 6))
     mask = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 1]])
@@ -226,3 +226,18 @@ def test_compiled_decode_step_is_one_graph(name):
             tokens.append(token)
     assert torch.equal(torch.cat(tokens, 1), expected[:, 11:])
     assert nodes and all(count == 3 for count in nodes)  # a node for each layer
+
+
+def test_what_the_library_does_not_do_is_pytorchs_in_a_compiled_graph():
+    torch._dynamo.reset()
+    model = model_of("llama", "lean_attention", torch.float64)
+    inputs = prompts(2, False)
+
+    def step(ids, cache):
+        return model(input_ids=ids, past_key_values=cache).logits
+
+    with torch.no_grad():
+        caches = [model(**inputs, use_cache=True).past_key_values for _ in range(2)]
+        ids = inputs["input_ids"][:, -1:]
+        compiled = torch.compile(step, fullgraph=True, backend="eager")(ids, caches[0])
+        torch.testing.assert_close(compiled, step(ids, caches[1]))
