@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 from lean_attention._decode import supports
 
@@ -17,21 +18,29 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
     """Whether decode() of these tensors, laid out "bhsd", would be accepted; no for inputs that need a gradient.
 
     The library is asked once for each kind of call: devices, types, heads, alignment, and which arguments are there.
-    While torch.compile traces, tensors cannot be asked; then the call itself refuses what is not supported.
     """
     tensors = (query, key, value)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return False
+    rules = tuple((name, _kind_of(argument)) for name, argument in arguments.items())
     if torch.compiler.is_compiling():
-        return True
+        shapes = (query.shape[1], key.shape[1], min(query.shape[2], 2), query.shape[3], value.shape[3])
+        return _accepts_like(query.device, query.dtype, key.dtype, shapes, rules)
     kind = (
-        query.shape[1], key.shape[1], query.shape[2] > 1,
+        query.shape[1], key.shape[1], query.shape[2] > 1, rules,
         *((t.device, t.dtype, t.shape[3], t.data_ptr() % 16, *(s % _ROW_ELEMENTS for s in t.stride())) for t in tensors),
-        *((name, _kind_of(argument)) for name, argument in arguments.items()),
     )  # fmt: skip
     if kind not in _answers:
-        _answers[kind] = bool(supports(query, key, value, **arguments))
+        _answers[kind] = _supported(query, key, value, arguments)
     return _answers[kind]
+
+
+def _supported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]) -> bool:
+    """What cannot even be asked, float64 for one, is the other kernel's to compute or to refuse."""
+    try:
+        return bool(supports(query, key, value, **arguments))
+    except (TypeError, ValueError):
+        return False
 
 
 def _kind_of(argument: Any) -> Any:
@@ -41,3 +50,26 @@ def _kind_of(argument: Any) -> Any:
     if isinstance(argument, tuple):
         return tuple(part >= 0 for part in argument)
     return bool(argument)
+
+
+@torch.compiler.assume_constant_result
+def _accepts_like(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, shapes: tuple, rules: tuple) -> bool:
+    """The same while torch.compile traces and tensors have no memory: asked of small dense ones of the same kind."""
+    q_heads, kv_heads, q_tokens, dim, value_dim = shapes
+    with no_dispatch():
+        query = torch.empty((1, q_heads, q_tokens, dim), dtype=dtype, device=device)
+        key = torch.empty((1, kv_heads, 2, dim), dtype=kv_dtype, device=device)
+        value = torch.empty((1, kv_heads, 2, value_dim), dtype=kv_dtype, device=device)
+        arguments = {name: _example_of(name, kind, q_heads, device) for name, kind in rules}
+        return _supported(query, key, value, arguments)
+
+
+def _example_of(name: str, kind: Any, q_heads: int, device: torch.device) -> Any:
+    """An argument of the kind that _kind_of() saw."""
+    if isinstance(kind, bool):
+        return {"causal": kind, "mask": None}.get(name, float(kind))
+    if isinstance(kind[0], bool):
+        return tuple(0 if bounded else -1 for bounded in kind)
+    dtype, dims = kind
+    shape = (1,) * dims if name == "mask" else (q_heads if name in ("sinks", "alibi_slopes") else 1,)
+    return torch.ones(shape, dtype=dtype, device=device)

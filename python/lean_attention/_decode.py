@@ -72,8 +72,10 @@ def decode(
         alibi_slopes, sinks: float32 ``[Hq]``. A sink is a logit that takes part in the denominator only.
         mask: boolean (True: seen) or additive, ``[B, Hq, n_q, n_kv]``, axes of size 1 broadcast.
         tree_mask: uint32 ``[B, n_q, ceil(n_q / 32)]``, bits over the last n_q keys.
-        append_k, append_v: new tokens in q's layout with k's heads, written to the cache after seqlens and attended to.
-        rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, applied to q and append_k.
+        append_k, append_v: one new token for each query token, in q's layout with k's heads: written to k and v and attended
+            to. seqlens count them: they are the last n_q tokens of a sequence.
+        rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold, applied to
+            q and append_k; position 0 is the first token that counts.
         rotary_interleaved: pairs (0, 1), (2, 3).. instead of halves.
         k_scale, v_scale: float32 ``[1]`` or ``[Hkv]``, for float8 k and v.
         out: where the result goes, q's shape with dv at the end. Must not overlap an input.

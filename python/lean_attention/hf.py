@@ -6,7 +6,7 @@ skipped without a mask, a copy of K and V, or a wait for the device. The attenti
 
 Which calls are ours:
 
-- one new token of each sequence (decode): decode();
+- one new token of each sequence (decode): decode(), with the model's mask where two numbers do not say it;
 - several new tokens (prefill) of a model with softcap or sinks, which PyTorch's attention does not have: decode(), when
   the backend has the feature;
 - other prefill: PyTorch's scaled_dot_product_attention, which is made for it;
@@ -176,8 +176,10 @@ def attention_forward(
         arguments.update(leftpad=ranges[:, 0, 0, 0], seqlens=ranges[:, 0, 0, 1])
         if q_length > 1:
             arguments.update(causal=True, window=(-1, -1) if not sliding_window else (sliding_window - 1, -1))
-    ours = (q_length == 1 and attention_mask is None) or ranges is not None
-    if ours and dropout == 0.0 and "position_bias" not in keywords and accepts(query, key, value, **arguments):
+    elif attention_mask is not None:  # a pattern that two numbers do not describe, or one a model made itself
+        arguments["mask"] = attention_mask[..., : key.shape[2]]
+    ours = (q_length == 1 or ranges is not None) and dropout == 0.0 and "position_bias" not in keywords
+    if ours and accepts(query, key, value, **arguments):
         return decode(query, key, value, **arguments).transpose(1, 2), None
     if ranges is not None:
         attention_mask = _boolean_mask(ranges, q_length, key.shape[2], sliding_window if q_length > 1 else None)

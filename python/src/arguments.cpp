@@ -235,6 +235,7 @@ void Call::read_keys() {
   check_size(k, Argument::kK, size(k, k.ndim - 1), problem_.head_dim, "head dim");
   problem_.k = {.data = k.data, .dtype = dtype_of(k, Argument::kK), .strides = strides_of(k, axes)};
   problem_.v = {.data = v.data, .dtype = dtype_of(v, Argument::kV), .strides = strides_of(v, axes)};
+  kv_writable_ = k.writable && v.writable;
   problem_.kv_heads = to_int32(size(k, axes.head), "k: its number of heads");
   problem_.value_dim = to_int32(size(v, v.ndim - 1), "v: its head dim");
   if (problem_.value_dim == 0) raise(PyExc_ValueError, "v: shape %s: its head dim must not be 0", v.shape_text().c_str());
@@ -371,9 +372,14 @@ void Call::read_mask() {
 
 /// New keys have q's tokens and k's heads; they are laid out as q is.
 void Call::read_append() {
-  if (!given(Argument::kAppendK) && !given(Argument::kAppendV)) return;
+  const bool rotates = given(Argument::kRotaryCos) || given(Argument::kRotarySin);
+  if (!given(Argument::kAppendK) && !given(Argument::kAppendV)) {
+    if (rotates) raise(PyExc_ValueError, "rotary_cos, rotary_sin: need append_k and append_v");
+    return;
+  }
   if (!given(Argument::kAppendK) || !given(Argument::kAppendV))
     raise(PyExc_ValueError, "append_k, append_v: both or none must be given");
+  if (!kv_writable_) raise(PyExc_ValueError, "k, v: are read-only: append_k and append_v are written to them");
   const bool packed = given(Argument::kCuSeqlensQ);
   const Axes axes = one_token_ ? Axes{0, 1, -1} : axes_of(heads_first_, packed);
   const auto read = [&](Argument which, std::int32_t dims) -> TensorView {
@@ -388,7 +394,7 @@ void Call::read_append() {
   };
   problem_.append.k = read(Argument::kAppendK, problem_.head_dim);
   problem_.append.v = read(Argument::kAppendV, problem_.value_dim);
-  if (!given(Argument::kRotaryCos) && !given(Argument::kRotarySin)) return;
+  if (!rotates) return;
   if (!given(Argument::kRotaryCos) || !given(Argument::kRotarySin))
     raise(PyExc_ValueError, "rotary_cos, rotary_sin: both or none must be given");
   const auto table = [&](Argument which) -> const float* {
@@ -399,6 +405,10 @@ void Call::read_append() {
     if (angles.strides[1] != 1 || angles.strides[0] != angles.shape[1])
       raise(PyExc_ValueError, "%s: must be contiguous", name_of(which));
     check_size(angles, which, angles.shape[1], problem_.append.rotary_dim / 2, "rotary_dim / 2");
+    if (angles.shape[0] < problem_.kv_capacity) {
+      raise(PyExc_ValueError, "%s: shape %s: expected a row for each of %d positions", name_of(which), angles.shape_text().c_str(),
+            static_cast<int>(problem_.kv_capacity));
+    }
     return static_cast<const float*>(angles.data);
   };
   problem_.append.rotary_dim = to_int32(2 * size(array(Argument::kRotaryCos), 1), "rotary_cos: its width");

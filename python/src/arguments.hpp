@@ -120,7 +120,8 @@ class Call {
   Array q_;
   void* stream_ = nullptr;
   bool heads_first_ = true;
-  bool one_token_ = false;  // q is [B, Hq, d]
+  bool one_token_ = false;    // q is [B, Hq, d]
+  bool kv_writable_ = false;  // neither k nor v is read-only
   std::vector<Reference> owners_;
   std::vector<std::vector<std::int32_t>> converted_;  // int64 or strided lengths, as the library wants them
   Problem problem_;

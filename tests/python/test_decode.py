@@ -223,10 +223,47 @@ def test_append_writes_the_cache_and_attends_to_the_new_token():
     expected_k, expected_v = k.copy(), v.copy()
     for b in range(2):
         expected_k[b, :, lengths[b]], expected_v[b, :, lengths[b]] = new_k[b, :, 0], new_v[b, :, 0]
-    out = decode(q, k, v, seqlens=lengths, append_k=new_k, append_v=new_v)
+    out = decode(q, k, v, seqlens=lengths + 1, append_k=new_k, append_v=new_v)
     np.testing.assert_array_equal(k, expected_k)
     np.testing.assert_array_equal(v, expected_v)
     attention(q, k, v, seqlens=lengths + 1).check(out)
+
+
+def rotated(x, positions, cos, sin, interleaved):
+    """Rotary embedding from its definition (arXiv:2104.09864): x [B, H, n, d], positions [B, n]."""
+    half = cos.shape[1]
+    c, s = (table[positions][:, None] for table in (cos, sin))
+    first, second = (x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]) if interleaved else (x[..., :half], x[..., half : 2 * half])
+    out = x.copy()
+    parts = first * c - second * s, first * s + second * c
+    if interleaved:
+        out[..., 0 : 2 * half : 2], out[..., 1 : 2 * half : 2] = parts
+    else:
+        out[..., :half], out[..., half : 2 * half] = parts
+    return out
+
+
+@needs("append")
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_append_with_a_rotary_embedding(interleaved):
+    q, k, v = arrays(q_tokens=2)
+    new_k, new_v = (x[:, :, :2].copy() for x in arrays(seed=9)[1:])
+    angles = np.random.default_rng(4).uniform(0, 6, (37, 16)).astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+    lengths = np.array([32, 6], np.int32)
+    positions = lengths[:, None] - 2 + np.arange(2)
+    expected_k, expected_v = k.copy(), v.copy()
+    turned = rotated(new_k, positions, cos, sin, interleaved)
+    for b in range(2):
+        expected_k[b, :, positions[b]], expected_v[b, :, positions[b]] = (x[b].transpose(1, 0, 2) for x in (turned, new_v))
+    out = decode(
+        q, k, v, seqlens=lengths, causal=True, append_k=new_k, append_v=new_v, rotary_cos=cos, rotary_sin=sin,
+        rotary_interleaved=interleaved,
+    )  # fmt: skip
+    np.testing.assert_allclose(k, expected_k, atol=1e-6)
+    np.testing.assert_array_equal(v, expected_v)
+    expected = attention(rotated(q, positions, cos, sin, interleaved), k, v, seqlens=lengths, causal=True)
+    np.testing.assert_allclose(out, expected.out, atol=1e-5)
 
 
 def test_threads_have_workspaces_of_their_own():

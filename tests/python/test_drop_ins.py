@@ -115,6 +115,16 @@ def test_flash_attn_appends():
     attention(q, expected_k, expected_v, seqlens=seqlens + 1).check(out.transpose(1, 2))
 
 
+@needs("append")
+def test_flash_attn_refuses_what_append_does_not_do():
+    q, k, v = to_bshd(*tensors(q_tokens=2))
+    with pytest.raises(NotImplementedError, match="^k: shape"):
+        flash_attn_with_kvcache(q, k, v, k[:, :1], v[:, :1], cache_seqlens=3)
+    tables = dict(rotary_cos=torch.ones(37, 8), rotary_sin=torch.ones(37, 8))
+    with pytest.raises(NotImplementedError, match="^rotary_cos"):
+        flash_attn_with_kvcache(q, k, v, k[:, :2], v[:, :2], cache_seqlens=3, **tables)
+
+
 @pytest.mark.parametrize(
     "name, error, arguments",
     [

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import arrays
+from conftest import arrays, needs
 
 import lean_attention
 from lean_attention import Options, decode, supports
@@ -56,6 +56,7 @@ def swapped(array):
         ("block_table", TypeError, dict(block_table=np.zeros((2, 1), np.int64))),
         ("append_k", ValueError, dict(append_k=np.ones((2, 2, 1, 40), np.float32))),
         ("append_v", ValueError, dict(append_k=np.ones((2, 2, 1, 40), np.float32), append_v=np.ones((2, 6, 1, 40), np.float32))),
+        ("rotary_cos", ValueError, dict(rotary_cos=np.ones((37, 8), np.float32), rotary_sin=np.ones((37, 8), np.float32))),
         ("k_scale", ValueError, dict(k_scale=np.ones(1, np.float32))),
         ("layout", ValueError, dict(layout="sbhd")),
         ("options.splits", ValueError, dict(options=Options(splits=3))),
@@ -65,6 +66,25 @@ def test_misuse_names_the_argument(name, error, change):
     q, k, v = arrays()
     arguments = dict(q=q, k=k, v=v) | change
     with pytest.raises(error) as raised:
+        decode(**arguments)
+    assert str(raised.value).startswith(name), raised.value
+
+
+@needs("append")
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("rotary_cos", dict(rotary_cos=np.ones((36, 8), np.float32), rotary_sin=np.ones((36, 8), np.float32))),
+        ("rotary_sin", dict(rotary_cos=np.ones((37, 8), np.float32), rotary_sin=np.ones((37, 7), np.float32))),
+        ("rotary_cos, rotary_sin", dict(rotary_cos=np.ones((37, 8), np.float32))),
+        ("k, v: are read-only", dict(k=np.broadcast_to(np.float32(1), (2, 2, 37, 40)))),
+    ],
+)
+def test_misuse_of_append_names_the_argument(name, change):
+    q, k, v = arrays()
+    new_k, new_v = k[:, :, :1].copy(), v[:, :, :1].copy()
+    arguments = dict(q=q, k=k, v=v, append_k=new_k, append_v=new_v, seqlens=np.array([3, 4], np.int32)) | change
+    with pytest.raises(ValueError) as raised:
         decode(**arguments)
     assert str(raised.value).startswith(name), raised.value
 

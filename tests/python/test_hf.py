@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.53")
 
+from conftest import needs  # noqa: E402
+
 import lean_attention.hf  # noqa: E402
 
 lean_attention.hf.register()
@@ -45,10 +47,8 @@ def _config(name):
 
 
 NAMES = ["opt", "llama", "mistral", "phi3", "phi3_window", "qwen2", "qwen3", "gemma2", "gpt_oss"]
-MODELS = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "gpt_oss" and not hasattr(transformers, "GptOssConfig"), reason="4.55"))
-    for name in NAMES
-]
+needs_gpt_oss = pytest.mark.skipif(not hasattr(transformers, "GptOssConfig"), reason="transformers below 4.55")
+MODELS = [pytest.param(name, marks=needs_gpt_oss) if name == "gpt_oss" else name for name in NAMES]
 
 
 def model_of(name, implementation, dtype=torch.float32):
@@ -112,13 +112,22 @@ def test_beam_search(name):
     assert torch.equal(generated(model_of(name, "lean_attention"), inputs, num_beams=3), expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "phi3_window"])
+@pytest.mark.parametrize(
+    "name, passes",
+    [
+        ("llama", 11),  # every pass after the first
+        ("mistral", 11),
+        ("phi3_window", 11),
+        pytest.param("gemma2", 12, marks=needs("softcap", "window")),  # and the first, where PyTorch has no softcap
+        pytest.param("gpt_oss", 12, marks=[needs("sinks", "window"), needs_gpt_oss]),
+    ],
+)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_every_decode_step_is_the_librarys(name, cache, monkeypatch):
+def test_every_decode_step_is_the_librarys(name, passes, cache, monkeypatch):
     arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
     calls = Calls(monkeypatch)
     generated(model_of(name, "lean_attention"), prompts(3, True), **arguments)
-    assert calls.count == 3 * 11  # layers x tokens after the first
+    assert calls.count == 3 * passes  # a call for each layer
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -170,7 +179,7 @@ def test_teacher_forced_logits_in_16_bits(name, dtype):
 
 
 def test_right_padding_in_a_decode_step_is_still_right():
-    """A mask with holes goes to PyTorch's attention."""
+    """A mask with holes is not two numbers."""
     models = [model_of("llama", implementation) for implementation in ("eager", "lean_attention")]
     ids = torch.randint(2, 97, (2, 6))
     mask = torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 1]])
@@ -217,3 +226,18 @@ def test_compiled_decode_step_is_one_graph(name):
             tokens.append(token)
     assert torch.equal(torch.cat(tokens, 1), expected[:, 11:])
     assert nodes and all(count == 3 for count in nodes)  # a node for each layer
+
+
+def test_what_the_library_does_not_do_is_pytorchs_in_a_compiled_graph():
+    torch._dynamo.reset()
+    model = model_of("llama", "lean_attention", torch.float64)
+    inputs = prompts(2, False)
+
+    def step(ids, cache):
+        return model(input_ids=ids, past_key_values=cache).logits
+
+    with torch.no_grad():
+        caches = [model(**inputs, use_cache=True).past_key_values for _ in range(2)]
+        ids = inputs["input_ids"][:, -1:]
+        compiled = torch.compile(step, fullgraph=True, backend="eager")(ids, caches[0])
+        torch.testing.assert_close(compiled, step(ids, caches[1]))

@@ -50,9 +50,19 @@ def test_opcheck(arguments):
 @needs("append")
 def test_opcheck_append():
     q, k, v = tensors()
-    new = k[:, :, :1].clone(), v[:, :, :1].clone()
+    new = dict(append_k=k[:, :, :1].clone(), append_v=v[:, :, :1].clone())
     lengths = torch.tensor([3, 7], dtype=torch.int32)
-    torch.library.opcheck(OPS.decode_append.default, (q, k, v, *new), dict(seqlens=lengths))
+    torch.library.opcheck(OPS.decode_append.default, (q, k, v), dict(new, seqlens=lengths))
+
+
+@needs("append")
+def test_compile_appends_to_the_cache():
+    q, k, v = tensors()
+    new = dict(append_k=k[:, :, :1] + 1, append_v=v[:, :, :1] + 1, seqlens=torch.tensor([3, 7], dtype=torch.int32))
+    eager_k, eager_v = k.clone(), v.clone()
+    expected = decode(q, eager_k, eager_v, **new)
+    out = torch.compile(lambda q, k, v: decode(q, k, v, **new), fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(out, expected) and torch.equal(k, eager_k) and torch.equal(v, eager_v)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

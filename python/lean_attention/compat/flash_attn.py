@@ -47,8 +47,8 @@ def flash_attn_with_kvcache(
     Args:
         q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``.
         k_cache, v_cache: ``[B, S, Hkv, d]``, or with a table ``[pages, page, Hkv, d]`` with any page size.
-        k, v: ``[B, n_q, Hkv, d]``, written to the cache from cache_seqlens on and attended to.
-        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k.
+        k, v: ``[B, n_q, Hkv, d]``, written to the cache from cache_seqlens on and attended to; as many tokens as q has.
+        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, a row for each token the cache can hold, applied to q and k.
         cache_seqlens: tokens in the cache before k, ``[B]`` int32 or one number. Default: all.
         cache_batch_idx: which row of the cache each sequence has, ``[B]``; no copy is made.
         cache_leftpad: first token that counts, ``[B]`` int32.
@@ -63,7 +63,7 @@ def flash_attn_with_kvcache(
         out in q's shape, or (out, softmax_lse ``[B, Hq, n_q]``, natural logarithm).
 
     Raises:
-        NotImplementedError: for qv, attention_chunk, rotary_seqlens, q_descale, k_descale, v_descale, cu_seqlens_k_new,
+        NotImplementedError: another number of new tokens than queries; for qv, attention_chunk, rotary_seqlens, q_descale, k_descale, v_descale, cu_seqlens_k_new,
             and what the backend does not do.
         TypeError, ValueError: as decode().
     """
@@ -77,10 +77,12 @@ def flash_attn_with_kvcache(
         if table is not None:
             raise ValueError("cache_batch_idx: must not be given with a block_table")
         table = cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
-    if k is not None and cache_seqlens is None:
-        raise ValueError("cache_seqlens: must be given with k")
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if k is not None:
+        cache_seqlens = _with_new_tokens(q, k, cache_seqlens, cu_seqlens_q)
+        if rotary_cos is not None and not causal and window_size == (-1, -1) and (cu_seqlens_q is not None or q.shape[1] > 1):
+            raise NotImplementedError("rotary_cos: several queries without causal would all have one position: not here")
     return decode(
         q, k_cache, v_cache, seqlens=cache_seqlens, leftpad=cache_leftpad, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
         block_table=table, scale=softmax_scale, causal=causal, window=(window_size[0], window_size[1]), softcap=softcap,
@@ -88,6 +90,17 @@ def flash_attn_with_kvcache(
         rotary_sin=_float32(rotary_sin), rotary_interleaved=rotary_interleaved, layout="bshd", out=out,
         return_lse=return_softmax_lse, options=_options(num_splits),
     )  # fmt: skip
+
+
+def _with_new_tokens(
+    q: torch.Tensor, k: torch.Tensor, cache_seqlens: Optional[torch.Tensor], cu_seqlens_q: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """Lengths with the tokens that are written in this call, as decode() counts."""
+    if cache_seqlens is None:
+        raise ValueError("cache_seqlens: must be given with k")
+    if k.shape[:-2] != q.shape[:-2]:
+        raise NotImplementedError(f"k: shape {tuple(k.shape)}: expected a new token for each query of q {tuple(q.shape)}")
+    return cache_seqlens + (k.shape[1] if cu_seqlens_q is None else cu_seqlens_q[1:] - cu_seqlens_q[:-1])
 
 
 def _one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
