@@ -15,6 +15,7 @@ namespace lean::support {
 namespace {
 
 TEST(Conformance, AppendWithEveryCacheLayoutAndType) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const DType dtype : dtypes()) {
     for (const CpuIsa isa : available_isas()) {
       for (const char* k : {"bhsd", "bshd", "bshd~gap3", "bhds", "bhsd~inner2", "bshd~negs"}) {
@@ -41,6 +42,7 @@ TEST(Conformance, AppendWithEveryCacheLayoutAndType) {
 }
 
 TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const auto& n_q : {std::vector<std::int32_t>{1}, {300, 1, 0, 17}}) {
     Case c{.q_heads = 6,
@@ -71,6 +73,7 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
 
 /// One call that appends gives the bits of a call on the cache as it is afterwards.
 TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const DType dtype : dtypes()) {
     for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
       for (const std::int32_t page_tokens : {0, 16}) {
@@ -140,6 +143,7 @@ TEST(Conformance, RotaryPositionsCountFromTheFirstValidToken) {
 }
 
 TEST(Conformance, RotaryTurnsPairsByTheirAngle) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   const float cosines[] = {1.0F, 1.0F, 0.6F, 0.0F};  // positions 0 and 1
   const float sines[] = {0.0F, 0.0F, 0.8F, 1.0F};
   const Append halves{.rotary_cos = cosines, .rotary_sin = sines, .rotary_dim = 4};
@@ -163,6 +167,7 @@ TEST(Conformance, RotaryTurnsPairsByTheirAngle) {
 }
 
 TEST(Conformance, ARefusedCallAppendsNothing) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   Case c{.lens = {37, 97}, .n_q = {3}, .append = true};
   const TestExecutor executor(c.executor);
   TestProblem built(c);
@@ -180,6 +185,7 @@ TEST(Conformance, ARefusedCallAppendsNothing) {
 
 /// Lengths that lie never make a call write over older tokens, or outside the cache.
 TEST(Conformance, R25_NothingIsAppendedToASequenceWhoseLengthsAreClamped) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const std::int32_t length : {102, INT_MAX, -1}) {
     Case c{.lens = {37, 101, 53}, .n_q = {2}, .capacity = 101, .append = true, .fill = Fill::kZero, .guard = Guard::kPage};
     const TestExecutor executor(c.executor);
@@ -192,6 +198,7 @@ TEST(Conformance, R25_NothingIsAppendedToASequenceWhoseLengthsAreClamped) {
 }
 
 TEST(Conformance, R26_ANewTokenWhosePageIsNotThereIsLeftOut) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   Case c{.lens = {37, 97}, .n_q = {3}, .page_tokens = 16, .append = true, .guard = Guard::kPage};
   const TestExecutor executor(c.executor);
   TestProblem built(c);
@@ -203,11 +210,13 @@ TEST(Conformance, R26_ANewTokenWhosePageIsNotThereIsLeftOut) {
 
 /// Rotary tables have a row for each token of the capacity: none is read where there is none.
 TEST(Conformance, R02_AppendToACacheWithoutCapacity) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   EXPECT_TRUE(run_and_check({.lens = {0, 0}, .n_q = {2}, .append = true, .rotary_dim = 64, .guard = Guard::kPage}));
 }
 
 /// A window shorter than the chunk that is appended: early tokens are seen by early rows only, and written all the same.
 TEST(Conformance, AChunkLongerThanTheWindowIsAppendedWhole) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const DType dtype : dtypes()) {
     for (const std::int32_t page_tokens : {0, 16}) {
       Case c{.dtype = dtype,
