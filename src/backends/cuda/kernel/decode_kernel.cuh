@@ -66,7 +66,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         await_stage();
         if (!idle) tile.scores(stage_address());
         release_stage();
-        if (!idle) tile.update_softmax(memory, record, token);
+        if (!idle) tile.update_softmax(memory, record, token, tokens);
         await_stage();
         if (!idle) tile.accumulate(stage_address(), tokens);
         release_stage();

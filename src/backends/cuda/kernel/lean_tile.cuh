@@ -111,15 +111,19 @@ class WarpTile {
     }
   }
 
-  /// The online softmax over this warp's tokens; `tile_token` is the sequence's token that the tile begins with.
-  __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
+  /// The online softmax over this warp's tokens; the stage held the sequence's tokens [tile_token, tile_token + tile_tokens), and
+  /// leftovers behind.
+  __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
+                                 std::int32_t tile_tokens) {
     float scale = call_.log2_scale;
     if (may_rule() && (call_.score_rules || memory.shared.lacks_pages != 0)) {
       apply_rules(memory, record, tile_token);
       scale = 1.0F;
     }
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad_;
-    const bool masked = tile_token + kConfig.tile_tokens > first_limit_;  // of the whole warp
+    const std::int32_t stage_end = tile_token + tile_tokens;
+    const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
+    const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
     float tile_max[2] = {softmax::kNegInf, softmax::kNegInf};
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
@@ -129,7 +133,7 @@ class WarpTile {
         for (int i = 0; i < 4; ++i) {
           float& s = scores_[run][half][i];
           s *= scale;
-          if (masked && own + run * run_tokens() + half * 8 + i % 2 >= limit_[i / 2]) s = softmax::kNegInf;
+          if (masked && own + run * run_tokens() + half * 8 + i % 2 >= limit[i / 2]) s = softmax::kNegInf;
           tile_max[i / 2] = fmaxf(tile_max[i / 2], s);
         }
       }
