@@ -258,15 +258,22 @@ void add_short_rows(TierB& rows) {
   rows.add("short 16384x64", spec_of(uniform(16384, 64), kLlama8B));
 }
 
+/// Beside "L8B 8x8k" of tier A, the same bytes without pages.
+void add_page_rows(TierB& rows) {
+  for (const std::int32_t page_tokens : {1, 16, 64, 256}) {
+    for (const auto& [order, layout] : {std::pair{"nhd", Layout::kBshd}, {"hnd", Layout::kBhsd}}) {
+      ProblemSpec spec = spec_of(uniform(8, 8 * k), kLlama8B);
+      spec.page_tokens = page_tokens;
+      spec.layout = layout;
+      rows.add(fmt::format("pages of {} {} 8x8k", page_tokens, order), std::move(spec));
+    }
+  }
+}
+
 /// Declared, not yet possible.
 void add_missing_rows(TierB& rows) {
   for (const std::int32_t batch : {8, 64}) {
     rows.add(fmt::format("fp8 {}x8k", batch), spec_of(uniform(batch, 8 * k), kLlama8B, DType::kFloat8E4M3), "fp8 K and V");
-  }
-  for (const std::int32_t page_tokens : {1, 16, 64, 256}) {
-    for (const char* order : {"nhd", "hnd"}) {
-      rows.add(fmt::format("pages of {} {} 8x8k", page_tokens, order), spec_of(uniform(8, 8 * k), kLlama8B), "paged K and V");
-    }
   }
   rows.add("mixed 2x2k prefill + 62x8k", spec_of(uniform(64, 8 * k), kLlama8B), "query lengths that differ in a batch");
 }
@@ -282,6 +289,7 @@ std::vector<GpuRow> gpu_matrix(const std::string& tier, const std::string& trace
   add_ragged_rows(b);
   add_trace_rows(b, trace);
   add_layout_rows(b);
+  add_page_rows(b);
   add_query_rows(b);
   add_short_rows(b);
   add_paper_rows(b);

@@ -7,6 +7,7 @@
 #include "base/float_types.hpp"
 #include "cli/cuda/check.hpp"
 #include "problem/address.hpp"
+#include "problem/pages.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cli::gpu {
@@ -39,18 +40,33 @@ __device__ double warp_max(double x) {
 
 __device__ double negative_infinity() { return __longlong_as_double(static_cast<long long>(0xFFF0000000000000ULL)); }
 
-/// Elements (token, dim) of one head as double; the lanes of a warp hold neighbouring dims.
+/// Elements (token, dim) of one head as double; the lanes of a warp hold neighbouring dims. With pages: of a sequence's head.
 template <typename T>
 struct HeadView {
   const T* data;
   Strides strides;
+  const std::int32_t* page_ids = nullptr;  // null: not paged
+  std::int32_t page_tokens = 0;
 
   __device__ HeadView(const TensorView& tensor, std::int64_t offset)
       : data(static_cast<const T*>(tensor.data) + offset), strides(tensor.strides) {}
   __device__ double operator()(std::int64_t token, int dim) const {
-    return static_cast<double>(to_float(data[token * strides.token + dim * strides.dim]));
+    std::int64_t offset = token * strides.token;
+    if (page_ids != nullptr) {
+      offset = page_ids[token / page_tokens] * strides.sequence + token % page_tokens * strides.token;
+    }
+    return static_cast<double>(to_float(data[offset + dim * strides.dim]));
   }
 };
+
+template <typename T>
+__device__ HeadView<T> kv_view(const Problem& problem, const TensorView& tensor, const Sequence& lengths, HeadPosition at) {
+  if (!is_paged(problem.pages)) return {tensor, kv_offset(tensor.strides, lengths, at, problem.cu_kv_tokens != nullptr)};
+  HeadView<T> view(tensor, page_offset(tensor.strides, 0, at.head));
+  view.page_ids = page_ids(problem.pages, lengths, at.sequence);
+  view.page_tokens = problem.pages.page_tokens;
+  return view;
+}
 
 /// The softmax state of the tokens that one warp has seen; a lane holds every 32nd dim.
 template <int kLaneDims>
@@ -187,10 +203,9 @@ __global__ void __launch_bounds__(kThreads) answer_row(const Problem problem, co
   const std::int64_t sequence = row / problem.q_heads / problem.q_tokens;
   const Sequence lengths = LengthSource(problem)(sequence);
   const HeadPosition kv_at{sequence, head / (problem.q_heads / problem.kv_heads)};
-  const bool packed = problem.cu_kv_tokens != nullptr;
   const HeadView<T> q(problem.q, q_offset(problem.q.strides, lengths, {sequence, head}, false));
-  const HeadView<T> k(problem.k, kv_offset(problem.k.strides, lengths, kv_at, packed));
-  const HeadView<T> v(problem.v, kv_offset(problem.v.strides, lengths, kv_at, packed));
+  const HeadView<T> k = kv_view<T>(problem, problem.k, lengths, kv_at);
+  const HeadView<T> v = kv_view<T>(problem, problem.v, lengths, kv_at);
   const std::int64_t begin = lengths.kv_begin;
   const std::int64_t end = visible_end(lengths, token, problem.scores.causal);
 
