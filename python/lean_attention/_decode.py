@@ -178,4 +178,4 @@ def supports(q: Array, k: Array, v: Array, **arguments: Any) -> Support:
     return Support(True) if refused is None else Support(False, *refused)
 
 
-_DEFAULTS = dict.fromkeys(_core.ARGUMENTS) | {name: value for name, value in (decode.__kwdefaults__ or {}).items() if name != "return_lse"}
+_DEFAULTS = dict.fromkeys(_core.ARGUMENTS) | (decode.__kwdefaults__ or {})

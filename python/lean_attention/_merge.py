@@ -29,9 +29,8 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """
     for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
         if tuple(o.shape[:-1]) != tuple(lse.shape) or tuple(o.shape) != tuple(o_a.shape):
-            raise ValueError(
-                f"o_{name}, lse_{name}: shapes {tuple(o.shape)}, {tuple(lse.shape)}: expected {tuple(o_a.shape)}, {tuple(o_a.shape[:-1])}"
-            )
+            expected = f"{tuple(o_a.shape)}, {tuple(o_a.shape[:-1])}"
+            raise ValueError(f"o_{name}, lse_{name}: shapes {tuple(o.shape)}, {tuple(lse.shape)}: expected {expected}")
     if framework_of(o_a) is TORCH:
         return _merge_torch(o_a, lse_a, o_b, lse_b)
     return _merge_host(o_a, lse_a, o_b, lse_b)

@@ -190,7 +190,12 @@ def attention_forward(
 
 
 def _eager_forward(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], **keywords: Any
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Optional[torch.Tensor],
+    **keywords: Any,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """The model's own definition, which knows its softcap and sinks. `mask`: boolean, additive, or None (causal)."""
     if mask is None and query.shape[2] > 1:

@@ -63,8 +63,8 @@ def flash_attn_with_kvcache(
         out in q's shape, or (out, softmax_lse ``[B, Hq, n_q]``, natural logarithm).
 
     Raises:
-        NotImplementedError: another number of new tokens than queries; for qv, attention_chunk, rotary_seqlens, q_descale, k_descale, v_descale, cu_seqlens_k_new,
-            and what the backend does not do.
+        NotImplementedError: another number of new tokens than queries; qv, attention_chunk, rotary_seqlens, q_descale,
+            k_descale, v_descale, cu_seqlens_k_new; what the backend does not do.
         TypeError, ValueError: as decode().
     """
     for name, value in refused.items():

@@ -40,7 +40,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ValueError(f"kv_layout = {kv_layout!r}: allowed 'NHD', 'HND'")
         buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
         if use_cuda_graph and any(buffer is None for buffer in buffers):
-            raise ValueError("paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: needed with use_cuda_graph")
+            names = "paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer"
+            raise ValueError(f"{names}: needed with use_cuda_graph")
         self._layout = _LAYOUTS[kv_layout]
         self._use_cuda_graph = use_cuda_graph
         self._indptr: Any
