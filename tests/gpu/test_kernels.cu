@@ -59,8 +59,8 @@ void occupy(const Stream& stream, std::int32_t ctas, const Signals& signals, std
 }
 
 void hog_bandwidth(const Stream& stream, const DeviceBuffer& memory, const Signals& signals, std::chrono::milliseconds limit) {
-  // 128 threads leave room beside them for any kernel's CTA.
-  hog_bandwidth_kernel<<<static_cast<unsigned>(2 * multiprocessors()), 128, 0, stream.get()>>>(
+  // 128 threads on a multiprocessor leave room beside them for a CTA of 352 threads with 168 registers each.
+  hog_bandwidth_kernel<<<static_cast<unsigned>(multiprocessors()), 128, 0, stream.get()>>>(
       memory.as<uint4>(), memory.size_bytes() / sizeof(uint4), signals.stop_word(), nanoseconds_of(limit));
   demand(cudaGetLastError(), "hog_bandwidth");
 }
