@@ -77,11 +77,6 @@ ProblemSpec spec_of(Lengths lengths, const Heads& heads, DType dtype = DType::kB
   return spec;
 }
 
-bool same(const ProblemSpec& a, const ProblemSpec& b) {
-  return a.kv_lens == b.kv_lens && a.q_heads == b.q_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
-         a.dtype == b.dtype && a.layout == b.layout && a.q_tokens == b.q_tokens && a.causal == b.causal;
-}
-
 /// Named as in the peers' result file.
 std::vector<GpuRow> tier_a() {
   std::vector<GpuRow> rows;
@@ -134,7 +129,7 @@ class TierB {
   TierB() : known_(tier_a()) {}
 
   void add(const std::string& name, ProblemSpec spec, std::string missing = "") {
-    const auto is_same = [&](const GpuRow& row) { return row.missing.empty() && missing.empty() && same(row.spec, spec); };
+    const auto is_same = [&](const GpuRow& row) { return row.missing.empty() && missing.empty() && row.spec == spec; };
     if (std::any_of(known_.begin(), known_.end(), is_same) || std::any_of(rows_.begin(), rows_.end(), is_same)) return;
     add_again(name, std::move(spec), std::move(missing));
   }

@@ -46,6 +46,8 @@ struct ProblemSpec {
   [[nodiscard]] std::int64_t query_elements() const;
   [[nodiscard]] std::int64_t kv_bytes() const;  // of K and V, without padding and what no window shows: what a call must read
   [[nodiscard]] std::int64_t products() const;  // multiply-adds with an element of K or V
+
+  bool operator==(const ProblemSpec&) const = default;
 };
 
 [[nodiscard]] const char* name_of(Layout layout);
