@@ -59,11 +59,8 @@ void occupy(const Stream& stream, std::int32_t ctas, const Signals& signals, std
 }
 
 void hog_bandwidth(const Stream& stream, const DeviceBuffer& memory, const Signals& signals, std::chrono::milliseconds limit) {
-  // 128 threads on a multiprocessor leave room beside them for a CTA of 352 threads with 168 registers each, and for its shared
-  // memory too: a multiprocessor changes the division of its L1 only while nothing runs there.
-  demand(cudaFuncSetAttribute(hog_bandwidth_kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-         "cudaFuncSetAttribute");
-  hog_bandwidth_kernel<<<static_cast<unsigned>(multiprocessors()), 128, 0, stream.get()>>>(
+  // Half of the multiprocessors: a CTA of a decode kernel fills the registers of one, and waits for one without neighbours.
+  hog_bandwidth_kernel<<<static_cast<unsigned>(multiprocessors() / 2), 1024, 0, stream.get()>>>(
       memory.as<uint4>(), memory.size_bytes() / sizeof(uint4), signals.stop_word(), nanoseconds_of(limit));
   demand(cudaGetLastError(), "hog_bandwidth");
 }

@@ -152,7 +152,8 @@ class CtaMerge {
     for (std::int32_t c = 0; c < count; ++c) {
       const float* from = places.at(c) + first_row * kConfig.head_dim;
       for (std::int32_t i = thread_; i < quads; i += kThreads) {
-        if (exists(i)) ptx::async_copy_16(to + static_cast<std::uint32_t>(c * quads + i) * sizeof(float4), from + i * kQuadDims);
+        if (exists(i))
+          ptx::async_copy_16(to + static_cast<std::uint32_t>(c * quads + i) * sizeof(float4), from + i * kQuadDims, true);
       }
     }
   }

@@ -164,7 +164,7 @@ class Producer {
       if (paged) {
         copy_page_rows(to, rows, record, token, tokens);
       } else {
-        copy_rows(to, rows.first + token * rows.token_bytes, rows.token_bytes, tokens);
+        copy_rows(to, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
       }
       ptx::barrier_arrive_after_copies(full);
     }
@@ -182,8 +182,9 @@ class Producer {
     std::int32_t lacking = 0;  // tokens
     for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
       if (in_pool(pages, ids[page])) continue;
-      const std::int32_t begin = max(page * pages.page_tokens, token);
-      const std::int32_t page_end = min((page + 1) * pages.page_tokens, end);
+      const std::int32_t page_begin = page * pages.page_tokens;
+      const std::int32_t begin = max(page_begin, token);
+      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
       for (std::int32_t at = (begin - token) * row_bytes_; at < (page_end - token) * row_bytes_; at += 16) {
         ptx::store_shared(ptx::shared_address(stage + at), {0, 0, 0, 0});
       }
@@ -196,23 +197,43 @@ class Producer {
     for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
       const std::int32_t id = ids[page];
       if (!in_pool(pages, id)) continue;
-      const std::int32_t begin = max(page * pages.page_tokens, token);
-      const std::int32_t page_end = min((page + 1) * pages.page_tokens, end);
+      const std::int32_t page_begin = page * pages.page_tokens;
+      const std::int32_t begin = max(page_begin, token);
+      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
       ptx::bulk_copy(stage + (begin - token) * row_bytes_,
-                     rows.first + id * rows.page_bytes + (begin - page * pages.page_tokens) * rows.token_bytes,
+                     rows.first + id * rows.page_bytes + (begin - page_begin) * rows.token_bytes,
                      static_cast<std::uint32_t>((page_end - begin) * row_bytes_), full);
     }
   }
 
-  /// Row by row, each from its page, as copy_rows() does without pages.
+  /// As copy_rows() without pages: page by page where a page keeps all threads busy, else row by row.
   __device__ void copy_page_rows(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
                                  std::int32_t tokens) {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+    if (pages.page_tokens < row_stride_) return copy_single_rows(stage, rows, ids, token, tokens);
+    const std::int32_t end = token + tokens;
+    const std::int32_t first_page = page_of(call_, token);
+    const std::int32_t last_page = page_of(call_, end - 1);
+    for (std::int32_t page = first_page; page <= last_page; ++page) {
+      const std::int32_t id = ids[page];
+      const bool exists = in_pool(pages, id);
+      if (!exists) report_lacking_page();
+      const std::int32_t page_begin = page * pages.page_tokens;
+      const std::int32_t begin = max(page_begin, token);
+      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
+      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
+      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * row_bytes_);
+      copy_rows(to, from, rows.token_bytes, page_end - begin, exists);
+    }
+  }
+
+  __device__ void copy_single_rows(std::uint32_t stage, const HeadRows& rows, const std::int32_t* ids, std::int32_t token,
+                                   std::int32_t tokens) {
+    const PagedKv& pages = call_.problem.pages;
     const std::int32_t row_pieces = row_bytes_ / 16;
     std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
     std::int32_t piece = first_piece_;
-#pragma unroll 4
     for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
       const std::int32_t page = page_of(call_, token + row);
       const std::int32_t id = ids[page];
@@ -240,15 +261,15 @@ class Producer {
   }
 
   /// The 16-byte pieces of all rows in turn, dealt out over the threads: piece i lies at i x 16 in the stage. Where whole rows are
-  /// dealt out, a thread keeps its place in them.
-  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens) const {
+  /// dealt out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
+  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens, bool exists) const {
     const std::byte* from = rows + first_row_ * step + first_piece_ * 16;
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * 16;
     std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
     if (piece_stride_ == 0) {
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        ptx::async_copy_16(to, from);
+        ptx::async_copy_16(to, from, exists);
         to += kProducerThreads * 16;
         from += from_stride;
       }
@@ -258,7 +279,7 @@ class Producer {
     const std::int64_t from_wrap = step - row_bytes_;
     std::int32_t piece = first_piece_;
     for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
-      ptx::async_copy_16(to, from);
+      ptx::async_copy_16(to, from, exists);
       row += row_stride_;
       piece += piece_stride_;
       from += from_stride;

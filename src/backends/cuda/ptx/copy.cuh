@@ -21,18 +21,11 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 #endif
 }
 
-/// 16 bytes by this thread (sm_80), past the L1.
-__device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void prefetch_to_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
-
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/// async_copy_16, or 16 bytes of 0 where `exists` is false; `global` is not read then.
+/// 16 bytes by this thread (sm_80), past the L1; 0 where `exists` is false, and `global` is not read then.
 __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* global, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
 }
