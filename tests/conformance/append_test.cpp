@@ -9,6 +9,7 @@
 #include "problem/append.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
@@ -43,7 +44,6 @@ TEST(Conformance, AppendWithEveryCacheLayoutAndType) {
 
 TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
-  const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const auto& n_q : {std::vector<std::int32_t>{1}, {300, 1, 0, 17}}) {
     Case c{.q_heads = 6,
            .lens = {full_or_reduced(1511, 613), 1, 0, 613},
@@ -53,21 +53,7 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
            .append = true,
            .rotary_dim = 64};
     c.q_layout = "shd";
-    TestProblem built(c);
-    const reference::Answer answer = reference::decode(built.problem());
-    for (const Policy& policy : all_policies()) {
-      for (const Fixup fixup : kFixups) {
-        if (!pairs(policy, fixup)) continue;
-        for (const std::int32_t workers : {1, 5, 40}) {
-          Options options = options_of(c, executor);
-          options.policy = policy;
-          options.fixup = fixup;
-          options.workers = workers;
-          if (!served(built, options)) continue;
-          EXPECT_TRUE(run_and_check(built, answer, options)) << "workers " << workers;
-        }
-      }
-    }
+    expect_right_however_shared_out(c, {1, 5, 40});
   }
 }
 

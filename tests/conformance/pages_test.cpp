@@ -7,6 +7,7 @@
 #include "base/int_math.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
@@ -37,28 +38,13 @@ TEST(Conformance, R28_EveryPageSizeAndLayout) {
 }
 
 TEST(Conformance, R28_PagesWithEveryPolicyFixupAndWorkerCount) {
-  const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const std::int32_t page_tokens : {1, 48, 128}) {
     const Case c{.q_heads = 6,
                  .lens = {full_or_reduced(1511, 613), 1, 0, 613},
                  .n_q = {3},
                  .pad = {200, 1, 0, 0},
                  .page_tokens = page_tokens};
-    TestProblem built(c);
-    const reference::Answer answer = reference::decode(built.problem());
-    for (const Policy& policy : all_policies()) {
-      for (const Fixup fixup : kFixups) {
-        if (!pairs(policy, fixup)) continue;
-        for (const std::int32_t workers : {1, 5, 40}) {
-          Options options = options_of(c, executor);
-          options.policy = policy;
-          options.fixup = fixup;
-          options.workers = workers;
-          if (!served(built, options)) continue;
-          EXPECT_TRUE(run_and_check(built, answer, options)) << "workers " << workers;
-        }
-      }
-    }
+    expect_right_however_shared_out(c, {1, 5, 40});
   }
 }
 

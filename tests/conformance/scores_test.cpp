@@ -10,23 +10,11 @@
 #include "problem/address.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
 namespace {
-
-/// One oracle for every instruction set.
-void check_on_every_isa(const Case& c) {
-  const TestExecutor executor(c.executor, 4, c.seed);
-  TestProblem built(c);
-  if (!served(built, options_of(c, executor))) return;
-  const reference::Answer answer = reference::decode(built.problem());
-  for (const CpuIsa isa : available_isas()) {
-    Options options = options_of(c, executor);
-    options.cpu_isa = isa;
-    EXPECT_TRUE(run_and_check(built, answer, options)) << name_of(isa);
-  }
-}
 
 /// Shapes that a feature must go with.
 std::vector<Case> shapes() {
@@ -47,7 +35,7 @@ TEST(Conformance, EveryFeatureWithEveryShapeAndType) {
       for (const Feature& feature : features()) {
         Case asked = c;
         feature.ask(asked);
-        check_on_every_isa(asked);
+        expect_right_on_every_isa(asked);
       }
     }
   }
@@ -75,25 +63,10 @@ TEST(Conformance, EveryPairOfFeatures) {
 }
 
 TEST(Conformance, EveryFeatureWithEveryPolicyFixupAndWorkerCount) {
-  const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const Feature& feature : features()) {
     Case c{.q_heads = 6, .head_dim = 48, .lens = {full_or_reduced(1511, 613), 1, 0, 613}, .n_q = {2}, .causal = true};
     feature.ask(c);
-    TestProblem built(c);
-    const reference::Answer answer = reference::decode(built.problem());
-    for (const Policy& policy : all_policies()) {
-      for (const Fixup fixup : kFixups) {
-        if (!pairs(policy, fixup)) continue;
-        for (const std::int32_t workers : {1, 3, 40}) {
-          Options options = options_of(c, executor);
-          options.policy = policy;
-          options.fixup = fixup;
-          options.workers = workers;
-          if (!served(built, options)) continue;
-          EXPECT_TRUE(run_and_check(built, answer, options)) << feature.argument << " workers " << workers;
-        }
-      }
-    }
+    expect_right_however_shared_out(c, {1, 3, 40});
   }
 }
 

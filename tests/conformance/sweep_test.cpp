@@ -4,31 +4,18 @@
 
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
 namespace {
-
-/// Runs the case on every instruction set.
-void check_on_every_isa(const Case& c) {
-  const TestExecutor executor(c.executor, 4, c.seed);
-  TestProblem built(c);
-  if (!served(built, options_of(c, executor))) return;
-  const reference::Answer answer = reference::decode(built.problem());
-  for (const CpuIsa isa : available_isas()) {
-    SCOPED_TRACE(name_of(isa));
-    Options options = options_of(c, executor);
-    options.cpu_isa = isa;
-    EXPECT_TRUE(run_and_check(built, answer, options));
-  }
-}
 
 TEST(Conformance, EveryHeadDimOfEveryType) {
   std::vector<std::int32_t> dims{1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 97, 127, 129, 191, 255};
   for (std::int32_t d = 8; d <= 256; d += full_or_reduced(8, 56)) dims.push_back(d);
   for (const DType dtype : dtypes()) {
     for (const std::int32_t d : dims) {
-      check_on_every_isa(
+      expect_right_on_every_isa(
           {.dtype = dtype, .q_heads = 6, .head_dim = d, .lens = {1, 131, 29}, .seed = static_cast<std::uint64_t>(d)});
     }
   }
@@ -38,7 +25,7 @@ TEST(Conformance, ValueDimMayDifferFromHeadDim) {
   if (!target_serves({.value_dim = 128})) GTEST_SKIP() << "the target computes value_dim = head_dim only";
   for (const DType dtype : dtypes()) {
     for (const auto& [d, dv] : {std::pair{64, 128}, {128, 64}, {192, 128}, {256, 1}, {1, 256}, {40, 33}, {8, 17}}) {
-      check_on_every_isa({.dtype = dtype, .head_dim = d, .value_dim = dv, .lens = {211, 3}});
+      expect_right_on_every_isa({.dtype = dtype, .head_dim = d, .value_dim = dv, .lens = {211, 3}});
     }
   }
 }
@@ -49,7 +36,8 @@ TEST(Conformance, R06_EveryGroupSize) {
   for (const DType dtype : dtypes()) {
     for (const std::int32_t group : groups) {
       const std::int32_t kv_heads = group % 2 == 0 ? 1 : 3;  // 1: MQA
-      check_on_every_isa({.dtype = dtype, .q_heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = 40, .lens = {67, 0, 193}});
+      expect_right_on_every_isa(
+          {.dtype = dtype, .q_heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = 40, .lens = {67, 0, 193}});
     }
   }
 }
@@ -60,28 +48,9 @@ TEST(Conformance, EveryPolicyFixupAndWorkerCount) {
   Case c{.q_heads = 6,
          .head_dim = 48,
          .lens = full_or_reduced<std::vector<std::int32_t>>({1511, 1, 0, 613, 64, 2999}, {613, 1, 0, 97})};
-  const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const DType dtype : dtypes()) {
     c.dtype = dtype;
-    TestProblem built(c);
-    const reference::Answer answer = reference::decode(built.problem());
-    for (const Policy& policy : all_policies()) {
-      for (const Fixup fixup : kFixups) {
-        if (!pairs(policy, fixup)) continue;
-        for (const std::int32_t workers : worker_counts) {
-          Options options = options_of(c, executor);
-          options.policy = policy;
-          options.fixup = fixup;
-          options.workers = workers;
-          if (!served(built, options)) continue;
-          Case shown = c;
-          shown.policy = policy;
-          shown.fixup = fixup;
-          shown.workers = workers;
-          EXPECT_TRUE(run_and_check(built, answer, options)) << to_text(shown);
-        }
-      }
-    }
+    expect_right_however_shared_out(c, worker_counts);
   }
 }
 
@@ -91,7 +60,8 @@ TEST(Conformance, EveryQueryTokenCount) {
   for (const bool causal : {false, true}) {
     for (const std::int32_t n_q : counts) {
       for (const DType dtype : dtypes()) {
-        check_on_every_isa({.dtype = dtype, .q_heads = 6, .head_dim = 40, .lens = {41, 197, 37}, .n_q = {n_q}, .causal = causal});
+        expect_right_on_every_isa(
+            {.dtype = dtype, .q_heads = 6, .head_dim = 40, .lens = {41, 197, 37}, .n_q = {n_q}, .causal = causal});
       }
     }
   }
@@ -100,23 +70,23 @@ TEST(Conformance, EveryQueryTokenCount) {
 TEST(Conformance, MixedPrefillAndDecodeByCumulativeQueryLengths) {
   for (const DType dtype : dtypes()) {
     for (const Policy& policy : all_policies()) {
-      check_on_every_isa({.dtype = dtype,
-                          .head_dim = 40,
-                          .lens = {101, 53, 7, 0, 211},
-                          .n_q = {1, 53, 7, 2, 0},
-                          .causal = true,
-                          .q_layout = "shd",
-                          .k_layout = "hsd",
-                          .v_layout = "bshd",
-                          .policy = policy,
-                          .workers = 7});
+      expect_right_on_every_isa({.dtype = dtype,
+                                 .head_dim = 40,
+                                 .lens = {101, 53, 7, 0, 211},
+                                 .n_q = {1, 53, 7, 2, 0},
+                                 .causal = true,
+                                 .q_layout = "shd",
+                                 .k_layout = "hsd",
+                                 .v_layout = "bshd",
+                                 .policy = policy,
+                                 .workers = 7});
     }
   }
 }
 
 TEST(Conformance, ThePaperLayoutOfHeadsTotalDim) {
   for (const DType dtype : dtypes()) {
-    check_on_every_isa({.dtype = dtype, .lens = {311, 1, 89, 523}, .k_layout = "hsd", .v_layout = "hsd", .workers = 5});
+    expect_right_on_every_isa({.dtype = dtype, .lens = {311, 1, 89, 523}, .k_layout = "hsd", .v_layout = "hsd", .workers = 5});
   }
 }
 
@@ -129,7 +99,7 @@ TEST(Conformance, R22_EveryPairOfLayouts) {
       for (const std::string& v : *names) {
         const DType dtype = types[(k.size() + v.size()) % types.size()];
         for (const std::int32_t dv : {40, 0}) {
-          check_on_every_isa(
+          expect_right_on_every_isa(
               {.dtype = dtype, .head_dim = 24, .value_dim = dv, .lens = {71, 0, 43}, .capacity = 2, .k_layout = k, .v_layout = v});
         }
       }
@@ -146,14 +116,14 @@ TEST(Conformance, R22_EveryPairOfLayoutsWithAlignedRows) {
   for (const auto* names : {&dense, &packed}) {
     for (std::size_t i = 0; i < names->size(); ++i) {
       for (std::size_t j = 0; j < names->size(); ++j) {
-        check_on_every_isa({.dtype = types[(i + j) % types.size()],
-                            .head_dim = 8 * static_cast<std::int32_t>(1 + (3 * i + 5 * j) % 32),
-                            .lens = {271, 0, 43, 129},
-                            .pad = {3, 0, 43, 0},
-                            .capacity = 2,
-                            .k_layout = (*names)[i],
-                            .v_layout = (*names)[j],
-                            .workers = 7});
+        expect_right_on_every_isa({.dtype = types[(i + j) % types.size()],
+                                   .head_dim = 8 * static_cast<std::int32_t>(1 + (3 * i + 5 * j) % 32),
+                                   .lens = {271, 0, 43, 129},
+                                   .pad = {3, 0, 43, 0},
+                                   .capacity = 2,
+                                   .k_layout = (*names)[i],
+                                   .v_layout = (*names)[j],
+                                   .workers = 7});
       }
     }
   }
@@ -164,7 +134,8 @@ TEST(Conformance, EveryQueryOutputAndLseLayout) {
        {"bhsd", "bshd", "sbhd~gap3", "bhsd~gap2", "bshd~off2", "bhsd~inner3", "bhds", "shd", "hsd~gap1", "hsd~gap6"}) {
     for (const char* o : {"bhsd", "bshd~gap2", "sbhd", "bhsd~inner2", "bhds", "hbsd~negs"}) {
       for (const char* lse : {"bhsd", "bshd~gap1", "hbsd~inner3"}) {
-        check_on_every_isa({.head_dim = 24, .lens = {71, 0, 43}, .n_q = {3}, .q_layout = q, .o_layout = o, .lse_layout = lse});
+        expect_right_on_every_isa(
+            {.head_dim = 24, .lens = {71, 0, 43}, .n_q = {3}, .q_layout = q, .o_layout = o, .lse_layout = lse});
       }
     }
   }
