@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_output.cuh"
-#include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/kernel/cta_parts.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
@@ -31,17 +30,17 @@ struct DeviceAtomic {
 template <KernelConfig kConfig>
 class CtaMerge {
  public:
-  __device__ CtaMerge(CtaMemory<kConfig>& memory, const SegmentRecord& record)
-      : shared_(memory.shared),
+  __device__ CtaMerge(CtaMemory<kConfig>& memory, std::int32_t record_place)
+      : memory_(memory),
+        shared_(memory.shared),
         call_(memory.shared.call),
-        record_(record),
-        staged_(memory.exchange),
+        record_place_(record_place),
+        record_(memory.shared.records[record_place]),
         thread_(static_cast<std::int32_t>(threadIdx.x)) {}
 
   /// Everything this worker has to merge of the record's output, once its own partial is stored. One loop over groups and levels,
   /// so that the merge itself is there once.
   __device__ __forceinline__ void run() {
-    consumer_sync<kConfig>();
     if (call_.fixup == Fixup::kTwoKernels && call_.pass == Pass::kWhole) return;
     if (call_.fixup == Fixup::kHostBlock && !await_peers()) return;
     const bool alone = call_.fixup != Fixup::kLastArriver;  // one worker merges all groups
@@ -54,20 +53,14 @@ class CtaMerge {
       const std::int64_t slot = record_.slots.slot(run.begin);
       if (!alone && !arrive(of_groups ? call_.slots.second_counter(slot) : call_.slots.counter(slot), run.count)) return;
       const bool ends = of_groups || grouping.groups == 1;
-      merge(run, ends ? fixup::Partial{} : call_.slots.group_partial(slot));
+      merge(run, ends ? nullptr : call_.slots.group_partial(slot).o);
       if (ends) return;
-      consumer_sync<kConfig>();
       of_groups = !alone || ++group == grouping.groups;
     }
   }
 
  private:
   static constexpr std::int32_t kThreads = kConfig.consumer_threads();
-  static constexpr std::int32_t kRowQuads = kConfig.head_dim / kQuadDims;  // of a slot's row, which is as wide as the variant
-
-  [[nodiscard]] __device__ __forceinline__ bool exists(std::int32_t quad) const {
-    return quad % kRowQuads * kQuadDims < call_.problem.head_dim;
-  }
 
   /// Partials to merge: those of contributors begin, begin + step, ...; of the second bank where groups were merged.
   struct Run {
@@ -117,23 +110,17 @@ class CtaMerge {
             .pitch = run.step * record_.slots.stride * slot_floats};
   }
 
-  /// Each partial scaled to the rows' common maximum, added up in index order, as many rows at a time as the exchange area takes.
-  /// One trip to memory: all of the partials is asked for before any of it is used.
-  __device__ __forceinline__ void merge(const Run& run, const fixup::Partial& to) {
+  /// As many rows at a time as the exchange area takes. One trip to memory: all of the partials is asked for before any is used.
+  __device__ __forceinline__ void merge(const Run& run, float* slot) {
     const Places places = places_of(run);
-    const std::int32_t rows_at_once = most_rows_at_once(run.count);
+    StagedRows rows{.parts = run.count, .count = most_rows_at_once(run.count)};
+    const std::int32_t rows_at_once = rows.count;
 #pragma unroll 1
-    for (std::int32_t first_row = 0; first_row < record_.rows; first_row += rows_at_once) {
-      const std::int32_t rows = min(record_.rows - first_row, rows_at_once);
-      stage_accumulators(places, run.count, first_row, rows);
-      stage_states(places, run.count, first_row, rows);
-      ptx::await_async_copies();
-      consumer_sync<kConfig>();
-#pragma unroll 1
-      for (std::int32_t i = thread_; i < rows * kRowQuads; i += kThreads) {
-        if (exists(i)) merge_quad(i, run.count, first_row, rows, to);
-      }
-      consumer_sync<kConfig>();
+    for (; rows.first < record_.rows; rows.first += rows_at_once) {
+      rows.count = min(record_.rows - rows.first, rows_at_once);
+      stage_accumulators(places, rows);
+      stage_states(places, rows);
+      merge_parts<kConfig>(rows, record_place_, slot);
     }
   }
 
@@ -143,61 +130,44 @@ class CtaMerge {
     return quotient(min(kExchangeFloats / kConfig.head_dim, CtaShared<kConfig>::kStates), count);
   }
 
-  /// O of the rows of every partial to the staging area, past the L1.
-  __device__ __forceinline__ void stage_accumulators(const Places& places, std::int32_t count, std::int32_t first_row,
-                                                     std::int32_t rows) {
-    const std::uint32_t to = ptx::shared_address(staged_);
-    const std::int32_t quads = rows * kRowQuads;
-#pragma unroll 1
-    for (std::int32_t c = 0; c < count; ++c) {
-      const float* from = places.at(c) + first_row * kConfig.head_dim;
-      for (std::int32_t i = thread_; i < quads; i += kThreads) {
-        if (exists(i))
-          ptx::async_copy_16(to + static_cast<std::uint32_t>(c * quads + i) * sizeof(float4), from + i * kQuadDims, true);
+  /// O of the rows of every partial, past the L1.
+  __device__ __forceinline__ void stage_accumulators(const Places& places, const StagedRows& rows) {
+    const std::uint32_t to = ptx::shared_address(memory_.exchange);
+    for (std::int32_t i = thread_; i < rows.count * kRowQuads<kConfig>; i += kThreads) {
+      const std::int32_t staged = i / kRowQuads<kConfig>;
+      const std::int32_t quad = i % kRowQuads<kConfig>;
+      if (quad * kQuadDims >= call_.problem.head_dim) continue;
+#pragma unroll 4
+      for (std::int32_t part = 0; part < rows.parts; ++part) {
+        const auto place = static_cast<std::uint32_t>(staged_place<kConfig>(rows, part, staged, quad));
+        ptx::async_copy_16(to + place * sizeof(float), places.at(part) + rows.first * kConfig.head_dim + i * kQuadDims, true);
       }
     }
   }
 
   /// (m, l) of the rows of every partial, a pair a thread.
-  __device__ __forceinline__ void stage_states(const Places& places, std::int32_t count, std::int32_t first_row,
-                                               std::int32_t rows) {
+  __device__ __forceinline__ void stage_states(const Places& places, const StagedRows& rows) {
 #pragma unroll 1
-    for (std::int32_t i = thread_; i < count * rows; i += kThreads) {
-      const std::int32_t c = quotient(i, rows);
-      const float* m = places.at(c) + kConfig.q_rows * kConfig.head_dim + first_row + (i - c * rows);  // fixup::PartialLayout
+    for (std::int32_t i = thread_; i < rows.parts * rows.count; i += kThreads) {
+      const std::int32_t part = quotient(i, rows.count);
+      const std::int32_t row = rows.first + i - part * rows.count;
+      const float* m = places.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
       shared_.states[i] = {__ldcg(m), __ldcg(m + kConfig.q_rows)};
     }
   }
 
-  __device__ __forceinline__ void merge_quad(std::int32_t i, std::int32_t count, std::int32_t first_row, std::int32_t rows,
-                                             const fixup::Partial& to) {
-    const std::int32_t row = i / kRowQuads;
-    softmax::State whole;
-#pragma unroll 4
-    for (std::int32_t c = 0; c < count; ++c) whole.m = fmaxf(whole.m, shared_.states[c * rows + row].m);
-    Quad total;
-#pragma unroll 4
-    for (std::int32_t c = 0; c < count; ++c) {
-      const softmax::State part = shared_.states[c * rows + row];
-      const float weight = softmax::rescale_factor(part.m, whole.m);
-      whole.l = fmaf(part.l, weight, whole.l);
-      total.add(reinterpret_cast<const float4*>(staged_)[c * rows * kRowQuads + i], weight);
-    }
-    deliver<kConfig>(call_, record_, to, first_row + row, i % kRowQuads * kQuadDims, total, whole);
-  }
-
+  CtaMemory<kConfig>& memory_;
   CtaShared<kConfig>& shared_;
   const DeviceCall& call_;
+  std::int32_t record_place_;
   const SegmentRecord& record_;
-  float* staged_;  // O of the partials, [partial][row][dim]
   std::int32_t thread_;
 };
 
 /// Called by all consumer threads at the end of a segment whose output is shared.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_shared(std::int32_t record) {
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  CtaMerge<kConfig>(memory, memory.shared.records[record]).run();
+__device__ __noinline__ void merge_shared(std::int32_t record_place) {
+  CtaMerge<kConfig>(cta_memory<kConfig>(), record_place).run();
 }
 
 }  // namespace lean::cuda

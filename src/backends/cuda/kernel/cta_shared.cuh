@@ -60,20 +60,13 @@ struct CtaShared {
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what runs once a segment: read from here it is not kept in registers through the loop over tiles
   static constexpr std::int32_t kStates = kConfig.token_warps() * kConfig.q_rows;
-  union {
-    struct {  // while a segment ends
-      float warp_max[kConfig.token_warps()][kConfig.q_rows];
-      float warp_sum[kConfig.token_warps()][kConfig.q_rows];
-    };
-    softmax::State states[kStates];  // while partials are merged: [partial][row]
-  };
-  float row_max[kConfig.q_rows];
+  softmax::State states[kStates];  // of the parts in the exchange area: [part][row]
   std::int32_t arrived_last;
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
   CtaFlatLine<kConfig> flat_line;
 };
 
-/// Bytes of the area through which warps exchange accumulators, a part of the dims at a time.
+/// Bytes of the area where queries are staged, and parts of results side by side, some rows at a time (cta_parts.cuh).
 inline constexpr std::int32_t kExchangeBytes = 32 * 1024;
 inline constexpr std::int32_t kExchangeFloats = kExchangeBytes / static_cast<std::int32_t>(sizeof(float));
 

@@ -74,7 +74,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
       }
       tile.finish();
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      end_segment(memory, record, tile);
+      combine_warps(memory, turn.place, tile);
     } else {
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
     }

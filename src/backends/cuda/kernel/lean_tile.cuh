@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/cta_parts.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/score_rules.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -59,7 +60,6 @@ class WarpTile {
   /// Loads the queries of a row block through the exchange area, by all consumer threads together, and empties (O, m, l).
   __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const SegmentRecord& record) {
     const std::uint32_t staged = ptx::shared_address(memory.exchange);
-    consumer_sync<kConfig>();  // what the segment before had there is read
     stage_queries(record, staged);
     consumer_sync<kConfig>();
     const std::int32_t row = row_warp_ * kMmaRows + lane_ % 16;
@@ -207,19 +207,24 @@ class WarpTile {
     }
   }
 
+  /// Stages this warp's part of a half of its rows. A lane's: row `group`, dims 8 piece + 2 quad and + 1.
+  __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows& rows, int half) const {
+    const std::int32_t staged = row_warp_ * (kMmaRows / 2) + group_;
+#pragma unroll
+    for (int piece = 0; piece < kDims / kPieceDims; ++piece) {
+      const std::int32_t place = staged_place<kConfig>(rows, token_warp_, staged, 2 * piece + quad_ / 2) + quad_ % 2 * 2;
+      *reinterpret_cast<float2*>(memory.exchange + place) = {o_[piece][2 * half], o_[piece][2 * half + 1]};
+    }
+    if (quad_ == 0) memory.shared.states[token_warp_ * rows.count + staged] = {max_[half], sum_[half]};
+  }
+
   /// True when none of this warp's tokens is among the first `tile_tokens` of a tile.
   [[nodiscard]] __device__ bool idle(std::int32_t tile_tokens) const { return token_warp_ * kMmaTokens >= tile_tokens; }
 
+ private:
   /// Rows of the block that this lane holds: half 0 and 1.
   [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + group_ + 8 * half; }
-  [[nodiscard]] __device__ std::int32_t quad() const { return quad_; }
-  [[nodiscard]] __device__ std::int32_t token_warp() const { return token_warp_; }
-  [[nodiscard]] __device__ float max_of_row(int half) const { return max_[half]; }
-  [[nodiscard]] __device__ float sum_of_row(int half) const { return sum_[half]; }
-  /// Un-scaled O of row row_of(half), dims 8 piece + 2 quad and + 1.
-  [[nodiscard]] __device__ float2 output(int piece, int half) const { return {o_[piece][2 * half], o_[piece][2 * half + 1]}; }
 
- private:
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return call_.score_rules || is_paged(call_.problem.pages); }
 
   /// Every score in the log2 domain, after the rules.
