@@ -17,7 +17,7 @@ LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int64_t quotient(std::int64_t 
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;
 }
-LEAN_HD [[nodiscard]] LEAN_OUTLINE constexpr std::int32_t quotient(std::int32_t a, std::int32_t b) noexcept {
+LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32_t b) noexcept {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
 }
 

@@ -23,10 +23,18 @@ struct Sequence {
   [[nodiscard]] LEAN_HD constexpr std::int32_t kv_tokens() const noexcept { return kv_end - kv_begin; }
 };
 
-/// Reads lengths from the problem's arrays, wherever they live. A value: copied to the device with the call.
-class LengthSource {
+/// Whether any of the problem's lengths are cumulative: packed queries or tokens, page ids as CSR.
+[[nodiscard]] LEAN_HD constexpr bool has_cumulative_lengths(const Problem& problem) noexcept {
+  return problem.cu_q_tokens != nullptr || problem.cu_kv_tokens != nullptr ||
+         (problem.pages.page_tokens > 0 && problem.pages.page_indptr != nullptr);
+}
+
+/// Reads lengths from the problem's arrays, wherever they live. A value: copied to the device with the call. Without kCumulative,
+/// for a problem that has no cumulative lengths, there is little code.
+template <bool kCumulative>
+class BasicLengthSource {
  public:
-  LEAN_HD explicit constexpr LengthSource(const Problem& problem) noexcept
+  LEAN_HD explicit constexpr BasicLengthSource(const Problem& problem) noexcept
       : cu_q_tokens_(problem.cu_q_tokens),
         kv_lengths_(problem.kv_lengths),
         kv_left_pad_(problem.kv_left_pad),
@@ -42,20 +50,20 @@ class LengthSource {
   [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
     Sequence s;
     s.q_tokens = q_tokens_;
-    if (cu_q_tokens_ != nullptr) {
+    if (kCumulative && cu_q_tokens_ != nullptr) {
       const Span span = span_of(cu_q_tokens_, sequence, total_q_tokens_, q_tokens_);
       s.q_first_token = span.begin;
       s.q_tokens = span.tokens;
       s.clamped = s.clamped || span.clamped;
     }
     std::int32_t capacity = kv_capacity_;
-    if (cu_kv_tokens_ != nullptr) {
+    if (kCumulative && cu_kv_tokens_ != nullptr) {
       const Span span = span_of(cu_kv_tokens_, sequence, total_kv_tokens_, kv_capacity_);
       s.kv_first_token = span.begin;
       capacity = span.tokens;
       s.clamped = s.clamped || span.clamped;
     }
-    if (page_indptr_ != nullptr) {
+    if (kCumulative && page_indptr_ != nullptr) {
       const Span span = span_of(page_indptr_, sequence, page_indptr_[batch_], INT32_MAX);  // of pages
       s.first_page = span.begin;
       capacity = static_cast<std::int32_t>(min_of(capacity, std::int64_t{span.tokens} * page_tokens_));
@@ -101,5 +109,7 @@ class LengthSource {
   std::int32_t kv_capacity_;
   std::int32_t page_tokens_;
 };
+
+using LengthSource = BasicLengthSource<true>;
 
 }  // namespace lean

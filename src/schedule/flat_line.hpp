@@ -28,11 +28,12 @@ class FlatCursor {
   using Units = typename TRules::Units;
   using Lengths = decltype(std::declval<const typename TRules::Lengths&>()(std::int64_t{}));
 
-  /// `start`: any sequence that begins at or before the worker's share. The worker is one of the plan's, the line is not empty.
+  /// `start`: any sequence that begins at or before the worker's share. A worker beyond the plan's has no segment.
   LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker,
                                const SequencePlace<Units>& start) noexcept
       : rules_(rules), share_(rules.cost_model(), plan, worker), sequence_end_(start.begin), place_(share_.begin()) {
     segment_.output.sequence = start.sequence - 1;
+    if (worker >= plan.workers) place_ = share_.end();
   }
 
   LEAN_HD constexpr bool next() noexcept {

@@ -190,7 +190,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place) const noexcept { return locate(place, {}); }
 
   /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
-  [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place, const Output& from) const noexcept {
+  [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(TUnits place, const Output& from) const noexcept {
     std::int32_t low = 0;
     auto high = static_cast<std::int32_t>(least_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty
     while (low < high) {  // the last strip that begins at or before `place`
@@ -213,7 +213,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   }
 
   /// The output after `output` on the line; false at the line's end.
-  LEAN_HD constexpr bool advance(Output& output) const noexcept {
+  LEAN_HD LEAN_OUTLINE constexpr bool advance(Output& output) const noexcept {
     const TUnits next_begin = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
     if (next_begin >= total()) return false;
     SequenceWork work = work_of(output.sequence);

@@ -215,6 +215,8 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .stage_bytes = ring.stage_bytes,
                   .page_shift = page_shift_of(problem),
                   .flat = flat,
+                  .short_line = flat && problem.batch <= kWarpBuildSequences,
+                  .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = copies_runs(problem, device),
                   .score_rules = has_score_rules(problem),
                   .vector_queries = aligned_to(problem.q.data, 16) && rows_aligned(problem.q.strides, 16),

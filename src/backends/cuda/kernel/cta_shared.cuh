@@ -43,11 +43,11 @@ struct CtaLine {
   DeviceLine line;  // begun by one thread, built by all
 };
 
-/// Likewise of a flat line, whose plan every thread keeps for itself.
+/// Likewise of a flat line.
 template <KernelConfig kConfig>
 struct CtaFlatLine {
   schedule::BasicLineSums<std::int32_t> warp_sums[cta_threads(kConfig) / kWarpThreads];
-  schedule::SequencePlace<std::int32_t> start;  // of the strip that holds the worker's share
+  FlatLine line;
 };
 
 template <KernelConfig kConfig>
@@ -58,7 +58,7 @@ struct CtaShared {
   std::uint64_t record_free[kRecords];
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
-  DeviceCall call;  // for what runs once a segment: read from here it is not kept in registers through the loop over tiles
+  DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
   static constexpr std::int32_t kStates = kConfig.token_warps() * kConfig.q_rows;
   softmax::State states[kStates];  // of the parts in the exchange area: [part][row]
   std::int32_t arrived_last;

@@ -1,4 +1,4 @@
-// The kernel: one CTA is one worker. All threads build the work line; then the producer's warps walk the worker's segments and
+// The kernel: one CTA is one worker. The work line is built, by all threads where it is long; then the producer's warps walk the worker's segments and
 // fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits for another CTA
 // (but a host block, where that is asked for).
 #pragma once
@@ -18,14 +18,23 @@ __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared
   if (i < call.ring_stages) {
     ptx::barrier_init(&shared.stage_full[i], call.bulk_copies ? 1 : kProducerThreads);
     ptx::barrier_init(&shared.stage_free[i], kConfig.consumer_warps);
-    if (i < kRecords) {
-      ptx::barrier_init(&shared.record_full[i], 1);
-      ptx::barrier_init(&shared.sharing_known[i], 1);
-      ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
-    }
-    if (i == 0) shared.lacks_pages = 0;
     ptx::barrier_init_fence();
   }
+  if (i < kRecords) {
+    ptx::barrier_init(&shared.record_full[i], 1);
+    ptx::barrier_init(&shared.sharing_known[i], 1);
+    ptx::barrier_init(&shared.record_free[i], kConfig.consumer_warps + (call.bulk_copies ? 0 : kProducerWarps));
+  }
+  if (i == 0) shared.lacks_pages = 0;
+}
+
+/// By the consumers, a word a thread.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  constexpr std::int32_t kWords = sizeof(DeviceCall) / sizeof(std::uint64_t);
+  static_assert(sizeof(DeviceCall) % sizeof(std::uint64_t) == 0 && kWords <= kConfig.consumer_threads());
+  const auto i = static_cast<std::int32_t>(threadIdx.x);
+  if (i < kWords) reinterpret_cast<std::uint64_t*>(&shared.call)[i] = reinterpret_cast<const std::uint64_t*>(&call)[i];
 }
 
 /// Queries are few, and wanted when copies of K and V already fill the memory's queues: before that, every CTA asks for some rows,
@@ -84,25 +93,43 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
   }
 }
 
+/// The walking warps' part of a flat line: built, where it is short, and walked. Cumulative lengths are code of their own, since
+/// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md).
+template <KernelConfig kConfig, bool kCumulative>
+__device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, bool walks) {
+  const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
+  FlatLine line;
+  if (call.short_line) {
+    line = build_short_line<kConfig, kCumulative>(call, rules);
+    __syncthreads();
+  } else {
+    line = memory.shared.flat_line.line;
+  }
+  if (!walks) return;
+  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, static_cast<std::int32_t>(blockIdx.x), line.start);
+  Producer<kConfig>(call, memory.shared, memory.ring(call)).run(cursor);
+}
+
 /// The parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
 template <DType kType, std::int32_t kHeadDim, std::int32_t kRows>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows)), 1)
     decode_kernel(const __grid_constant__ DeviceCall call) {
   constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows);
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  CtaShared<kConfig>& shared = memory.shared;
-  init_barriers(call, shared);
   constexpr std::int32_t kSharingThread = kConfig.consumer_threads() + kProducerThreads;
-  if (threadIdx.x >= kSharingThread) prefetch_queries(call.problem);
-  const FlatRules<kConfig> flat_rules(DeviceLengths(call.problem, &call.slots.header()),
-                                      schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(),
-                                      schedule::Measure::kCost);
-  FlatPlan flat_plan;
-  if (call.flat) flat_plan = build_flat_line<kConfig>(call, flat_rules, shared.flat_line);
-  const std::int32_t workers = call.flat ? flat_plan.workers : build_line(call, memory.line());
-  const auto worker = static_cast<std::int32_t>(blockIdx.x);
-  if (worker >= workers) return;
-  if (threadIdx.x < kConfig.consumer_threads()) {
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const bool consumes = thread < kConfig.consumer_threads();
+  if (consumes) {
+    init_barriers(call, memory.shared);
+    copy_call(call, memory.shared);
+    if (thread < kWarpThreads) prefetch_queries(call.problem);
+  }
+  if (!call.short_line) {
+    __syncthreads();
+    call.flat ? build_flat_line<kConfig>() : build_line<kConfig>();
+  }
+  if (consumes) {
+    if (call.short_line) __syncthreads();
     if (call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);
     } else {
@@ -110,15 +137,14 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
     return;
   }
-  const auto produces = static_cast<std::int32_t>(threadIdx.x) < kConfig.consumer_threads() + copying_threads(call);
-  if (!produces && threadIdx.x != kSharingThread) return;
-  Producer<kConfig> producer(call, shared, memory.ring(call));
-  if (call.flat) {
-    schedule::FlatCursor<FlatRules<kConfig>> cursor(flat_rules, flat_plan, worker, shared.flat_line.start);
-    producer.run(cursor);
-  } else {
-    DeviceCursor cursor(memory.line().line, memory.line().plan, worker);
-    producer.run(cursor);
+  const bool walks = thread < kConfig.consumer_threads() + copying_threads(call) || thread == kSharingThread;
+  if (call.flat && !call.cumulative) {
+    walk_flat_line<kConfig, false>(call, memory, walks);
+  } else if (call.flat) {
+    walk_flat_line<kConfig, true>(call, memory, walks);
+  } else if (walks) {
+    DeviceCursor cursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
+    Producer<kConfig>(call, memory.shared, memory.ring(call)).run(cursor);
   }
 }
 

@@ -16,9 +16,10 @@
 namespace lean::cuda {
 
 /// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace.
-class DeviceLengths {
+template <bool kCumulative>
+class BasicDeviceLengths {
  public:
-  LEAN_HD DeviceLengths(const Problem& problem, fixup::StateHeader* header) noexcept : source_(problem), header_(header) {}
+  LEAN_HD BasicDeviceLengths(const Problem& problem, fixup::StateHeader* header) noexcept : source_(problem), header_(header) {}
 
   LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
     const Sequence lengths = source_(sequence);
@@ -29,16 +30,29 @@ class DeviceLengths {
   }
 
  private:
-  LengthSource source_;
+  BasicLengthSource<kCumulative> source_;
   fixup::StateHeader* header_;
 };
+
+using DeviceLengths = BasicDeviceLengths<true>;
 
 /// Any line, and the flat line that every decode step has (schedule/flat_line.hpp).
 using DeviceLine = schedule::WorkLine<DeviceLengths>;
 using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
-template <KernelConfig kConfig>
-using FlatRules = schedule::LineRules<DeviceLengths, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
+template <KernelConfig kConfig, bool kCumulative>
+using FlatRules =
+    schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
 using FlatPlan = schedule::BasicPlan<std::int32_t>;
+using FlatStart = schedule::SequencePlace<std::int32_t>;
+
+/// A plan, and a sequence that begins at or before the worker's share.
+struct FlatLine {
+  FlatPlan plan;
+  FlatStart start;
+};
+
+/// Up to this many sequences a flat line is built by each warp that walks it, for itself; more are summed by the whole CTA.
+inline constexpr std::int64_t kWarpBuildSequences = 2 * kWarpThreads;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -54,6 +68,8 @@ struct DeviceCall {
   std::int32_t stage_bytes = 0;
   std::int32_t page_shift = -1;  // log2 of a page's tokens, where that is a whole number
   bool flat = false;             // the line is flat whatever the lengths, and fits schedule::narrow_units()
+  bool short_line = false;       // flat, of kWarpBuildSequences at most
+  bool cumulative = false;       // lengths are, of some kind
   bool bulk_copies = false;      // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
   bool score_rules = false;      // softcap, ALiBi, or a window whose left end differs from row to row
   bool vector_queries = false;   // eight neighbouring queries may be loaded at once

@@ -1,4 +1,4 @@
-// The work line and the plan, built by a whole CTA from lengths in device memory. Every CTA builds the same.
+// The work line and the plan from lengths in device memory. Every CTA builds the same.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,12 @@ template <typename TUnits>
           .max_output_cost = warp_max(own.max_output_cost)};
 }
 
-/// Called by all threads; returns the workers that have work. Rows of 32 strips are summed by a warp each.
-__device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built) {
+/// Called by all threads. Rows of 32 strips are summed by a warp each.
+template <KernelConfig kConfig>
+__device__ __noinline__ void build_line() {
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const DeviceCall& call = memory.shared.call;
+  CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
   const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, cost_model(), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
@@ -77,35 +81,70 @@ __device__ inline std::int32_t build_line(const DeviceCall& call, CtaLine& built
     built.plan = schedule::make_plan(sums, call.policy, cost_model(), call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
-  return built.plan.workers;
 }
 
-/// The same for a flat line; every thread returns the plan. A thread sums a strip, and the one whose strip holds the beginning of
-/// this worker's share leaves word where that is: nobody searches.
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
+  return {BasicDeviceLengths<kCumulative>(call.problem, &call.slots.header()),
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(), schedule::Measure::kCost};
+}
+
+using FlatSums = schedule::BasicLineSums<std::int32_t>;
+
+/// A flat line's policy is lean.
 template <KernelConfig kConfig>
-__device__ FlatPlan build_flat_line(const DeviceCall& call, const FlatRules<kConfig>& rules, CtaFlatLine<kConfig>& built) {
+[[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const FlatSums& sums) {
+  return schedule::make_plan(sums, Policy::lean(), cost_model(), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+}
+
+/// Where this worker's share begins, if it has one.
+[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) {
+  return plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
+}
+
+/// A short flat line, by a warp for itself. A lane sums a strip of sequences, and the one whose strip holds the beginning of this
+/// worker's share tells where that is: nobody searches.
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
+                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(call.shape.batch) + kWarpThreads - 1) / kWarpThreads;
+  const std::int64_t first = std::int64_t{threadIdx.x % kWarpThreads} * strip_sequences;
+  const FlatSums own = rules.sum_sequences(first, first + strip_sequences);
+  const std::int32_t begin = warp_before(own.cost);
+  FlatLine line{.plan = flat_plan<kConfig>(sum_over_warp(own))};
+  const std::int32_t place = share_place(line.plan);
+  const std::uint32_t holds = __ballot_sync(0xFFFFFFFFU, begin <= place && place - begin < own.cost);
+  const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
+  line.start = {std::int64_t{holder} * strip_sequences, __shfl_sync(0xFFFFFFFFU, begin, holder)};
+  return line;
+}
+
+/// Any flat line, by all threads, a strip each.
+template <KernelConfig kConfig>
+__device__ __noinline__ void build_flat_line() {
+  CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  CtaFlatLine<kConfig>& built = shared.flat_line;
   constexpr std::uint32_t kThreads = cta_threads(kConfig);
+  const FlatRules<kConfig, true> rules = flat_rules_of<kConfig, true>(shared.call);
   const std::uint32_t warp = threadIdx.x / kWarpThreads;
   const std::uint32_t lane = threadIdx.x % kWarpThreads;
-  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(call.shape.batch) + kThreads - 1) / kThreads;
+  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(shared.call.shape.batch) + kThreads - 1) / kThreads;
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
-  const schedule::BasicLineSums<std::int32_t> own = rules.sum_sequences(first, first + strip_sequences);
+  const FlatSums own = rules.sum_sequences(first, first + strip_sequences);
   std::int32_t begin = warp_before(own.cost);
   {
-    const schedule::BasicLineSums<std::int32_t> sums = sum_over_warp(own);
+    const FlatSums sums = sum_over_warp(own);
     if (lane == 0) built.warp_sums[warp] = sums;
   }
   __syncthreads();
-  schedule::BasicLineSums<std::int32_t> sums;
+  FlatSums sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += warp_sum(lane < warp ? sums.cost : 0);
-  sums = sum_over_warp(sums);
-  const FlatPlan plan =
-      schedule::make_plan(sums, call.policy, cost_model(), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
-  const std::int32_t place = plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
-  if (begin <= place && place - begin < own.cost) built.start = {first, begin};
+  const FlatPlan plan = flat_plan<kConfig>(sum_over_warp(sums));
+  const std::int32_t place = share_place(plan);
+  if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
+  if (threadIdx.x == 0) built.line.plan = plan;
   __syncthreads();
-  return plan;
 }
 
 }  // namespace lean::cuda

@@ -60,7 +60,6 @@ class Producer {
   /// or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
-    if (shares()) shared_.call = call_;
     for (Turn turn(kRecords);; turn.advance()) {
       const bool more = (thread_ == 0 || shares()) && next_segment(call_, cursor);
       if (shares()) {
