@@ -18,17 +18,14 @@ __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::i
   StagedRows rows{.parts = kConfig.token_warps(), .count = kConfig.row_warps() * kHalfRows, .of_sixteens = true};
   static_assert(kConfig.consumer_warps * kHalfRows * kConfig.head_dim <= kExchangeFloats);
   static_assert(kConfig.consumer_warps * kHalfRows <= CtaShared<kConfig>::kStates);
-  CtaShared<kConfig>& shared = memory.shared;
-  const SegmentRecord& record = shared.records[record_place];
-  float* slot = nullptr;
-  if (!record.sole()) slot = shared.call.slots.partial(record.slots.slot(record.contributor)).o;
+  const SegmentRecord& record = memory.shared.records[record_place];
   consumer_sync<kConfig>();  // what other warps use the area for is over
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     rows.first = half * kHalfRows;
     if (rows.first >= record.rows) break;
     tile.stage(memory, rows, half);
-    merge_parts<kConfig>(rows, record_place, slot);
+    merge_parts<kConfig>(rows, record_place, record.slot);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_parts.cuh"
+#include "backends/cuda/kernel/merge_run.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
@@ -27,147 +28,93 @@ struct DeviceAtomic {
   __device__ static void relax() { __nanosleep(20); }
 };
 
+/// Counts the worker in; true for all consumer threads when it is the last. Their stores come before, by the barrier in front.
 template <KernelConfig kConfig>
-class CtaMerge {
- public:
-  __device__ CtaMerge(CtaMemory<kConfig>& memory, std::int32_t record_place)
-      : memory_(memory),
-        shared_(memory.shared),
-        call_(memory.shared.call),
-        record_place_(record_place),
-        record_(memory.shared.records[record_place]),
-        thread_(static_cast<std::int32_t>(threadIdx.x)) {}
+[[nodiscard]] __device__ __forceinline__ bool arrive(const MergeRun& run) {
+  CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  if (threadIdx.x == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(*run.counter, run.parts) ? 1 : 0;
+  consumer_sync<kConfig>();
+  return shared.arrived_last != 0;
+}
 
-  /// Everything this worker has to merge of the record's output, once its own partial is stored. One loop over groups and levels,
-  /// so that the merge itself is there once.
-  __device__ __forceinline__ void run() {
-    if (call_.fixup == Fixup::kTwoKernels && call_.pass == Pass::kWhole) return;
-    if (call_.fixup == Fixup::kHostBlock && !await_peers()) return;
-    const bool alone = call_.fixup != Fixup::kLastArriver;  // one worker merges all groups
-    const fixup::Grouping grouping = fixup::grouping_of(record_.contributors);
-    std::int32_t group = alone || grouping.groups == 1 ? 0 : record_.contributor / grouping.size;
-    bool of_groups = false;
-    while (true) {
-      Run run{.begin = grouping.begin(group), .count = grouping.end(group, record_.contributors) - grouping.begin(group)};
-      if (of_groups) run = {.step = grouping.size, .count = grouping.groups, .of_groups = true};
-      const std::int64_t slot = record_.slots.slot(run.begin);
-      if (!alone && !arrive(of_groups ? call_.slots.second_counter(slot) : call_.slots.counter(slot), run.count)) return;
-      const bool ends = of_groups || grouping.groups == 1;
-      merge(run, ends ? nullptr : call_.slots.group_partial(slot).o);
-      if (ends) return;
-      of_groups = !alone || ++group == grouping.groups;
-    }
-  }
-
- private:
-  static constexpr std::int32_t kThreads = kConfig.consumer_threads();
-
-  /// Partials to merge: those of contributors begin, begin + step, ...; of the second bank where groups were merged.
-  struct Run {
-    std::int32_t begin = 0;
-    std::int32_t step = 1;
-    std::int32_t count = 0;
-    bool of_groups = false;
-  };
-
-  /// Where the partials of a run lie: all after the first are a pitch apart.
-  struct Places {
-    const float* first;
-    const float* second;
-    std::int64_t pitch;  // floats
-
-    [[nodiscard]] __device__ __forceinline__ const float* at(std::int32_t c) const {
-      return c == 0 ? first : second + (c - 1) * pitch;
-    }
-  };
-
-  /// The paper's fix-up: peers raise a flag; the host, for whom this returns true, waits for all of them.
-  __device__ __forceinline__ bool await_peers() {
-    if (record_.contributor != 0) {
-      if (thread_ == 0) fixup::signal<DeviceAtomic>(call_.slots.counter(record_.slots.slot(record_.contributor)));
-      return false;
-    }
-    for (std::int32_t c = 1 + thread_; c < record_.contributors; c += kThreads) {
-      fixup::wait_for<DeviceAtomic>(call_.slots.counter(record_.slots.slot(c)));
-    }
-    consumer_sync<kConfig>();
-    return true;
-  }
-
-  /// Counts the worker in; true for all its threads when it is the last. Their stores come before, by the barrier in front.
-  __device__ __forceinline__ bool arrive(fixup::Counter& counter, std::int32_t contributors) {
-    if (thread_ == 0) shared_.arrived_last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
-    consumer_sync<kConfig>();
-    return shared_.arrived_last != 0;
-  }
-
-  [[nodiscard]] __device__ __forceinline__ Places places_of(const Run& run) const {
-    const std::int64_t slot_floats = call_.slots.layout.slot_bytes() / static_cast<std::int64_t>(sizeof(float));
-    const auto* bank = reinterpret_cast<const float*>(call_.slots.scratch);
-    if (run.of_groups) bank += call_.slots.layout.slots * slot_floats;
-    return {.first = bank + record_.slots.slot(run.begin) * slot_floats,
-            .second = bank + record_.slots.slot(run.begin + run.step) * slot_floats,
-            .pitch = run.step * record_.slots.stride * slot_floats};
-  }
-
-  /// As many rows at a time as the exchange area takes. One trip to memory: all of the partials is asked for before any is used.
-  __device__ __forceinline__ void merge(const Run& run, float* slot) {
-    const Places places = places_of(run);
-    StagedRows rows{.parts = run.count, .count = most_rows_at_once(run.count)};
-    const std::int32_t rows_at_once = rows.count;
+/// O of the rows of every partial to the exchange area, past the L1, and their (m, l).
+template <KernelConfig kConfig>
+__device__ __forceinline__ void stage_partials(CtaMemory<kConfig>& memory, const MergeRun& run, const StagedRows& rows) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const std::uint32_t to = ptx::shared_address(memory.exchange);
 #pragma unroll 1
-    for (; rows.first < record_.rows; rows.first += rows_at_once) {
-      rows.count = min(record_.rows - rows.first, rows_at_once);
-      stage_accumulators(places, rows);
-      stage_states(places, rows);
-      merge_parts<kConfig>(rows, record_place_, slot);
-    }
-  }
-
-  /// One at least: a run has kMaxOneLevel partials at most (kMaxWorkers, and FlashDecoding's limit of splits, see to that).
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t most_rows_at_once(std::int32_t count) {
-    static_assert(fixup::kMaxOneLevel <= CtaShared<kConfig>::kStates && fixup::kMaxOneLevel * kConfig.head_dim <= kExchangeFloats);
-    return quotient(min(kExchangeFloats / kConfig.head_dim, CtaShared<kConfig>::kStates), count);
-  }
-
-  /// O of the rows of every partial, past the L1.
-  __device__ __forceinline__ void stage_accumulators(const Places& places, const StagedRows& rows) {
-    const std::uint32_t to = ptx::shared_address(memory_.exchange);
-    for (std::int32_t i = thread_; i < rows.count * kRowQuads<kConfig>; i += kThreads) {
-      const std::int32_t staged = i / kRowQuads<kConfig>;
-      const std::int32_t quad = i % kRowQuads<kConfig>;
-      if (quad * kQuadDims >= call_.problem.head_dim) continue;
+  for (std::int32_t i = thread; i < rows.count * kRowQuads<kConfig>; i += kConfig.consumer_threads()) {
+    const std::int32_t staged = i / kRowQuads<kConfig>;
+    const std::int32_t quad = i % kRowQuads<kConfig>;
+    if (quad * kQuadDims >= memory.shared.call.problem.head_dim) continue;
 #pragma unroll 4
-      for (std::int32_t part = 0; part < rows.parts; ++part) {
-        const auto place = static_cast<std::uint32_t>(staged_place<kConfig>(rows, part, staged, quad));
-        ptx::async_copy_16(to + place * sizeof(float), places.at(part) + rows.first * kConfig.head_dim + i * kQuadDims, true);
-      }
+    for (std::int32_t part = 0; part < rows.parts; ++part) {
+      const auto place = static_cast<std::uint32_t>(staged_place<kConfig>(rows, part, staged, quad));
+      ptx::async_copy_16(to + place * sizeof(float), run.at(part) + rows.first * kConfig.head_dim + i * kQuadDims, true);
     }
   }
-
-  /// (m, l) of the rows of every partial, a pair a thread.
-  __device__ __forceinline__ void stage_states(const Places& places, const StagedRows& rows) {
 #pragma unroll 1
-    for (std::int32_t i = thread_; i < rows.parts * rows.count; i += kThreads) {
-      const std::int32_t part = quotient(i, rows.count);
-      const std::int32_t row = rows.first + i - part * rows.count;
-      const float* m = places.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
-      shared_.states[i] = {__ldcg(m), __ldcg(m + kConfig.q_rows)};
-    }
+  for (std::int32_t i = thread; i < rows.parts * rows.count; i += kConfig.consumer_threads()) {
+    const std::int32_t part = quotient(i, rows.count);
+    const std::int32_t row = rows.first + i - part * rows.count;
+    const float* m = run.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
+    memory.shared.states[i] = {__ldcg(m), __ldcg(m + kConfig.q_rows)};
   }
+}
 
-  CtaMemory<kConfig>& memory_;
-  CtaShared<kConfig>& shared_;
-  const DeviceCall& call_;
-  std::int32_t record_place_;
-  const SegmentRecord& record_;
-  std::int32_t thread_;
-};
+/// As many rows at a time as the exchange area takes: one at least, since a run has kMaxOneLevel partials at most (kMaxWorkers, and
+/// FlashDecoding's limit of splits, see to that). One trip to memory: all of the partials is asked for before any is used.
+template <KernelConfig kConfig>
+__device__ __noinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
+  constexpr std::int32_t kStagedRows = most_of(1, least_of(kExchangeFloats / kConfig.head_dim, CtaShared<kConfig>::kStates));
+  static_assert(fixup::kMaxOneLevel <= kStagedRows);
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const std::int32_t all_rows = memory.shared.records[record_place].rows;
+  const std::int32_t rows_at_once = all_rows * run.parts <= kStagedRows ? all_rows : quotient(kStagedRows, run.parts);
+#pragma unroll 1
+  for (StagedRows rows{.parts = run.parts}; rows.first < all_rows; rows.first += rows_at_once) {
+    rows.count = min(all_rows - rows.first, rows_at_once);
+    stage_partials<kConfig>(memory, run, rows);
+    merge_parts<kConfig>(rows, record_place, run.slot);
+  }
+}
 
-/// Called by all consumer threads at the end of a segment whose output is shared.
+/// The fix-ups in which one worker merges all groups: the paper's host, who waits for its peers, and the second of two kernels.
+template <KernelConfig kConfig>
+__device__ __noinline__ void merge_alone(std::int32_t record_place) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const SegmentRecord& record = shared.records[record_place];
+  const fixup::Slots& slots = shared.call.slots;
+  if (shared.call.fixup == Fixup::kTwoKernels && shared.call.pass == Pass::kWhole) return;
+  if (shared.call.fixup == Fixup::kHostBlock) {
+    const auto thread = static_cast<std::int32_t>(threadIdx.x);
+    if (record.contributor != 0) {
+      if (thread == 0) fixup::signal<DeviceAtomic>(slots.counter(record.slots.slot(record.contributor)));
+      return;
+    }
+    for (std::int32_t c = 1 + thread; c < record.contributors; c += kConfig.consumer_threads()) {
+      fixup::wait_for<DeviceAtomic>(slots.counter(record.slots.slot(c)));
+    }
+    consumer_sync<kConfig>();
+  }
+  const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
+  for (std::int32_t group = 0; group < grouping.groups; ++group) {
+    merge_run<kConfig>(run_of_group(slots, record.slots, record.contributors, grouping, group), record_place);
+  }
+  if (grouping.groups > 1) merge_run<kConfig>(run_of_groups(slots, record.slots, grouping), record_place);
+}
+
+/// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
 template <KernelConfig kConfig>
 __device__ __noinline__ void merge_shared(std::int32_t record_place) {
-  CtaMerge<kConfig>(cta_memory<kConfig>(), record_place).run();
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  if (shared.call.fixup != Fixup::kLastArriver) return merge_alone<kConfig>(record_place);
+  const SegmentRecord& record = shared.records[record_place];
+  if (!arrive<kConfig>(record.run)) return;
+  merge_run<kConfig>(record.run, record_place);
+  if (record.run.slot == nullptr) return;
+  const MergeRun run = run_of_groups(shared.call.slots, record.slots, fixup::grouping_of(record.contributors));
+  if (arrive<kConfig>(run)) merge_run<kConfig>(run, record_place);
 }
 
 }  // namespace lean::cuda

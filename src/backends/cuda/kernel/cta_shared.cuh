@@ -13,6 +13,20 @@ namespace lean::cuda {
 
 inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
 
+/// Partials that one worker merges, of an output's contributors or of a group of them: what is known of them before they come.
+struct MergeRun {
+  const float* first = nullptr;
+  const float* second = nullptr;  // all after the first are a pitch apart
+  std::int64_t pitch = 0;         // floats
+  std::int32_t parts = 0;
+  fixup::Counter* counter = nullptr;  // of their arrivals
+  float* slot = nullptr;              // for the result; null: it goes to the output
+
+  [[nodiscard]] __device__ __forceinline__ const float* at(std::int32_t part) const {
+    return part == 0 ? first : second + (part - 1) * pitch;
+  }
+};
+
 /// One segment as the producer announces it to the other warps.
 struct SegmentRecord {
   std::int64_t sequence = 0;
@@ -26,6 +40,8 @@ struct SegmentRecord {
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
   schedule::SlotMap slots;
+  float* slot = nullptr;  // the worker's own; null where it is the sole contributor
+  MergeRun run;           // the first to be merged, by whoever of it arrives last
   bool last = false;  // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/merge_run.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
@@ -117,6 +118,13 @@ class Producer {
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;
     record.slots = cursor.segment().slots;
+    record.slot = nullptr;
+    if (!record.sole()) {
+      const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
+      const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
+      record.slot = call_.slots.partial(record.slots.slot(record.contributor)).o;
+      record.run = run_of_group(call_.slots, record.slots, record.contributors, grouping, group);
+    }
     ptx::barrier_arrive(&shared_.sharing_known[turn.place]);
   }
 
