@@ -17,7 +17,6 @@ __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::i
   constexpr std::int32_t kHalfRows = kMmaRows / 2;
   StagedRows rows{.parts = kConfig.token_warps(), .count = kConfig.row_warps() * kHalfRows, .of_sixteens = true};
   static_assert(kConfig.consumer_warps * kHalfRows * kConfig.head_dim <= kExchangeFloats);
-  static_assert(kConfig.consumer_warps * kHalfRows <= CtaShared<kConfig>::kStates);
   const SegmentRecord& record = memory.shared.records[record_place];
   consumer_sync<kConfig>();  // what other warps use the area for is over
 #pragma unroll

@@ -37,28 +37,35 @@ template <KernelConfig kConfig>
   return shared.arrived_last != 0;
 }
 
-/// O of the rows of every partial to the exchange area, past the L1, and their (m, l).
+/// O and (m, l) of the rows of every partial to the exchange area: a row of a partial a warp. What other workers stored is not in
+/// this multiprocessor's L1, which the acquire of their arrivals emptied.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void stage_partials(CtaMemory<kConfig>& memory, const MergeRun& run, const StagedRows& rows) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const std::uint32_t to = ptx::shared_address(memory.exchange);
+  const std::int32_t lane = thread % kWarpThreads;
+  const std::int32_t head_dim = memory.shared.call.problem.head_dim;
+  const std::uint32_t exchange = ptx::shared_address(memory.exchange);
+  const std::uint32_t states = ptx::shared_address(memory.shared.parts.states);
+  std::int32_t part = 0;
+  std::int32_t staged = thread / kWarpThreads;
 #pragma unroll 1
-  for (std::int32_t i = thread; i < rows.count * kRowQuads<kConfig>; i += kConfig.consumer_threads()) {
-    const std::int32_t staged = i / kRowQuads<kConfig>;
-    const std::int32_t quad = i % kRowQuads<kConfig>;
-    if (quad * kQuadDims >= memory.shared.call.problem.head_dim) continue;
-#pragma unroll 4
-    for (std::int32_t part = 0; part < rows.parts; ++part) {
+  while (true) {
+    for (; staged >= rows.count; staged -= rows.count) ++part;
+    if (part >= rows.parts) return;
+    const std::int32_t row = rows.first + staged;
+    const float* partial = run.at(part);
+#pragma unroll
+    for (std::int32_t quad = lane; quad < kRowQuads<kConfig>; quad += kWarpThreads) {
       const auto place = static_cast<std::uint32_t>(staged_place<kConfig>(rows, part, staged, quad));
-      ptx::async_copy_16(to + place * sizeof(float), run.at(part) + rows.first * kConfig.head_dim + i * kQuadDims, true);
+      if (quad * kQuadDims < head_dim) {
+        ptx::async_copy_16(exchange + place * sizeof(float), partial + row * kConfig.head_dim + quad * kQuadDims, true);
+      }
     }
-  }
-#pragma unroll 1
-  for (std::int32_t i = thread; i < rows.parts * rows.count; i += kConfig.consumer_threads()) {
-    const std::int32_t part = quotient(i, rows.count);
-    const std::int32_t row = rows.first + i - part * rows.count;
-    const float* m = run.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
-    memory.shared.states[i] = {__ldcg(m), __ldcg(m + kConfig.q_rows)};
+    if (lane < 2) {  // fixup::PartialLayout: m and l lie behind O
+      const auto place = static_cast<std::uint32_t>(2 * (part * rows.count + staged) + lane);
+      ptx::async_copy_4(states + place * sizeof(float), partial + kConfig.q_rows * (kConfig.head_dim + lane) + row);
+    }
+    staged += kConfig.consumer_warps;
   }
 }
 
@@ -66,8 +73,8 @@ __device__ __forceinline__ void stage_partials(CtaMemory<kConfig>& memory, const
 /// FlashDecoding's limit of splits, see to that). One trip to memory: all of the partials is asked for before any is used.
 template <KernelConfig kConfig>
 __device__ __noinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
-  constexpr std::int32_t kStagedRows = most_of(1, least_of(kExchangeFloats / kConfig.head_dim, CtaShared<kConfig>::kStates));
-  static_assert(fixup::kMaxOneLevel <= kStagedRows);
+  constexpr std::int32_t kStagedRows = CtaParts<kConfig>::kRows;
+  static_assert(fixup::kMaxOneLevel <= kStagedRows && kStagedRows * kConfig.head_dim <= kExchangeFloats);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const std::int32_t all_rows = memory.shared.records[record_place].rows;
   const std::int32_t rows_at_once = all_rows * run.parts <= kStagedRows ? all_rows : quotient(kStagedRows, run.parts);

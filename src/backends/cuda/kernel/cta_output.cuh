@@ -14,12 +14,6 @@ namespace lean::cuda {
 struct Quad {
   float x[4] = {};
 
-  __device__ __forceinline__ void add(const float4& other) {
-    x[0] += other.x;
-    x[1] += other.y;
-    x[2] += other.z;
-    x[3] += other.w;
-  }
   __device__ __forceinline__ void add(const float4& other, float weight) {
     x[0] = fmaf(other.x, weight, x[0]);
     x[1] = fmaf(other.y, weight, x[1]);
@@ -30,18 +24,36 @@ struct Quad {
 
 inline constexpr std::int32_t kQuadDims = 4;
 
-/// Four elements of a finished row: scaled, rounded, stored; with dim 0 the row's lse too.
+/// Stores what there is once a row: its state in the slot, or its lse. By one lane.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void write_output(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
-                                             std::int32_t dim, const Quad& o, softmax::State state) {
+[[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, float* slot,
+                                                        std::int32_t row, softmax::State state) {
+  if (slot != nullptr) {
+    const fixup::Partial to = call.slots.layout.partial.at(slot);
+    to.m[row] = state.m;
+    to.l[row] = state.l;
+    return {.to = to.o_row(row)};
+  }
   const Problem& problem = call.problem;
   const HeadPosition kv_head{record.sequence, record.kv_head};
   const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
   const softmax::Finished finished = softmax::finalize(state, output::row_sink(problem, call.shape.group, kv_head, packed));
-  auto* to = static_cast<std::uint16_t*>(problem.o.data) +
-             output::row_offset(problem, call.shape.group, record.lengths, kv_head, packed) + dim;
-  const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * finished.scale, o.x[1] * finished.scale);
-  const std::uint32_t high = ptx::pack<kConfig.dtype>(o.x[2] * finished.scale, o.x[3] * finished.scale);
+  output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, finished.lse);
+  const std::int64_t offset = output::row_offset(problem, call.shape.group, record.lengths, kv_head, packed);
+  return {.to = static_cast<std::uint16_t*>(problem.o.data) + offset, .scale = finished.scale};
+}
+
+/// Four elements of a merged row.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void store_quad(const DeviceCall& call, const RowEnd& end, bool to_output, std::int32_t dim,
+                                           const Quad& o) {
+  if (!to_output) {
+    *reinterpret_cast<float4*>(static_cast<float*>(end.to) + dim) = {o.x[0], o.x[1], o.x[2], o.x[3]};
+    return;
+  }
+  auto* to = static_cast<std::uint16_t*>(end.to) + dim;
+  const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * end.scale, o.x[1] * end.scale);
+  const std::uint32_t high = ptx::pack<kConfig.dtype>(o.x[2] * end.scale, o.x[3] * end.scale);
   if (call.vector_output) {
     *reinterpret_cast<uint2*>(to) = {low, high};
   } else {
@@ -50,18 +62,6 @@ __device__ __forceinline__ void write_output(const DeviceCall& call, const Segme
     to[2] = static_cast<std::uint16_t>(high);
     to[3] = static_cast<std::uint16_t>(high >> 16);
   }
-  if (dim == 0) output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, finished.lse);
-}
-
-/// Four elements and their row's state into `to`, or into the output where that is nowhere.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void deliver(const DeviceCall& call, const SegmentRecord& record, const fixup::Partial& to,
-                                        std::int32_t row, std::int32_t dim, const Quad& o, softmax::State state) {
-  if (to.o == nullptr) return write_output<kConfig>(call, record, row, dim, o, state);
-  *reinterpret_cast<float4*>(to.o_row(row) + dim) = {o.x[0], o.x[1], o.x[2], o.x[3]};
-  if (dim != 0) return;
-  to.m[row] = state.m;
-  to.l[row] = state.l;
 }
 
 }  // namespace lean::cuda

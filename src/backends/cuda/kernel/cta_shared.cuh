@@ -42,7 +42,7 @@ struct SegmentRecord {
   schedule::SlotMap slots;
   float* slot = nullptr;  // the worker's own; null where it is the sole contributor
   MergeRun run;           // the first to be merged, by whoever of it arrives last
-  bool last = false;  // nothing more: no segment
+  bool last = false;      // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 
@@ -66,6 +66,21 @@ struct CtaFlatLine {
   FlatLine line;
 };
 
+/// A merged row: where its elements go, in a slot as floats or in the output, and what they are multiplied by there.
+struct RowEnd {
+  void* to = nullptr;
+  float scale = 1.0F;
+};
+
+/// Of the parts in the exchange area (cta_parts.cuh).
+template <KernelConfig kConfig>
+struct CtaParts {
+  static constexpr std::int32_t kRows = kConfig.consumer_warps * kMmaRows / 2;  // of all parts together
+  softmax::State states[kRows];                                                 // [part][row]
+  float weights[kRows];
+  RowEnd ends[least_of(kRows, kConfig.q_rows)];  // [row]
+};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[kMaxStages];
@@ -75,11 +90,12 @@ struct CtaShared {
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
-  static constexpr std::int32_t kStates = kConfig.token_warps() * kConfig.q_rows;
-  softmax::State states[kStates];  // of the parts in the exchange area: [part][row]
+  union {
+    CtaFlatLine<kConfig> flat_line;  // until the walk begins
+    CtaParts<kConfig> parts;
+  };
   std::int32_t arrived_last;
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
-  CtaFlatLine<kConfig> flat_line;
 };
 
 /// Bytes of the area where queries are staged, and parts of results side by side, some rows at a time (cta_parts.cuh).

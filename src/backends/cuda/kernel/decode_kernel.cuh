@@ -9,8 +9,12 @@
 #include "backends/cuda/kernel/lean_tile.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
 #include "backends/cuda/kernel/producer.cuh"
+#include "backends/cuda/kernel/rehearsal.cuh"
 
 namespace lean::cuda {
+
+/// Passed by the walking warps once the consumers have set up what is shared.
+inline constexpr std::uint32_t kStartBarrier = 2;
 
 template <KernelConfig kConfig>
 __device__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
@@ -101,7 +105,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory
   FlatLine line;
   if (call.short_line) {
     line = build_short_line<kConfig, kCumulative>(call, rules);
-    __syncthreads();
+    ptx::named_barrier(kStartBarrier, cta_threads(kConfig));
   } else {
     line = memory.shared.flat_line.line;
   }
@@ -129,7 +133,9 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     call.flat ? build_flat_line<kConfig>() : build_line<kConfig>();
   }
   if (consumes) {
-    if (call.short_line) __syncthreads();
+    if (call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
+    consumer_sync<kConfig>();
+    if (rehearses(call) && thread < kWarpThreads) announce_rehearsal(call, memory.shared);
     if (call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);
     } else {

@@ -215,7 +215,7 @@ class WarpTile {
       const std::int32_t place = staged_place<kConfig>(rows, token_warp_, staged, 2 * piece + quad_ / 2) + quad_ % 2 * 2;
       *reinterpret_cast<float2*>(memory.exchange + place) = {o_[piece][2 * half], o_[piece][2 * half + 1]};
     }
-    if (quad_ == 0) memory.shared.states[token_warp_ * rows.count + staged] = {max_[half], sum_[half]};
+    if (quad_ == 0) memory.shared.parts.states[token_warp_ * rows.count + staged] = {max_[half], sum_[half]};
   }
 
   /// True when none of this warp's tokens is among the first `tile_tokens` of a tile.

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
+#include "backends/cuda/kernel/rehearsal.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
@@ -45,7 +46,7 @@ class Producer {
       : call_(call),
         shared_(shared),
         ring_memory_(ring_memory),
-        ring_(call.ring_stages),
+        ring_(first_stage_turn(call)),
         row_bytes_(call.problem.head_dim * 2),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
     if (call.bulk_copies) return;
@@ -61,7 +62,7 @@ class Producer {
   /// or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
-    for (Turn turn(kRecords);; turn.advance()) {
+    for (Turn turn = first_record_turn(call_);; turn.advance()) {
       const bool more = (thread_ == 0 || shares()) && next_segment(call_, cursor);
       if (shares()) {
         if (!more) return;

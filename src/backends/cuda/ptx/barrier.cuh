@@ -66,4 +66,9 @@ __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t th
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Arrives there without waiting: for those who have something to tell the ones who wait.
+__device__ __forceinline__ void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 }  // namespace lean::cuda::ptx

@@ -32,6 +32,11 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
 }
 
+/// 4 bytes by this thread.
+__device__ __forceinline__ void async_copy_4(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
 /// Between what this thread stored to shared memory and copies to the same place by the copy engine.
 __device__ __forceinline__ void fence_before_copies() {
 #if __CUDA_ARCH__ >= 900
