@@ -37,42 +37,36 @@ template <KernelConfig kConfig>
   return shared.arrived_last != 0;
 }
 
-/// O and (m, l) of the rows of every partial to the exchange area: a row of a partial a warp. What other workers stored is not in
-/// this multiprocessor's L1, which the acquire of their arrivals emptied.
+/// O and (m, l) of the rows of every partial to the exchange area, a partial a warp. What other workers stored is not in this
+/// multiprocessor's L1, which the acquire of their arrivals emptied.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void stage_partials(CtaMemory<kConfig>& memory, const MergeRun& run, const StagedRows& rows) {
+  constexpr std::uint32_t kRowBytes = kConfig.head_dim * sizeof(float);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const std::int32_t lane = thread % kWarpThreads;
-  const std::int32_t head_dim = memory.shared.call.problem.head_dim;
-  const std::uint32_t exchange = ptx::shared_address(memory.exchange);
-  const std::uint32_t states = ptx::shared_address(memory.shared.parts.states);
-  std::int32_t part = 0;
-  std::int32_t staged = thread / kWarpThreads;
+  const auto lane = static_cast<std::uint32_t>(thread % kWarpThreads);
+  const std::uint32_t part_bytes = static_cast<std::uint32_t>(rows.count) * kRowBytes;
+  const std::uint32_t m = ptx::shared_address(memory.shared.parts.m);
+  const std::uint32_t l = ptx::shared_address(memory.shared.parts.l);
 #pragma unroll 1
-  while (true) {
-    for (; staged >= rows.count; staged -= rows.count) ++part;
-    if (part >= rows.parts) return;
-    const std::int32_t row = rows.first + staged;
-    const float* partial = run.at(part);
-#pragma unroll
-    for (std::int32_t quad = lane; quad < kRowQuads<kConfig>; quad += kWarpThreads) {
-      const auto place = static_cast<std::uint32_t>(staged_place<kConfig>(rows, part, staged, quad));
-      if (quad * kQuadDims < head_dim) {
-        ptx::async_copy_16(exchange + place * sizeof(float), partial + row * kConfig.head_dim + quad * kQuadDims, true);
-      }
+  for (std::int32_t part = thread / kWarpThreads; part < rows.parts; part += kConfig.consumer_warps) {
+    const auto* partial = reinterpret_cast<const std::byte*>(run.at(part));
+    const std::byte* from = partial + static_cast<std::uint32_t>(rows.first) * kRowBytes;
+    const std::uint32_t to = ptx::shared_address(memory.exchange) + static_cast<std::uint32_t>(part) * part_bytes;
+#pragma unroll 4
+    for (std::uint32_t i = lane * 16; i < part_bytes; i += kWarpThreads * 16) ptx::async_copy_16(to + i, from + i, true);
+    const std::byte* states = partial + kConfig.q_rows * kRowBytes + rows.first * sizeof(float);  // fixup::PartialLayout
+    for (std::uint32_t i = lane; i < static_cast<std::uint32_t>(rows.count); i += kWarpThreads) {
+      const std::uint32_t place = (static_cast<std::uint32_t>(part * rows.count) + i) * sizeof(float);
+      ptx::async_copy_4(m + place, states + i * sizeof(float));
+      ptx::async_copy_4(l + place, states + (kConfig.q_rows + i) * sizeof(float));
     }
-    if (lane < 2) {  // fixup::PartialLayout: m and l lie behind O
-      const auto place = static_cast<std::uint32_t>(2 * (part * rows.count + staged) + lane);
-      ptx::async_copy_4(states + place * sizeof(float), partial + kConfig.q_rows * (kConfig.head_dim + lane) + row);
-    }
-    staged += kConfig.consumer_warps;
   }
 }
 
 /// As many rows at a time as the exchange area takes: one at least, since a run has kMaxOneLevel partials at most (kMaxWorkers, and
 /// FlashDecoding's limit of splits, see to that). One trip to memory: all of the partials is asked for before any is used.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
+__device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
   constexpr std::int32_t kStagedRows = CtaParts<kConfig>::kRows;
   static_assert(fixup::kMaxOneLevel <= kStagedRows && kStagedRows * kConfig.head_dim <= kExchangeFloats);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
@@ -105,10 +99,13 @@ __device__ __noinline__ void merge_alone(std::int32_t record_place) {
     consumer_sync<kConfig>();
   }
   const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
-  for (std::int32_t group = 0; group < grouping.groups; ++group) {
-    merge_run<kConfig>(run_of_group(slots, record.slots, record.contributors, grouping, group), record_place);
+  const std::int32_t runs = grouping.groups + (grouping.groups > 1 ? 1 : 0);
+#pragma unroll 1
+  for (std::int32_t i = 0; i < runs; ++i) {
+    const MergeRun run = i < grouping.groups ? run_of_group(slots, record.slots, record.contributors, grouping, i)
+                                             : run_of_groups(slots, record.slots, grouping);
+    merge_run<kConfig>(run, record_place);
   }
-  if (grouping.groups > 1) merge_run<kConfig>(run_of_groups(slots, record.slots, grouping), record_place);
 }
 
 /// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
@@ -117,11 +114,12 @@ __device__ __noinline__ void merge_shared(std::int32_t record_place) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   if (shared.call.fixup != Fixup::kLastArriver) return merge_alone<kConfig>(record_place);
   const SegmentRecord& record = shared.records[record_place];
-  if (!arrive<kConfig>(record.run)) return;
-  merge_run<kConfig>(record.run, record_place);
-  if (record.run.slot == nullptr) return;
-  const MergeRun run = run_of_groups(shared.call.slots, record.slots, fixup::grouping_of(record.contributors));
-  if (arrive<kConfig>(run)) merge_run<kConfig>(run, record_place);
+#pragma unroll 1
+  for (MergeRun run = record.run; arrive<kConfig>(run);) {
+    merge_run<kConfig>(run, record_place);
+    if (run.slot == nullptr) return;
+    run = run_of_groups(shared.call.slots, record.slots, fixup::grouping_of(record.contributors));
+  }
 }
 
 }  // namespace lean::cuda

@@ -1,11 +1,10 @@
-// Where a row of O goes: the output, or a slot (docs/fixup.md).
+// Rows of O into the output.
 #pragma once
 
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/ptx/mma.cuh"
-#include "fixup/partial.hpp"
 #include "output/rows.hpp"
 
 namespace lean::cuda {
@@ -24,16 +23,10 @@ struct Quad {
 
 inline constexpr std::int32_t kQuadDims = 4;
 
-/// Stores what there is once a row: its state in the slot, or its lse. By one lane.
+/// Finishes a row, and stores its lse where it is asked for. By one lane.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, float* slot,
-                                                        std::int32_t row, softmax::State state) {
-  if (slot != nullptr) {
-    const fixup::Partial to = call.slots.layout.partial.at(slot);
-    to.m[row] = state.m;
-    to.l[row] = state.l;
-    return {.to = to.o_row(row)};
-  }
+[[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
+                                                        softmax::State state) {
   const Problem& problem = call.problem;
   const HeadPosition kv_head{record.sequence, record.kv_head};
   const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
@@ -43,15 +36,11 @@ template <KernelConfig kConfig>
   return {.to = static_cast<std::uint16_t*>(problem.o.data) + offset, .scale = finished.scale};
 }
 
-/// Four elements of a merged row.
+/// Four merged elements of a row, if the problem has that many dims.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void store_quad(const DeviceCall& call, const RowEnd& end, bool to_output, std::int32_t dim,
-                                           const Quad& o) {
-  if (!to_output) {
-    *reinterpret_cast<float4*>(static_cast<float*>(end.to) + dim) = {o.x[0], o.x[1], o.x[2], o.x[3]};
-    return;
-  }
-  auto* to = static_cast<std::uint16_t*>(end.to) + dim;
+__device__ __forceinline__ void store_quad(const DeviceCall& call, const RowEnd& end, std::int32_t dim, const Quad& o) {
+  if (dim >= call.problem.head_dim) return;
+  std::uint16_t* to = end.to + dim;
   const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * end.scale, o.x[1] * end.scale);
   const std::uint32_t high = ptx::pack<kConfig.dtype>(o.x[2] * end.scale, o.x[3] * end.scale);
   if (call.vector_output) {

@@ -27,11 +27,10 @@ struct StagedRows {
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kRowQuads = kConfig.head_dim / kQuadDims;
 
-/// Where four elements of a staged row lie, in floats. The twist keeps warps free of bank conflicts when they stage theirs.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ std::int32_t staged_place(const StagedRows& rows, std::int32_t part, std::int32_t staged,
-                                                                   std::int32_t quad) {
-  return ((part * rows.count + staged) * kRowQuads<kConfig> + (quad ^ (2 * (staged & 3)))) * kQuadDims;
+/// Where four elements of a row are kept among the row's, staged or in a slot. The twist keeps warps free of bank conflicts when
+/// they stage theirs. Its own inverse.
+[[nodiscard]] __device__ __forceinline__ std::int32_t twisted_quad(std::int32_t row, std::int32_t quad) {
+  return quad ^ (2 * (row & 3));
 }
 
 /// The weight of each part of each row, and how the row ends: a warp a row, a lane a part.
@@ -46,12 +45,20 @@ __device__ __forceinline__ void weigh_parts(CtaShared<kConfig>& shared, const St
     const std::int32_t row = rows.row(staged);
     if (row >= record.rows) continue;
     const std::int32_t place = lane * rows.count + staged;
-    softmax::State state = lane < rows.parts ? shared.parts.states[place] : softmax::State::empty();
+    softmax::State state;
+    if (lane < rows.parts) state = {shared.parts.m[place], shared.parts.l[place]};
     const float largest = ptx::warp_max(state.m);
     const float weight = softmax::rescale_factor(state.m, largest);
-    const softmax::State whole{largest, ptx::warp_sum(state.l * weight)};
     if (lane < rows.parts) shared.parts.weights[place] = weight;
-    if (lane == 0) shared.parts.ends[staged] = end_row<kConfig>(shared.call, record, slot, row, whole);
+    const softmax::State whole{largest, ptx::warp_sum(state.l * weight)};
+    if (lane != 0) continue;
+    if (slot != nullptr) {
+      const fixup::Partial to = shared.call.slots.layout.partial.at(slot);
+      to.m[row] = whole.m;
+      to.l[row] = whole.l;
+    } else {
+      shared.parts.ends[staged] = end_row<kConfig>(shared.call, record, row, whole);
+    }
   }
 }
 
@@ -66,19 +73,27 @@ __device__ __noinline__ void merge_parts(StagedRows rows, std::int32_t record_pl
   consumer_sync<kConfig>();
   weigh_parts(shared, rows, record, slot);
   consumer_sync<kConfig>();
+  const std::int32_t quads = rows.count * kRowQuads<kConfig>;  // of a part
 #pragma unroll 1
-  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < rows.count * kRowQuads<kConfig>;
-       i += kConfig.consumer_threads()) {
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < quads; i += kConfig.consumer_threads()) {
     const std::int32_t staged = i / kRowQuads<kConfig>;
-    const std::int32_t quad = i % kRowQuads<kConfig>;
-    if (rows.row(staged) >= record.rows || quad * kQuadDims >= shared.call.problem.head_dim) continue;
+    const std::int32_t row = rows.row(staged);
+    if (row >= record.rows) continue;
+    const auto* four = reinterpret_cast<const float4*>(memory.exchange) + i;
+    const float* weight = shared.parts.weights + staged;
     Quad total;
 #pragma unroll 4
     for (std::int32_t part = 0; part < rows.parts; ++part) {
-      const auto& four = *reinterpret_cast<const float4*>(memory.exchange + staged_place<kConfig>(rows, part, staged, quad));
-      total.add(four, shared.parts.weights[part * rows.count + staged]);
+      total.add(*four, *weight);
+      four += quads;
+      weight += rows.count;
     }
-    store_quad<kConfig>(shared.call, shared.parts.ends[staged], slot == nullptr, quad * kQuadDims, total);
+    const std::int32_t quad = i % kRowQuads<kConfig>;
+    if (slot != nullptr) {
+      reinterpret_cast<float4*>(slot)[row * kRowQuads<kConfig> + quad] = {total.x[0], total.x[1], total.x[2], total.x[3]};
+    } else {
+      store_quad<kConfig>(shared.call, shared.parts.ends[staged], twisted_quad(row, quad) * kQuadDims, total);
+    }
   }
   consumer_sync<kConfig>();
 }

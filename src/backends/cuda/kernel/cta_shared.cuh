@@ -66,9 +66,9 @@ struct CtaFlatLine {
   FlatLine line;
 };
 
-/// A merged row: where its elements go, in a slot as floats or in the output, and what they are multiplied by there.
+/// A row of the output: where it lies, and what its merged elements are multiplied by.
 struct RowEnd {
-  void* to = nullptr;
+  std::uint16_t* to = nullptr;
   float scale = 1.0F;
 };
 
@@ -76,7 +76,8 @@ struct RowEnd {
 template <KernelConfig kConfig>
 struct CtaParts {
   static constexpr std::int32_t kRows = kConfig.consumer_warps * kMmaRows / 2;  // of all parts together
-  softmax::State states[kRows];                                                 // [part][row]
+  float m[kRows];                                                               // [part][row]
+  float l[kRows];
   float weights[kRows];
   RowEnd ends[least_of(kRows, kConfig.q_rows)];  // [row]
 };

@@ -209,13 +209,16 @@ class WarpTile {
 
   /// Stages this warp's part of a half of its rows. A lane's: row `group`, dims 8 piece + 2 quad and + 1.
   __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows& rows, int half) const {
-    const std::int32_t staged = row_warp_ * (kMmaRows / 2) + group_;
+    const std::int32_t place = token_warp_ * rows.count + row_warp_ * (kMmaRows / 2) + group_;
+    float* row = memory.exchange + place * kDims + quad_ % 2 * 2;
 #pragma unroll
     for (int piece = 0; piece < kDims / kPieceDims; ++piece) {
-      const std::int32_t place = staged_place<kConfig>(rows, token_warp_, staged, 2 * piece + quad_ / 2) + quad_ % 2 * 2;
-      *reinterpret_cast<float2*>(memory.exchange + place) = {o_[piece][2 * half], o_[piece][2 * half + 1]};
+      float* to = row + twisted_quad(group_, 2 * piece + quad_ / 2) * kQuadDims;
+      *reinterpret_cast<float2*>(to) = {o_[piece][2 * half], o_[piece][2 * half + 1]};
     }
-    if (quad_ == 0) memory.shared.parts.states[token_warp_ * rows.count + staged] = {max_[half], sum_[half]};
+    if (quad_ != 0) return;
+    memory.shared.parts.m[place] = max_[half];
+    memory.shared.parts.l[place] = sum_[half];
   }
 
   /// True when none of this warp's tokens is among the first `tile_tokens` of a tile.
