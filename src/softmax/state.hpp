@@ -56,13 +56,28 @@ struct Finished {
   float lse = kNegInf;
 };
 
-/// Ends a row. A sink (natural-log logit) enters here and nowhere else, in the denominator only (GPT-OSS); -inf means none.
-/// Empty: o = 0, lse = the sink, exactly.
+/// A row's state with its sink (natural-log logit), which takes part in the denominator only (GPT-OSS); -inf means none.
+LEAN_HD [[nodiscard]] inline State with_sink(State state, float sink) noexcept {
+  return sink == kNegInf ? state : merge(state, {.m = sink * kLog2E, .l = 1.0F});
+}
+
+/// What ends a row: its un-scaled O is multiplied by this. Empty: 0, exactly.
+LEAN_HD [[nodiscard]] inline float output_scale(State state, float sink = kNegInf) noexcept {
+  if (state.l == 0.0F) return 0.0F;
+  const State whole = with_sink(state, sink);
+  return (sink == kNegInf ? 1.0F : rescale_factor(state.m, whole.m)) / whole.l;
+}
+
+/// A row's log-sum-exp, natural log. Empty: the sink, exactly.
+LEAN_HD [[nodiscard]] inline float natural_lse(State state, float sink = kNegInf) noexcept {
+  if (state.l == 0.0F) return sink;
+  const State whole = with_sink(state, sink);
+  return std::fma(whole.m, kLn2, std::log(whole.l));
+}
+
+/// Ends a row. A sink enters here and nowhere else.
 LEAN_HD [[nodiscard]] inline Finished finalize(State state, float sink = kNegInf) noexcept {
-  if (state.l == 0.0F) return {.scale = 0.0F, .lse = sink};
-  const State whole = merge(state, {.m = sink * kLog2E, .l = sink == kNegInf ? 0.0F : 1.0F});
-  const float to_whole = rescale_factor(state.m, whole.m);
-  return {.scale = to_whole / whole.l, .lse = std::fma(whole.m, kLn2, std::log(whole.l))};
+  return {.scale = output_scale(state, sink), .lse = natural_lse(state, sink)};
 }
 
 }  // namespace lean::softmax

@@ -224,10 +224,10 @@ class Worker {
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const std::int64_t row = output_.first_row + r;
       const float sink = output::row_sink(call_.problem, output_.group, output_.kv_head, row);
-      const softmax::Finished finished = softmax::finalize(whole.state(r), sink);
+      const float scale = softmax::output_scale(whole.state(r), sink) * v_scale;
       const std::int64_t offset = output::row_offset(call_.problem, output_.group, output_.lengths, output_.kv_head, row);
-      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), finished.scale * v_scale, value_dim_of(call_.problem));
-      output::write_lse(call_.problem, output_.group, output_.lengths, output_.kv_head, row, finished.lse);
+      store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), scale, value_dim_of(call_.problem));
+      output::write_lse(call_.problem, output_.group, output_.lengths, output_.kv_head, row, whole.state(r), sink);
     }
   }
 

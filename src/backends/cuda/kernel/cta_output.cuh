@@ -30,10 +30,11 @@ template <KernelConfig kConfig>
   const Problem& problem = call.problem;
   const HeadPosition kv_head{record.sequence, record.kv_head};
   const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
-  const softmax::Finished finished = softmax::finalize(state, output::row_sink(problem, call.shape.group, kv_head, packed));
-  output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, finished.lse);
-  const std::int64_t offset = output::row_offset(problem, call.shape.group, record.lengths, kv_head, packed);
-  return {.to = static_cast<std::uint16_t*>(problem.o.data) + offset, .scale = finished.scale};
+  const float sink = output::row_sink(problem, call.shape.group, kv_head, packed);
+  output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, state, sink);
+  const PackedRow at = packed_row(packed, call.shape.group);
+  const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
+  return {.to = record.output + offset, .scale = softmax::output_scale(state, sink)};
 }
 
 /// Four merged elements of a row, if the problem has that many dims.

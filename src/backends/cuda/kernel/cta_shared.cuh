@@ -40,9 +40,10 @@ struct SegmentRecord {
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
   schedule::SlotMap slots;
-  float* slot = nullptr;  // the worker's own; null where it is the sole contributor
-  MergeRun run;           // the first to be merged, by whoever of it arrives last
-  bool last = false;      // nothing more: no segment
+  float* slot = nullptr;            // the worker's own; null where it is the sole contributor
+  MergeRun run;                     // the first to be merged, by whoever of it arrives last
+  std::uint16_t* output = nullptr;  // query token 0 of the group's first head
+  bool last = false;                // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 

@@ -70,8 +70,11 @@ class WarpTile {
     if (may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int32_t token = query_of(record, row_of(half)).token;
-      limit_[half] = visible_span(record.lengths, token, token, call_.shape.reach).end;
+      limit_[half] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
+      if (record.lengths.q_tokens > 1) {
+        const std::int32_t token = query_of(record, row_of(half)).token;
+        limit_[half] = visible_span(record.lengths, token, token, call_.shape.reach).end;
+      }
       max_[half] = softmax::kNegInf;
       sum_[half] = 0.0F;
     }

@@ -119,6 +119,11 @@ class Producer {
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;
     record.slots = cursor.segment().slots;
+    const auto& output = cursor.segment().output;
+    const HeadPosition first_head{output.sequence, output.kv_head * call_.shape.group};
+    const OutputView& o = call_.problem.o;
+    record.output = static_cast<std::uint16_t*>(o.data) +
+                    q_offset(o.strides, lengths_at(call_, cursor), first_head, call_.problem.cu_q_tokens != nullptr);
     record.slot = nullptr;
     if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
