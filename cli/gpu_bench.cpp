@@ -28,7 +28,7 @@ constexpr const char* kOutOfTime = "skipped: --max-seconds";
 
 /// Device memory of a row: K and V, the outputs, and the oracle's answers to every row.
 std::int64_t bytes_needed(const ProblemSpec& spec) {
-  const std::int64_t pool = KvPool::bytes_for(spec.dtype, spec.stored_elements(), copies_for(spec.kv_bytes()));
+  const std::int64_t pool = KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies_for(spec.kv_bytes()));
   return pool + spec.query_elements() * (2 * bytes_of(spec.dtype) + 3 * static_cast<std::int64_t>(sizeof(double))) + kSpareBytes;
 }
 
@@ -101,7 +101,7 @@ class GpuBench {
 
   void measure_row(const GpuRow& row, std::vector<GpuLine>& lines) {
     progress_.say(row.id + ": making K and V");
-    const KvPool pool(row.spec.dtype, row.spec.stored_elements(), kBenchSeed, Place::kDevice, copies_for(row.spec.kv_bytes()));
+    const KvPool pool(row.spec.kv_type(), row.spec.stored_elements(), kBenchSeed, Place::kDevice, copies_for(row.spec.kv_bytes()));
     const DecodeProblem problem(row.spec, pool, kBenchSeed);
     warm_up(problem);
     progress_.say(row.id + ": fp64 answers");

@@ -136,8 +136,9 @@ class TierB {
 
   /// Also where the same problem has another name already.
   void add_again(const std::string& name, ProblemSpec spec, std::string missing = "") {
-    const std::string id = fmt::format("{} {}/{} d{} {} {} n_q{}", name, spec.q_heads, spec.kv_heads, spec.head_dim,
-                                       name_of(spec.dtype), name_of(spec.layout), spec.q_tokens);
+    const std::string kv_type = spec.kv_dtype ? fmt::format(" {}", name_of(*spec.kv_dtype)) : "";
+    const std::string id = fmt::format("{} {}/{} d{} {}{} {} n_q{}", name, spec.q_heads, spec.kv_heads, spec.head_dim,
+                                       name_of(spec.dtype), kv_type, name_of(spec.layout), spec.q_tokens);
     rows_.push_back({.id = id, .tier = 'b', .spec = std::move(spec), .missing = std::move(missing)});
   }
 
@@ -265,11 +266,39 @@ void add_page_rows(TierB& rows) {
   }
 }
 
+/// The tokens of rows with 16-bit K and V: half their bytes.
+void add_fp8_rows(TierB& rows) {
+  const auto add = [&](const char* name, Lengths lengths, const Heads& heads, DType kv_dtype = DType::kFloat8E4M3,
+                       DType dtype = DType::kBFloat16) {
+    ProblemSpec spec = spec_of(std::move(lengths), heads, dtype);
+    spec.kv_dtype = kv_dtype;
+    rows.add(name, std::move(spec));
+  };
+  add("P13 6x48x64k", uniform(6, 64 * k), {48, 48, 64}, DType::kFloat8E4M3, DType::kFloat16);
+  add("L8B 1x8k", uniform(1, 8 * k), kLlama8B);
+  add("L8B 1x128k", uniform(1, 128 * k), kLlama8B);
+  add("L8B 8x8k", uniform(8, 8 * k), kLlama8B);
+  add("L8B 8x8k", uniform(8, 8 * k), kLlama8B, DType::kFloat8E5M2);
+  add("L8B 8x8k", uniform(8, 8 * k), kLlama8B, DType::kFloat8E4M3, DType::kFloat16);
+  add("L8B 32x4k", uniform(32, 4 * k), kLlama8B);
+  add("L8B 34x16k", uniform(34, 16 * k), kLlama8B);
+  add("L8B 64x8k", uniform(64, 8 * k), kLlama8B);
+  add("70B 8x32k", uniform(8, 32 * k), kLlama70B);
+  add("Phi3m 27x16k", uniform(27, 16 * k), kPhi3Medium);
+  add("OSS 1x128k d64", uniform(1, 128 * k), kGptOss);
+  add("gemma2-9b 8x32k", uniform(8, 32 * k), {16, 8, 256});
+  add("R1 128k+63x1k", one_long(128 * k, 63, 1 * k), kLlama8B);
+  for (const auto& [order, layout] : {std::pair{"nhd", Layout::kBshd}, {"hnd", Layout::kBhsd}}) {
+    ProblemSpec spec = spec_of(uniform(8, 8 * k), kLlama8B);
+    spec.kv_dtype = DType::kFloat8E4M3;
+    spec.page_tokens = 16;
+    spec.layout = layout;
+    rows.add(fmt::format("pages of 16 {} 8x8k", order), std::move(spec));
+  }
+}
+
 /// Declared, not yet possible.
 void add_missing_rows(TierB& rows) {
-  for (const std::int32_t batch : {8, 64}) {
-    rows.add(fmt::format("fp8 {}x8k", batch), spec_of(uniform(batch, 8 * k), kLlama8B, DType::kFloat8E4M3), "fp8 K and V");
-  }
   rows.add("mixed 2x2k prefill + 62x8k", spec_of(uniform(64, 8 * k), kLlama8B), "query lengths that differ in a batch");
 }
 
@@ -285,6 +314,7 @@ std::vector<GpuRow> gpu_matrix(const std::string& tier, const std::string& trace
   add_trace_rows(b, trace);
   add_layout_rows(b);
   add_page_rows(b);
+  add_fp8_rows(b);
   add_query_rows(b);
   add_short_rows(b);
   add_paper_rows(b);

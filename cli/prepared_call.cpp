@@ -8,6 +8,8 @@
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
+#include "backends/cuda/kernel/bf16_queries.hpp"
+#include "backends/cuda/kernel_config.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"
 
@@ -60,8 +62,11 @@ namespace {
 /// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& backend = *backend_of(options.backend);
-  return {.p_roundoff = reference::unit_roundoff(problem.v.dtype),
-          .p_is_half = problem.v.dtype == DType::kFloat16,
+  const DType weights = cuda::product_dtype(problem.v.dtype);
+  const bool rescaled = cuda::is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16;
+  return {.p_roundoff = reference::unit_roundoff(weights),
+          .p_is_half = weights == DType::kFloat16,
+          .query_step = rescaled ? cuda::kQueryStep : 0.0,
           .tile_tokens = backend.select_tile(problem).tile_tokens,
           .contributors = std::max(backend.worker_count(options), options.policy.splits)};
 }

@@ -26,11 +26,12 @@ MULTIPROCESSOR_REGISTERS = 65536
 # tiles at 16 rows; the wide row blocks above 64 dims are short of registers (docs/cuda-backend.md).
 LIMITS = {(64, 128): 64, (128, 16): 128, (128, 32): 320, (128, 64): 320, (128, 128): 800, (256, 16): 256, (256, 32): 448,
           (256, 64): 1088}
+FP8_LIMITS = LIMITS | {(128, 16): 192, (128, 128): 1088}
 
 KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS_5DTypeE(\d)ELi(\d+)ELi(\d+)E\w*' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 REGISTERS = re.compile(r"Used (\d+) registers")
-TYPES = {"1": "f16", "2": "bf16"}
+TYPES = {"1": "f16", "2": "bf16", "3": "fp8"}
 
 
 def nvcc() -> str:
@@ -64,7 +65,7 @@ def kernels_in(lines: list[str]) -> dict[str, dict]:
         if match := KERNEL.search(line):
             dtype, head_dim, rows, architecture = match.groups()
             kernel = found.setdefault(f"{architecture} {TYPES[dtype]} d{head_dim} rows {rows}",
-                                      {"head_dim": int(head_dim), "rows": int(rows), "spills": None})
+                                      {"dtype": TYPES[dtype], "head_dim": int(head_dim), "rows": int(rows), "spills": None})
         elif kernel is not None and kernel["spills"] is None and (match := SPILLS.search(line)):
             kernel["spills"] = int(match.group(1))  # the entry function's own line comes first
         elif kernel is not None and (match := REGISTERS.search(line)):
@@ -79,7 +80,8 @@ def threads(head_dim: int) -> int:
 
 
 def verdict(kernel: dict) -> str:
-    allowed = LIMITS.get((kernel["head_dim"], kernel["rows"]), 0)
+    limits = FP8_LIMITS if kernel.get("dtype") == "fp8" else LIMITS
+    allowed = limits.get((kernel["head_dim"], kernel["rows"]), 0)
     if kernel["spills"] > allowed:
         return f"spills {kernel['spills']} bytes, {allowed} allowed"
     if kernel["registers"] * threads(kernel["head_dim"]) > MULTIPROCESSOR_REGISTERS:

@@ -35,6 +35,7 @@ void launch(void* data, const void* table, std::int64_t elements, std::uint64_t 
 }  // namespace
 
 void fill_from_table(void* data, const void* table, std::int64_t element_bytes, std::int64_t elements, std::uint64_t key) {
+  if (element_bytes == 1) return launch<std::uint8_t>(data, table, elements, key);
   if (element_bytes == 2) return launch<std::uint16_t>(data, table, elements, key);
   if (element_bytes == 4) return launch<std::uint32_t>(data, table, elements, key);
   throw GpuError("fill_from_table: no such element size");

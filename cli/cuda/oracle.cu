@@ -1,5 +1,6 @@
 // The oracle on the GPU: attention in fp64 for every row of a problem that is too large for the host's. One block a row, its
-// warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle.
+// warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle. Scales of fp8 K/V are
+// 1, and what small queries may lose beside fp8 keys is left out of the facts: numbers drawn here have none so small.
 #include <cmath>
 #include <memory>
 
@@ -111,9 +112,9 @@ struct BlockState {
   double squares[kMaxDims];
 };
 
-template <typename T, int kLaneDims>
-__device__ void see_tokens(WarpState<kLaneDims>& state, const double (&q)[kLaneDims], const HeadView<T>& k, const HeadView<T>& v,
-                           std::int64_t begin, int tokens, int head_dim) {
+template <typename TKv, int kLaneDims>
+__device__ void see_tokens(WarpState<kLaneDims>& state, const double (&q)[kLaneDims], const HeadView<TKv>& k,
+                           const HeadView<TKv>& v, std::int64_t begin, int tokens, int head_dim) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   double scores[kTokens];
   double m = state.m;
@@ -194,7 +195,7 @@ __device__ void store(const BlockState& block, std::int64_t row, std::int64_t vi
 }
 
 /// q is scaled as it is read: scores and their magnitudes need no factor.
-template <typename T, int kLaneDims>
+template <typename TQ, typename TKv, int kLaneDims>
 __global__ void __launch_bounds__(kThreads) answer_row(const Problem problem, const double scale, const AnswerView answer) {
   __shared__ BlockState block;
   const std::int64_t row = blockIdx.x;  // (sequence, query token, query head), the head running fastest
@@ -203,9 +204,9 @@ __global__ void __launch_bounds__(kThreads) answer_row(const Problem problem, co
   const std::int64_t sequence = row / problem.q_heads / problem.q_tokens;
   const Sequence lengths = LengthSource(problem)(sequence);
   const HeadPosition kv_at{sequence, head / (problem.q_heads / problem.kv_heads)};
-  const HeadView<T> q(problem.q, q_offset(problem.q.strides, lengths, {sequence, head}, false));
-  const HeadView<T> k = kv_view<T>(problem, problem.k, lengths, kv_at);
-  const HeadView<T> v = kv_view<T>(problem, problem.v, lengths, kv_at);
+  const HeadView<TQ> q(problem.q, q_offset(problem.q.strides, lengths, {sequence, head}, false));
+  const HeadView<TKv> k = kv_view<TKv>(problem, problem.k, lengths, kv_at);
+  const HeadView<TKv> v = kv_view<TKv>(problem, problem.v, lengths, kv_at);
   const std::int64_t begin = lengths.kv_begin;
   const std::int64_t end = visible_end(lengths, token, problem.scores.causal);
 
@@ -243,16 +244,26 @@ class DeviceArray {
 
 using Kernel = void (*)(Problem, double, AnswerView);
 
-template <typename T>
+template <typename TQ, typename TKv>
 Kernel kernel_for(std::int32_t head_dim) {
-  return head_dim <= 64 ? answer_row<T, 2> : (head_dim <= 128 ? answer_row<T, 4> : answer_row<T, 8>);
+  return head_dim <= 64 ? answer_row<TQ, TKv, 2> : (head_dim <= 128 ? answer_row<TQ, TKv, 4> : answer_row<TQ, TKv, 8>);
 }
 
+/// K and V are of the queries' type, or fp8.
+template <typename TQ>
 Kernel kernel_for(const Problem& problem) {
+  switch (problem.k.dtype) {
+    case DType::kFloat8E4M3: return kernel_for<TQ, Float8E4M3>(problem.head_dim);
+    case DType::kFloat8E5M2: return kernel_for<TQ, Float8E5M2>(problem.head_dim);
+    default: return kernel_for<TQ, TQ>(problem.head_dim);
+  }
+}
+
+Kernel kernel_of(const Problem& problem) {
   switch (problem.q.dtype) {
-    case DType::kFloat32: return kernel_for<float>(problem.head_dim);
-    case DType::kFloat16: return kernel_for<Half>(problem.head_dim);
-    case DType::kBFloat16: return kernel_for<BFloat16>(problem.head_dim);
+    case DType::kFloat32: return kernel_for<float>(problem);
+    case DType::kFloat16: return kernel_for<Half>(problem);
+    case DType::kBFloat16: return kernel_for<BFloat16>(problem);
     default: throw GpuError("reference_answer: no such type");
   }
 }
@@ -286,7 +297,7 @@ reference::Answer reference_answer(const Problem& problem) {
   const AnswerView view{o.data(), lse.data(), abs_weighted.data(), squares.data(), facts.data()};
   const double scale = problem.scores.scale != 0.0F ? static_cast<double>(problem.scores.scale)
                                                     : 1.0 / std::sqrt(static_cast<double>(problem.head_dim));
-  kernel_for(problem)<<<static_cast<unsigned>(answer.rows()), kThreads>>>(problem, scale, view);
+  kernel_of(problem)<<<static_cast<unsigned>(answer.rows()), kThreads>>>(problem, scale, view);
   check(cudaGetLastError(), "answer_row");
   synchronize();
   o.fetch();

@@ -30,6 +30,14 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t append_offset(const Problem& proble
   return q_offset(strides, lengths, kv_head, problem.cu_q_tokens != nullptr) + query * strides.token;
 }
 
+/// Whether a row block, packed rows [first_row, first_row + rows) of a kv head, is the one that writes new token `token` to the cache:
+/// every new token has a query of its own, which sees it, and whose first row one block holds.
+LEAN_HD [[nodiscard]] constexpr bool writes_new_token(const Sequence& lengths, std::int32_t group, std::int64_t first_row,
+                                                      std::int32_t rows, std::int64_t token) noexcept {
+  const std::int64_t row = (token - (std::int64_t{lengths.kv_end} - lengths.q_tokens)) * group;
+  return row >= first_row && row < first_row + rows;
+}
+
 /// Whether queries of the sequence are turned; those of one without keys see nothing, and the tables may have no row at all.
 LEAN_HD [[nodiscard]] constexpr bool turns_queries(const Append& append, const Sequence& lengths) noexcept {
   return append.rotary_dim > 0 && lengths.kv_tokens() > 0;
@@ -40,18 +48,47 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Sequence& len
   return max_of(0, token - lengths.kv_begin);
 }
 
-/// Turns the first rotary_dim elements of a row, pair by pair: (a, b) -> (a cos - b sin, a sin + b cos) (RoFormer, arXiv
-/// 2104.09864, eq. 34). Pairs are neighbours, or an element of the first half and its like in the second.
-LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, float* row) noexcept {
+/// Two elements of a row that are turned together, by column `column` of the tables.
+struct RotaryPair {
+  std::int32_t first = 0;
+  std::int32_t second = 0;
+  std::int32_t column = 0;
+};
+
+/// Neighbours, or an element of the first half and its like in the second.
+LEAN_HD [[nodiscard]] constexpr RotaryPair rotary_pair(const Append& append, std::int32_t column) noexcept {
+  if (append.rotary_interleaved) return {2 * column, 2 * column + 1, column};
+  return {column, append.rotary_dim / 2 + column, column};
+}
+
+/// The pair that element `dim` < rotary_dim belongs to.
+LEAN_HD [[nodiscard]] constexpr RotaryPair rotary_pair_of(const Append& append, std::int32_t dim) noexcept {
   const std::int32_t half = append.rotary_dim / 2;
-  for (std::int32_t i = 0; i < half; ++i) {
-    float& a = row[append.rotary_interleaved ? 2 * i : i];
-    float& b = row[append.rotary_interleaved ? 2 * i + 1 : half + i];
-    const float cos = append.rotary_cos[position * half + i];
-    const float sin = append.rotary_sin[position * half + i];
-    const float turned = std::fma(a, cos, -(b * sin));
-    b = std::fma(a, sin, b * cos);
-    a = turned;
+  if (append.rotary_interleaved) return rotary_pair(append, dim / 2);
+  return rotary_pair(append, dim < half ? dim : dim - half);
+}
+
+struct Turned {
+  float first = 0.0F;
+  float second = 0.0F;
+};
+
+/// (a, b) -> (a cos - b sin, a sin + b cos) (RoFormer, arXiv 2104.09864, eq. 34).
+LEAN_HD [[nodiscard]] inline Turned turn(const Append& append, std::int64_t position, const RotaryPair& pair, float a,
+                                         float b) noexcept {
+  const std::int64_t at = position * (append.rotary_dim / 2) + pair.column;
+  const float cos = append.rotary_cos[at];
+  const float sin = append.rotary_sin[at];
+  return {std::fma(a, cos, -(b * sin)), std::fma(a, sin, b * cos)};
+}
+
+/// Turns the first rotary_dim elements of a row.
+LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, float* row) noexcept {
+  for (std::int32_t column = 0; column < append.rotary_dim / 2; ++column) {
+    const RotaryPair pair = rotary_pair(append, column);
+    const Turned turned = turn(append, position, pair, row[pair.first], row[pair.second]);
+    row[pair.first] = turned.first;
+    row[pair.second] = turned.second;
   }
 }
 

@@ -169,7 +169,22 @@ TEST(Conformance, ARefusedCallAppendsNothing) {
   EXPECT_TRUE(built.outputs_untouched());
 }
 
-/// Lengths that lie never make a call write over older tokens, or outside the cache.
+/// K and V of the first `tokens` tokens of a sequence, as the cache holds them now.
+std::vector<double> cached(const TestProblem& built, std::int64_t sequence, std::int64_t tokens) {
+  std::vector<double> elements;
+  for (std::int32_t head = 0; head < built.problem().kv_heads; ++head) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int32_t i = 0; i < built.problem().head_dim; ++i) {
+        elements.push_back(built.k({sequence, head, t, i}));
+        elements.push_back(built.v({sequence, head, t, i}));
+      }
+    }
+  }
+  return elements;
+}
+
+/// Lengths that lie never make a call write over older tokens, or outside the cache. The oracle reads lengths by the same rule, so
+/// the cache is compared with what it was.
 TEST(Conformance, R25_NothingIsAppendedToASequenceWhoseLengthsAreClamped) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const std::int32_t length : {102, INT_MAX, -1}) {
@@ -179,7 +194,9 @@ TEST(Conformance, R25_NothingIsAppendedToASequenceWhoseLengthsAreClamped) {
     if (!served(built, options_of(c, executor))) return;
     built.kv_lengths()[1] = length;
     built.remember();
+    const std::vector<double> before = cached(built, 1, c.capacity);
     EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+    EXPECT_EQ(cached(built, 1, c.capacity), before) << "length " << length;
   }
 }
 

@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
 
 #include "backends/reference/load.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
@@ -14,10 +18,9 @@ namespace {
 constexpr KvType kKvTypes[] = {KvType::kE4M3, KvType::kE5M2};
 
 TEST(Conformance, Fp8WithEveryHeadDimAndQueryType) {
-  if (!target_serves({.kv_type = KvType::kE4M3})) GTEST_SKIP() << "the target has no fp8 K/V";
   for (const DType dtype : dtypes()) {
     for (const KvType type : kKvTypes) {
-      for (std::int32_t d = 1; d <= 256; d += full_or_reduced(5, 31)) {
+      for (std::int32_t d = on_cuda() ? 8 : 1; d <= 256; d += on_cuda() ? 8 : full_or_reduced(5, 31)) {
         Case c{.dtype = dtype, .kv_type = type, .kv_scales = KvScales::kHead, .q_heads = 6, .head_dim = d, .lens = {1, 131, 29}};
         c.seed = static_cast<std::uint64_t>(d);
         const TestExecutor executor(c.executor);
@@ -36,7 +39,6 @@ TEST(Conformance, Fp8WithEveryHeadDimAndQueryType) {
 
 /// One visible token: the output is its V row, whatever q and K are; so all 256 codes are read, exactly.
 TEST(Conformance, Fp8EveryCodeOfVIsReadExactly) {
-  if (!target_serves({.kv_type = KvType::kE4M3})) GTEST_SKIP() << "the target has no fp8 K/V";
   for (const CpuIsa isa : available_isas()) {
     for (const KvType type : kKvTypes) {
       Case c{.dtype = dtypes().front(),
@@ -63,8 +65,159 @@ TEST(Conformance, Fp8EveryCodeOfVIsReadExactly) {
   }
 }
 
+/// Every code of K in a dim of its own sequence: finite scores, infinite ones, NaN.
+TEST(Conformance, Fp8EveryCodeOfKIsReadExactly) {
+  for (const DType dtype : dtypes()) {
+    for (const KvType type : kKvTypes) {
+      Case c{.dtype = dtype, .kv_type = type, .head_dim = 40, .lens = std::vector<std::int32_t>(256, 3), .k_layout = "bshd"};
+      TestProblem built(c);
+      const Problem& problem = built.problem();
+      auto* const codes = static_cast<std::uint8_t*>(const_cast<void*>(problem.k.data));
+      for (std::int64_t i = 0; i < 256; ++i) {
+        codes[i * problem.k.strides.sequence + i % 3 * problem.k.strides.token + i % 40] = static_cast<std::uint8_t>(i);
+      }
+      built.remember();
+      const TestExecutor executor(c.executor, 4);
+      EXPECT_TRUE(run_and_check(built, reference::decode(problem), options_of(c, executor)));
+    }
+  }
+}
+
+TEST(Conformance, R22_Fp8RowsMayBeginAnywhere) {
+  const std::pair<const char*, const char*> layouts[] = {
+      {"bhsd", "bhsd"},      {"bshd", "bhsd~gap16"},     {"bshd~gap1", "bhsd~gap2"}, {"bhsd~off1", "bshd~gap4"},
+      {"bhsd~off4", "sbhd"}, {"bhsd~gap8", "bshd~off8"}, {"hsd", "hsd~off16"},       {"shd~gap5", "hsd~off3"}};
+  std::size_t turn = 0;
+  for (const std::int32_t d : {8, 64, 72, 128, 136, 200, 256}) {
+    for (const auto& [k, v] : layouts) {
+      const DType dtype = dtypes()[turn % dtypes().size()];
+      const KvType type = kKvTypes[turn++ / 2 % 2];
+      expect_right_on_every_isa({.dtype = dtype,
+                                 .kv_type = type,
+                                 .kv_scales = KvScales::kHead,
+                                 .head_dim = d,
+                                 .lens = {301, 0, 129},
+                                 .pad = {3, 0, 0},
+                                 .k_layout = k,
+                                 .v_layout = v,
+                                 .workers = 5});
+    }
+  }
+}
+
+TEST(Conformance, Fp8PagesOfAnySize) {
+  for (const std::int32_t page_tokens : {1, 3, 16, 64, 256}) {
+    for (const std::int32_t d : {64, 72, 128, 256}) {
+      for (const KvType type : kKvTypes) {
+        for (const char* k : {"bhsd", "bshd", "bshd~gap3"}) {
+          Case c{.dtype = DType::kBFloat16,
+                 .kv_type = type,
+                 .kv_scales = KvScales::kHead,
+                 .q_heads = 6,
+                 .head_dim = d,
+                 .lens = {301, 0, 129},
+                 .page_tokens = page_tokens,
+                 .csr = page_tokens == 3,
+                 .k_layout = k,
+                 .v_layout = page_tokens == 64 ? "bhsd~gap8" : "bhsd",
+                 .workers = 5};
+          expect_right_on_every_isa(c);
+        }
+      }
+    }
+  }
+}
+
+/// Lengths around the tiles' ends, several query tokens, rows of every row block.
+TEST(Conformance, R06_Fp8EveryRowBlock) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const std::int32_t d : {64, 128, 256}) {
+      for (const std::int32_t n_q : {1, 2, 3, 8, 17, 40}) {
+        expect_right_on_every_isa({.dtype = dtype,
+                                   .kv_type = kKvTypes[static_cast<std::size_t>(n_q % 2)],
+                                   .kv_scales = KvScales::kTensor,
+                                   .q_heads = 12,
+                                   .kv_heads = 3,
+                                   .head_dim = d,
+                                   .lens = {255, 256, 257, 511, 64, 40},
+                                   .n_q = {n_q},
+                                   .causal = true,
+                                   .workers = 7});
+      }
+    }
+  }
+}
+
+/// Where products need queries in another type, rows of any magnitude keep their precision.
+TEST(Conformance, Fp8QueriesOfAnyMagnitude) {
+  for (const DType dtype : dtypes()) {
+    if (dtype == DType::kFloat16) continue;  // has no such numbers
+    for (const KvType type : kKvTypes) {
+      const Case c{.dtype = dtype, .kv_type = type, .kv_scales = KvScales::kHead, .lens = {613, 37}, .input = Input::kPeaks};
+      TestProblem built(c);
+      const Problem& problem = built.problem();
+      for (std::int32_t kv_head = 0; kv_head < c.kv_heads; ++kv_head) {
+        const int exponent = kv_head == 0 ? -90 : 90;
+        const_cast<float*>(problem.k_scales)[kv_head] = std::ldexp(1.0F, -exponent);
+        for (std::int64_t b = 0; b < c.batch(); ++b) {
+          for (std::int32_t head = 2 * kv_head; head < 2 * kv_head + 2; ++head) {
+            for (std::int32_t dim = 0; dim < c.head_dim; ++dim) {
+              const At at{b, head, 0, dim};
+              built.set_q(at, std::ldexp(built.q(at), exponent));
+            }
+          }
+        }
+      }
+      built.remember();
+      const TestExecutor executor(c.executor, 4);
+      EXPECT_TRUE(run_and_check(built, reference::decode(problem), options_of(c, executor)));
+    }
+  }
+}
+
+/// Keys of 0 hide the largest element of every query: what is left decides.
+TEST(Conformance, Fp8SmallQueriesBesideALargeOne) {
+  for (const DType dtype : dtypes()) {
+    if (dtype == DType::kFloat16) continue;
+    for (const int exponent : {20, 40, 60}) {
+      const Case c{.dtype = dtype, .kv_type = KvType::kE4M3, .lens = {613, 37}};
+      TestProblem built(c);
+      for (std::int64_t b = 0; b < c.batch(); ++b) {
+        for (std::int32_t head = 0; head < c.q_heads; ++head) built.set_q({b, head, 0, 5}, std::ldexp(1.0, exponent));
+        for (std::int32_t head = 0; head < c.kv_heads; ++head) {
+          for (std::int64_t token = 0; token < c.lens[static_cast<std::size_t>(b)]; ++token) built.set_k({b, head, token, 5}, 0.0);
+        }
+      }
+      built.remember();
+      const TestExecutor executor(c.executor, 4);
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor))) << exponent;
+    }
+  }
+}
+
+/// In one query, and NaN in one value and one key too.
+TEST(Conformance, R08_Fp8NanAndInfinityStayWhereTheyBelong) {
+  const double nan = std::nan("");
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const DType dtype : dtypes()) {
+    for (const KvType type : kKvTypes) {
+      for (const double x : {nan, infinity, -infinity}) {
+        const Case c{.dtype = dtype, .kv_type = type, .kv_scales = KvScales::kTensor, .head_dim = 72, .lens = {613, 37, 300}};
+        TestProblem built(c);
+        built.set_q({2, 3, 0, 1}, x);
+        if (std::isnan(x)) {
+          built.set_v({0, 1, 500, 70}, x);
+          built.set_k({1, 0, 36, 71}, x);
+        }
+        built.remember();
+        const TestExecutor executor(c.executor, 4);
+        EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+      }
+    }
+  }
+}
+
 TEST(Conformance, Fp8ScalesScale) {
-  if (!target_serves({.kv_type = KvType::kE4M3})) GTEST_SKIP() << "the target has no fp8 K/V";
   for (const DType dtype : dtypes()) {
     for (const KvType type : kKvTypes) {
       Case c{

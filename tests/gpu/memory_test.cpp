@@ -12,22 +12,28 @@ namespace lean::gpu {
 namespace {
 
 using support::full_or_reduced;
+using support::KvType;
 
 /// One case a kernel variant: type, head dimension, rows of a kv head. Tokens lie end to end, so that the copy engine takes
-/// whole tiles, or with gaps, so that threads copy rows.
+/// whole tiles, or with gaps, so that threads copy rows; fp8 with gaps begins anywhere.
 std::vector<Case> variant_cases(bool end_to_end) {
   using Dims = std::vector<std::int32_t>;
   std::vector<Case> cases;
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+  using Types = std::pair<DType, KvType>;
+  for (const auto& [dtype, kv_type] : {Types{DType::kBFloat16, KvType::kAsQueries}, Types{DType::kFloat16, KvType::kAsQueries},
+                                       Types{DType::kBFloat16, KvType::kE4M3}, Types{DType::kFloat16, KvType::kE5M2}}) {
+    const bool fp8 = kv_type != KvType::kAsQueries;
     for (const std::int32_t d : full_or_reduced(Dims{64, 128, 256, 8, 72}, Dims{64, 128, 200})) {
       for (const std::int32_t group : full_or_reduced(Dims{3, 20, 40, 100}, Dims{3, 40})) {
         cases.push_back({.dtype = dtype,
+                         .kv_type = kv_type,
+                         .kv_scales = fp8 ? support::KvScales::kHead : support::KvScales::kNone,
                          .q_heads = 2 * group,
                          .head_dim = d,
                          .lens = {301, 0, 129},
                          .pad = {1, 0, 0},
-                         .k_layout = end_to_end ? "bhsd" : "bshd",
-                         .v_layout = end_to_end ? "bhsd" : "bhsd~gap8",
+                         .k_layout = end_to_end ? "bhsd" : (fp8 ? "bshd~gap1" : "bshd"),
+                         .v_layout = end_to_end ? "bhsd" : (fp8 ? "bhsd~gap4" : "bhsd~gap8"),
                          .workers = 5});
       }
     }

@@ -1,5 +1,7 @@
 #include "gpu/test_kernels.hpp"
 
+#include "backends/cuda/ptx/fp8.cuh"
+
 namespace lean::gpu {
 namespace {
 
@@ -44,6 +46,17 @@ __global__ void count_kernel(const std::uint32_t* words, std::size_t count, std:
   if (own > 0) atomicAdd(others, own);
 }
 
+__global__ void convert_fp8_kernel(std::uint32_t* halves, Fp8Conversion conversion, bool upper) {
+  namespace ptx = cuda::ptx;
+  const std::uint32_t pair = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::uint32_t word = upper ? pair << 16 : pair;
+  switch (conversion) {
+    case Fp8Conversion::kE5M2: halves[pair] = ptx::e5m2_to_half(word, upper); break;
+    case Fp8Conversion::kE4M3: halves[pair] = ptx::e4m3_to_half(word, upper); break;
+    case Fp8Conversion::kE4M3ByProduct: halves[pair] = ptx::e4m3_to_half_by_product(word, upper); break;
+  }
+}
+
 __global__ void trap_kernel() { __trap(); }
 
 std::uint64_t nanoseconds_of(std::chrono::milliseconds limit) { return static_cast<std::uint64_t>(limit.count()) * 1000000U; }
@@ -79,6 +92,11 @@ std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t patter
   unsigned long long count = 0;
   others.copy_to(&count);
   return count;
+}
+
+void convert_fp8_pairs(std::uint32_t* halves, Fp8Conversion conversion, bool upper) {
+  convert_fp8_kernel<<<256, 256>>>(halves, conversion, upper);
+  demand(cudaGetLastError(), "convert_fp8_pairs");
 }
 
 void trap(const Stream& stream) {

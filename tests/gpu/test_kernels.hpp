@@ -24,6 +24,11 @@ void copy_ints(const Stream& stream, std::int32_t* to, const std::int32_t* from,
 /// How many of the buffer's 32-bit words are not `pattern`. Waits.
 [[nodiscard]] std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t pattern);
 
+enum class Fp8Conversion : std::int32_t { kE5M2, kE4M3, kE4M3ByProduct };
+
+/// The backend's conversion of all pairs of fp8, [65536] words of two fp16, the pair in the lower or the upper half of a word.
+void convert_fp8_pairs(std::uint32_t* halves, Fp8Conversion conversion, bool upper);
+
 /// A kernel that ends the context: every later call gives an error.
 void trap(const Stream& stream);
 

@@ -8,6 +8,8 @@
 
 #include "api/backends.hpp"
 #include "backends/cpu/tile_kernels.hpp"
+#include "backends/cuda/kernel/bf16_queries.hpp"
+#include "backends/cuda/kernel_config.hpp"
 #include "backends/reference/load.hpp"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
@@ -57,8 +59,11 @@ constexpr std::int32_t kWarpsOfWorker = 8;
 
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& cuda = *backend_of(Backend::kCuda);
-  return {.p_roundoff = reference::unit_roundoff(problem.v.dtype),  // P is rounded to V's type
-          .p_is_half = problem.v.dtype == DType::kFloat16,
+  const DType weights = cuda::product_dtype(problem.v.dtype);
+  const bool rescaled = cuda::is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16;
+  return {.p_roundoff = reference::unit_roundoff(weights),
+          .p_is_half = weights == DType::kFloat16,
+          .query_step = rescaled ? cuda::kQueryStep : 0.0,
           .tile_tokens = cuda.select_tile(problem).tile_tokens,
           .contributors = std::max(cuda.worker_count(options), options.policy.splits) * kWarpsOfWorker};
 }

@@ -56,11 +56,8 @@ bool NewTokens::made(const std::byte* row) const noexcept {
   return begin != nullptr && !std::less<>()(row, begin) && std::less<>()(row, end);
 }
 
-/// Every new token has a query of its own, which one row block holds the first row of, and which sees it.
 bool NewTokens::writes(std::int64_t token) const noexcept {
-  const std::int64_t query = token - (std::int64_t{output_.lengths.kv_end} - output_.lengths.q_tokens);
-  const std::int64_t row = query * output_.group;
-  return row >= output_.first_row && row < output_.first_row + output_.rows;
+  return writes_new_token(output_.lengths, output_.group, output_.first_row, output_.rows, token);
 }
 
 void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept {

@@ -8,7 +8,6 @@
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
-#include "backends/cuda/unbuilt_features.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"
@@ -21,18 +20,28 @@ namespace {
 
 using P = const Problem&;
 
-constexpr std::int64_t kCopyBytes = 16;  // alignment of every copied row and run
-
 bool aligned_to(const void* data, std::int64_t bytes) noexcept {
   return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
 }
 
-/// Every row of the tensor begins at a multiple of `bytes`, its elements are 16-bit.
-bool rows_aligned(const Strides& s, std::int64_t bytes) noexcept {
-  return s.sequence * 2 % bytes == 0 && s.head * 2 % bytes == 0 && s.token * 2 % bytes == 0;
+/// Every row of the tensor begins at a multiple of `bytes`.
+template <typename TView>
+bool rows_aligned(const TView& t, std::int64_t bytes) noexcept {
+  const std::int64_t element = bytes_of(t.dtype);
+  return aligned_to(t.data, bytes) && t.strides.sequence * element % bytes == 0 && t.strides.head * element % bytes == 0 &&
+         t.strides.token * element % bytes == 0;
 }
 
-bool kv_aligned(const TensorView& t) noexcept { return aligned_to(t.data, kCopyBytes) && rows_aligned(t.strides, kCopyBytes); }
+bool kv_aligned(const TensorView& t) noexcept { return is_fp8(t.dtype) || rows_aligned(t, kPieceBytes); }
+
+/// What threads copy of K and V at once: it divides every row, and where it begins.
+std::int32_t copy_bytes(const Problem& problem) noexcept {
+  const std::int64_t row_bytes = problem.head_dim * bytes_of(problem.k.dtype);
+  for (const std::int32_t bytes : {kPieceBytes, 8, 4}) {
+    if (row_bytes % bytes == 0 && rows_aligned(problem.k, bytes) && rows_aligned(problem.v, bytes)) return bytes;
+  }
+  return 1;
+}
 
 constexpr auto kUnsupported = StatusCode::kUnsupported;
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
@@ -62,18 +71,18 @@ constexpr std::array kRefused = {
                  [](P p) noexcept { return p.o.strides.dim == 1; }},
     Precondition<Problem>{kUnsupported, "q.data", "the CUDA backend needs rows of q that begin at multiples of 4 bytes",
                  [](P p) noexcept { return as_int(p.q.data); },
-                 [](P p) noexcept { return aligned_to(p.q.data, 4) && rows_aligned(p.q.strides, 4); }},
-    Precondition<Problem>{kUnsupported, "k.data", "the CUDA backend needs rows of k that begin at multiples of 16 bytes",
+                 [](P p) noexcept { return rows_aligned(p.q, 4); }},
+    Precondition<Problem>{kUnsupported, "k.data", "the CUDA backend needs rows of 16-bit k that begin at multiples of 16 bytes",
                  [](P p) noexcept { return as_int(p.k.data); },
                  [](P p) noexcept { return kv_aligned(p.k); }},
-    Precondition<Problem>{kUnsupported, "v.data", "the CUDA backend needs rows of v that begin at multiples of 16 bytes",
+    Precondition<Problem>{kUnsupported, "v.data", "the CUDA backend needs rows of 16-bit v that begin at multiples of 16 bytes",
                  [](P p) noexcept { return as_int(p.v.data); },
                  [](P p) noexcept { return kv_aligned(p.v); }},
 };
 // clang-format on
 
 const KernelEntry* kernel_for(P problem) noexcept {
-  return find_kernel(problem.q.dtype, problem.head_dim, schedule::row_capacity(problem));
+  return find_kernel(problem.k.dtype, problem.head_dim, schedule::row_capacity(problem));
 }
 
 /// Token rows of a head lie end to end, so a tile is one run of bytes.
@@ -90,8 +99,9 @@ constexpr std::int64_t kMinRunBytes = 2048;
 
 /// The copy engine takes tiles whole, or page by page.
 bool copies_runs(P problem, const Device& device) noexcept {
-  if (!device.copies_in_bulk() || !end_to_end(problem)) return false;
-  return !is_paged(problem.pages) || std::int64_t{problem.pages.page_tokens} * problem.head_dim * 2 >= kMinRunBytes;
+  if (!device.copies_in_bulk() || !end_to_end(problem) || copy_bytes(problem) != kPieceBytes) return false;
+  const std::int64_t row_bytes = problem.head_dim * bytes_of(problem.k.dtype);
+  return !is_paged(problem.pages) || problem.pages.page_tokens * row_bytes >= kMinRunBytes;
 }
 
 std::int32_t page_shift_of(P problem) noexcept {
@@ -102,8 +112,15 @@ std::int32_t page_shift_of(P problem) noexcept {
 /// A window's left end is the row block's own where it has one query token, else its rows differ.
 bool has_score_rules(P problem) noexcept {
   const Scores& scores = problem.scores;
-  return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || (scores.window_left >= 0 && problem.q_tokens > 1);
+  return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || scores.mask != nullptr ||
+         (scores.window_left >= 0 && problem.q_tokens > 1);
 }
+
+bool may_have_score_rules(P problem) noexcept {
+  return has_score_rules(problem) || problem.scores.tree_mask != nullptr || is_paged(problem.pages);
+}
+
+bool has_masks(P problem) noexcept { return problem.scores.mask != nullptr || problem.scores.tree_mask != nullptr; }
 
 struct RingSize {
   std::int32_t stage_bytes = 0;
@@ -111,7 +128,7 @@ struct RingSize {
 };
 
 RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
-  RingSize size{.stage_bytes = entry.config.tile_tokens * problem.head_dim * 2};
+  RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(problem.head_dim)};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
   if (copies_runs(problem, device)) room = min_of(room, kBulkRingBytes);
   size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
@@ -166,7 +183,6 @@ tile::TileConfig select_tile(const Problem& problem) noexcept {
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {
-  if (const Status status = unbuilt_features().check(problem); !status.ok()) return status;
   if (const Status status = PreconditionTable<Problem>{kRefused.data(), kRefused.size()}.check(problem); !status.ok())
     return status;
   Device device;
@@ -213,14 +229,17 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .ring_stages = ring.stages,
                   .stage_bytes = ring.stage_bytes,
+                  .copy_bytes = copy_bytes(problem),
                   .page_shift = page_shift_of(problem),
                   .flat = flat,
                   .short_line = flat && problem.batch <= kWarpBuildSequences,
                   .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = copies_runs(problem, device),
                   .score_rules = has_score_rules(problem),
-                  .vector_queries = aligned_to(problem.q.data, 16) && rows_aligned(problem.q.strides, 16),
-                  .vector_output = aligned_to(problem.o.data, 8) && rows_aligned(problem.o.strides, 8)};
+                  .may_rule = may_have_score_rules(problem),
+                  .hides_values = has_masks(problem),
+                  .vector_queries = rows_aligned(problem.q, 16),
+                  .vector_output = rows_aligned(problem.o, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;

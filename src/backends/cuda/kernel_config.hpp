@@ -12,17 +12,29 @@
 namespace lean::cuda {
 
 inline constexpr std::int32_t kWarpThreads = 32;
-inline constexpr std::int32_t kMmaRows = 16;    // query rows of one matrix product
-inline constexpr std::int32_t kMmaDims = 16;    // dims of one matrix product of Q K^T
-inline constexpr std::int32_t kMmaTokens = 16;  // tokens of one matrix product of P V
+inline constexpr std::int32_t kMmaRows = 16;     // query rows of one matrix product
+inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product of Q K^T
+inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
+inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
+
+[[nodiscard]] constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
+
+/// Of the factors of matrix products, for K and V of a type.
+[[nodiscard]] constexpr DType product_dtype(DType kv_dtype) noexcept { return is_fp8(kv_dtype) ? DType::kFloat16 : kv_dtype; }
 
 struct KernelConfig {
-  DType dtype = DType::kFloat16;
+  DType dtype = DType::kFloat16;    // of K and V, and of queries; kFloat8E4M3 stands for E5M2 too, beside queries of fp16 and bf16
   std::int32_t head_dim = 0;        // widest d; a smaller multiple of 8 leaves the rest unused
   std::int32_t q_rows = 0;          // rows of a row block
   std::int32_t tile_tokens = 0;     // tokens of a LeanTile
   std::int32_t consumer_warps = 0;  // row_warps() x token_warps()
 
+  [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
+  [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
+  /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
+  [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {
+    return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), kPieceBytes));
+  }
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
@@ -31,7 +43,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
 
   [[nodiscard]] constexpr tile::TileConfig tile() const noexcept {
-    return {.q_dtype = dtype,
+    return {.q_dtype = product_dtype(),
             .kv_dtype = dtype,
             .head_dim = head_dim,
             .value_dim = head_dim,
@@ -62,7 +74,7 @@ inline constexpr std::int32_t kProducerThreads = kProducerWarps * kWarpThreads;
   return config.consumer_threads() + kProducerThreads + kWarpThreads;
 }
 
-/// A family shares a translation unit: one type and head dimension, every row block.
+/// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row block.
 struct KernelFamily {
   DType dtype = DType::kFloat16;
   std::int32_t head_dim = 0;
@@ -71,11 +83,13 @@ struct KernelFamily {
 inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
 inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
 
-/// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md.
+/// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md. In fp8 a tile of few rows has twice the
+/// tokens, so as many bytes.
 [[nodiscard]] constexpr KernelConfig config_of(const KernelFamily& family, std::int32_t q_rows) noexcept {
   KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows};
   config.consumer_warps = family.head_dim > 128 ? 4 : 8;
   config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
+  if (config.fp8() && q_rows == 16) config.tile_tokens *= 2;
   return config;
 }
 

@@ -1,21 +1,29 @@
 #include "backends/cuda/kernel_table.hpp"
 
+#include <cstddef>
+#include <iterator>
+
 namespace lean::cuda {
 namespace {
 
-const KernelFamilyEntries* family_of(DType dtype, std::int32_t head_dim) noexcept {
-  const bool f16 = dtype == DType::kFloat16;
-  if (!f16 && dtype != DType::kBFloat16) return nullptr;
-  if (head_dim <= 64) return f16 ? &kernels_f16_d64() : &kernels_bf16_d64();
-  if (head_dim <= 128) return f16 ? &kernels_f16_d128() : &kernels_bf16_d128();
-  if (head_dim <= 256) return f16 ? &kernels_f16_d256() : &kernels_bf16_d256();
+/// By type and width, narrowest first.
+const KernelFamilyEntries* family_of(DType kv_dtype, std::int32_t head_dim) noexcept {
+  using Family = const KernelFamilyEntries& (*)() noexcept;
+  static constexpr Family kF16[] = {kernels_f16_d64, kernels_f16_d128, kernels_f16_d256};
+  static constexpr Family kBF16[] = {kernels_bf16_d64, kernels_bf16_d128, kernels_bf16_d256};
+  static constexpr Family kFp8[] = {kernels_fp8_d64, kernels_fp8_d128, kernels_fp8_d256};
+  if (kv_dtype == DType::kFloat32) return nullptr;
+  const Family* families = kv_dtype == DType::kFloat16 ? kF16 : (kv_dtype == DType::kBFloat16 ? kBF16 : kFp8);
+  for (std::size_t width = 0; width < std::size(kHeadDims); ++width) {
+    if (head_dim <= kHeadDims[width]) return &families[width]();
+  }
   return nullptr;
 }
 
 }  // namespace
 
-const KernelEntry* find_kernel(DType dtype, std::int32_t head_dim, std::int64_t rows) noexcept {
-  const KernelFamilyEntries* family = family_of(dtype, head_dim);
+const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows) noexcept {
+  const KernelFamilyEntries* family = family_of(kv_dtype, head_dim);
   if (family == nullptr) return nullptr;
   const KernelEntry* found = nullptr;
   for (const KernelEntry& entry : *family) {

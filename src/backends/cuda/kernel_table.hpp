@@ -25,9 +25,12 @@ using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks)>;
 [[nodiscard]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
 [[nodiscard]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
 [[nodiscard]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
 
-/// The narrowest variant that holds head_dim, with the smallest row block that holds `rows` (or the largest there is).
-/// Null when there is none: another type, or head_dim above 256.
-[[nodiscard]] const KernelEntry* find_kernel(DType dtype, std::int32_t head_dim, std::int64_t rows) noexcept;
+/// The narrowest variant for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or the
+/// largest there is). Null when there is none: another type, or head_dim above 256.
+[[nodiscard]] const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows) noexcept;
 
 }  // namespace lean::cuda

@@ -45,7 +45,8 @@ RowBound row_bound(const Problem& problem, const RowFacts& facts, const Rounding
   const std::int64_t tiles = max_of(1, ceil_div(facts.visible_tokens, rounding.tile_tokens));
   const bool scaled = problem.k_scales != nullptr || problem.v_scales != nullptr;  // one more rounding of a score, and of O
   const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors) + (scaled ? 1 : 0));
-  const double score_error = gamma(problem.head_dim + (scaled ? 2 : 0), kU32) * facts.score_magnitude + kExpError;
+  const double score_error = gamma(problem.head_dim + (scaled ? 2 : 0), kU32) * facts.score_magnitude + kExpError +
+                             rounding.query_step * facts.max_abs_query * facts.key_magnitude;
   const auto tokens = static_cast<double>(facts.visible_tokens);
   RowBound bound{.relative = 2.0 * (2.0 * score_error + depth * kU32), .p_roundoff = rounding.p_roundoff};
   bound.absolute = tokens * kFloatStep * facts.v_scale + rounding.flushed_below;

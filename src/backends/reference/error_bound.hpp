@@ -15,6 +15,7 @@ namespace lean::reference {
 struct Rounding {
   double p_roundoff = 0.0;        // u_P: unit roundoff of P's type in P V; 0 where P stays fp32, else unit_roundoff()
   bool p_is_half = false;         // P in fp16 loses tiny probabilities
+  double query_step = 0.0;        // what an element of q may lose, of its row's largest: 0 where q is multiplied as it is
   double flushed_below = 0.0;     // values of v smaller than this count as 0: 2^-126 where subnormals are flushed
   std::int32_t tile_tokens = 1;   // tokens of a LeanTile
   std::int32_t contributors = 1;  // most segments that one output may be cut into: the number of workers

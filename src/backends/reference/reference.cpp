@@ -80,14 +80,17 @@ class HeadOracle {
     const std::int32_t head = kv_head_ * group_ + place.head_in_group;
     row.query = {.sequence = sequence_, .head = head, .token = place.token};
     row.answer_row = answer_.row(sequence_, place.token, head);
-    answer_.facts[static_cast<std::size_t>(row.answer_row)].v_scale =
-        std::max(1.0, std::abs(static_cast<double>(v_scale_of(problem_, kv_head_))));
+    RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
+    facts.v_scale = std::max(1.0, std::abs(static_cast<double>(v_scale_of(problem_, kv_head_))));
     row.q.resize(static_cast<std::size_t>(problem_.head_dim));
     const Strides& strides = problem_.q.strides;
     const std::int64_t offset =
         q_offset(strides, lengths_, {sequence_, head}, problem_.cu_q_tokens != nullptr) + place.token * strides.token;
     load_run(problem_.q.data, problem_.q.dtype, offset, strides.dim, problem_.head_dim, row.q.data());
     rotate_query(problem_, lengths_, place.token, row.q);
+    for (const double x : row.q) {
+      if (std::isfinite(x)) facts.max_abs_query = std::max(facts.max_abs_query, std::abs(x));
+    }
     row.weight.assign(static_cast<std::size_t>(lengths_.kv_tokens()), kNegInf);
     row.bias.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0.0);
     row.seen.assign(static_cast<std::size_t>(lengths_.kv_tokens()), 0);
@@ -118,6 +121,8 @@ class HeadOracle {
 
   void add_scores(std::int64_t index, std::span<const double> k) {
     const std::int64_t token = lengths_.kv_begin + index;
+    double key_magnitude = 0.0;
+    for (const double x : k) key_magnitude += std::abs(x);
     for (Row& row : rows_) {
       if (!sees(problem_, lengths_, row.query, token)) continue;
       const double dot = lane_sum(row.q.data(), k.data(), problem_.head_dim, [](double x) { return x; });
@@ -129,6 +134,7 @@ class HeadOracle {
       RowFacts& facts = answer_.facts[static_cast<std::size_t>(row.answer_row)];
       ++facts.visible_tokens;
       if (std::isfinite(magnitude)) facts.score_magnitude = std::max(facts.score_magnitude, std::abs(scale_) * magnitude);
+      if (std::isfinite(key_magnitude)) facts.key_magnitude = std::max(facts.key_magnitude, std::abs(scale_) * key_magnitude);
     }
   }
 

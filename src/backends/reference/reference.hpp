@@ -16,6 +16,8 @@ struct RowFacts {
   std::int64_t visible_tokens = 0;  // n_kv as this row sees it
   double l = 0.0;                   // sum of exp(s - m)
   double score_magnitude = 0.0;     // |scale| max_j sum_i |q_i k_ji|
+  double max_abs_query = 0.0;       // max_i |q_i|
+  double key_magnitude = 0.0;       // |scale| max_j sum_i |k_ji|
   double max_abs_value = 0.0;       // max |v| over the visible tokens
   double v_scale = 1.0;             // of fp8 values: what is lost below fp32's range is lost before it
   double bias_mean = 0.0;           // sum_j p_j b_j, b_j the magnitudes added up in a score by softcap, ALiBi and mask

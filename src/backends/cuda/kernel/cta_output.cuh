@@ -23,6 +23,10 @@ struct Quad {
 
 inline constexpr std::int32_t kQuadDims = 4;
 
+[[nodiscard]] __device__ __forceinline__ std::uint32_t pack_as(bool half, float low, float high) {
+  return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
+}
+
 /// Finishes a row, and stores its lse where it is asked for. By one lane.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
@@ -34,7 +38,8 @@ template <KernelConfig kConfig>
   output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, state, sink);
   const PackedRow at = packed_row(packed, call.shape.group);
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
-  return {.to = record.output + offset, .scale = softmax::output_scale(state, sink)};
+  const float scale = softmax::output_scale(state, sink);
+  return {.to = record.output + offset, .scale = kConfig.fp8() ? scale * record.v_scale : scale};
 }
 
 /// Four merged elements of a row, if the problem has that many dims.
@@ -42,8 +47,9 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void store_quad(const DeviceCall& call, const RowEnd& end, std::int32_t dim, const Quad& o) {
   if (dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
-  const std::uint32_t low = ptx::pack<kConfig.dtype>(o.x[0] * end.scale, o.x[1] * end.scale);
-  const std::uint32_t high = ptx::pack<kConfig.dtype>(o.x[2] * end.scale, o.x[3] * end.scale);
+  const bool half = kConfig.fp8() ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
+  const std::uint32_t low = pack_as(half, o.x[0] * end.scale, o.x[1] * end.scale);
+  const std::uint32_t high = pack_as(half, o.x[2] * end.scale, o.x[3] * end.scale);
   if (call.vector_output) {
     *reinterpret_cast<uint2*>(to) = {low, high};
   } else {

@@ -43,6 +43,7 @@ struct SegmentRecord {
   float* slot = nullptr;            // the worker's own; null where it is the sole contributor
   MergeRun run;                     // the first to be merged, by whoever of it arrives last
   std::uint16_t* output = nullptr;  // query token 0 of the group's first head
+  float v_scale = 1.0F;             // of fp8 values
   bool last = false;                // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
@@ -136,7 +137,7 @@ __device__ __forceinline__ void consumer_sync() {
 /// variant's.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
-  constexpr std::int64_t kRowBytes = kConfig.head_dim * std::int64_t{2};
+  constexpr std::int64_t kRowBytes = kConfig.stage_row_bytes(kConfig.head_dim);
   return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 

@@ -3,6 +3,7 @@
 // (but a host block, where that is asked for).
 #pragma once
 
+#include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/cta_combine.cuh"
 #include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
@@ -71,6 +72,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     const SegmentRecord& record = shared.records[turn.place];
     if (record.last) return;
     if (call.pass == Pass::kWhole) {
+      if (call.problem.append.rotary_dim > 0) stage_turned_queries<kConfig>(call, turn.place);
       WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across merge_shared()
       tile.begin(memory, record);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         release_stage();
         if (!idle) tile.update_softmax(memory, record, token, tokens);
         await_stage();
-        if (!idle) tile.accumulate(stage_address(), tokens);
+        if (!idle) tile.accumulate(memory, stage_address(), tokens);
         release_stage();
         token += tokens;
       }

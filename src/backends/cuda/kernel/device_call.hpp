@@ -40,8 +40,7 @@ using DeviceLengths = BasicDeviceLengths<true>;
 using DeviceLine = schedule::WorkLine<DeviceLengths>;
 using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
 template <KernelConfig kConfig, bool kCumulative>
-using FlatRules =
-    schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
+using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
 using FlatPlan = schedule::BasicPlan<std::int32_t>;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
 
@@ -66,14 +65,17 @@ struct DeviceCall {
   float log2_scale = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
-  std::int32_t page_shift = -1;  // log2 of a page's tokens, where that is a whole number
-  bool flat = false;             // the line is flat whatever the lengths, and fits schedule::narrow_units()
-  bool short_line = false;       // flat, of kWarpBuildSequences at most
-  bool cumulative = false;       // lengths are, of some kind
-  bool bulk_copies = false;      // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
-  bool score_rules = false;      // softcap, ALiBi, or a window whose left end differs from row to row
-  bool vector_queries = false;   // eight neighbouring queries may be loaded at once
-  bool vector_output = false;    // four neighbouring outputs may be stored at once
+  std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
+  std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
+  bool flat = false;                      // the line is flat whatever the lengths, and fits schedule::narrow_units()
+  bool short_line = false;                // flat, of kWarpBuildSequences at most
+  bool cumulative = false;                // lengths are, of some kind
+  bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
+  bool score_rules = false;     // every tile has some: softcap, ALiBi, a mask, or a window whose left end differs from row to row
+  bool may_rule = false;        // a tile may have some: those, a tree mask, or pages, which may lie outside the pool
+  bool hides_values = false;    // a mask may hide tokens, and what V holds there must reach nobody
+  bool vector_queries = false;  // eight neighbouring queries may be loaded at once
+  bool vector_output = false;   // four neighbouring outputs may be stored at once
 };
 
 /// Which of the sequence's pages holds a token.

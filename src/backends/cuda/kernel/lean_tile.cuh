@@ -1,73 +1,50 @@
 // LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's share of a tile's tokens, by 16x8x16 matrix
 // products; scores, online softmax and accumulate in registers. Each warp keeps its own (O, m, l); cta_combine.cuh merges them.
-//
-// Stages hold rows end to end, as bulk copies bring them, so equal 16-byte pieces of 8 rows may share banks. Row r therefore
-// reads piece c ^ twist(r) where it should read c, which is free of conflicts, and pieces are put right in registers.
 #pragma once
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/bf16_queries.hpp"
 #include "backends/cuda/kernel/cta_parts.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/fragment.cuh"
+#include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/score_rules.cuh"
+#include "backends/cuda/kernel/stage_rows.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "problem/address.hpp"
+#include "problem/kv_scales.hpp"
 #include "softmax/state.hpp"
 
 namespace lean::cuda {
-
-inline constexpr std::int32_t kPieceDims = 8;    // 16 bytes
-inline constexpr std::int32_t kGroupPieces = 8;  // pieces that are read and put right together: 64 dims
-inline constexpr std::int32_t kGroupDims = kPieceDims * kGroupPieces;
-
-/// A register of V holds tokens 2 quad and 2 quad + 1. With a twist of three bits they differ in the last one: the upper half
-/// then comes from the neighbouring piece (selectors of __byte_perm).
-inline constexpr std::uint32_t kKeepHalves = 0x3210;
-inline constexpr std::uint32_t kSwapHighHalf = 0x7610;
 
 /// kWhole: d is the variant's own; else a smaller multiple of 8.
 template <KernelConfig kConfig, bool kWhole>
 class WarpTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
-  static constexpr std::int32_t kGroups = kDims / kGroupDims;
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
 
-  __device__ explicit WarpTile(const DeviceCall& call) : call_(call) {
-    const auto thread = static_cast<std::int32_t>(ptx::thread_index());
-    lane_ = thread % kWarpThreads;
-    group_ = lane_ / 4;
-    quad_ = lane_ % 4;
-    const std::int32_t warp = thread / kWarpThreads;
-    row_warp_ = warp % kConfig.row_warps();
-    token_warp_ = warp / kConfig.row_warps();
-    pieces_ = kWhole ? kDims / kPieceDims : call.problem.head_dim / kPieceDims;
-    row_bytes_ = static_cast<std::uint32_t>(pieces_) * 16U;
-    // Rows share banks in sets of gcd(pieces, 8): that many must be told apart.
-    std::int32_t same_bank_bits = kWhole ? 3 : 0;
-    while (same_bank_bits < 3 && pieces_ % (2 << same_bank_bits) == 0) ++same_bank_bits;
-    twist_shift_ = 3 - same_bank_bits;
-    k_twist_ = group_ >> twist_shift_;
-    v_twist_ = (2 * quad_) >> twist_shift_;
-    v_select_ = same_bank_bits == 3 ? kSwapHighHalf : kKeepHalves;
-    const std::int32_t row_in_matrix = lane_ % 8;
-    read_piece_ = (lane_ / 8) ^ (row_in_matrix >> twist_shift_);
-    read_row_ = token_warp_ * kMmaTokens + row_in_matrix;
-  }
+  __device__ explicit WarpTile(const DeviceCall& call)
+      : call_(call),
+        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads),
+        row_warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads % kConfig.row_warps()),
+        token_warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads / kConfig.row_warps()),
+        rows_(call.problem.head_dim, lane_) {}
 
   /// Loads the queries of a row block through the exchange area, by all consumer threads together, and empties (O, m, l).
   __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const SegmentRecord& record) {
     const std::uint32_t staged = ptx::shared_address(memory.exchange);
-    stage_queries(record, staged);
+    if (call_.problem.append.rotary_dim == 0) stage_queries(record, staged);  // else stage_turned_queries() did it
     consumer_sync<kConfig>();
-    const std::int32_t row = row_warp_ * kMmaRows + lane_ % 16;
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      ptx::load_matrices(query_[step], query_address(staged, row, 2 * step + lane_ / 16));
+      Held::template load_queries<kConfig>(query_[step], staged, row_warp_ * kMmaRows, lane_, step);
     }
-    if (may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
+    if (call_.may_rule) consumer_sync<kConfig>();  // apply_rules() uses the area too
+    if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit_[half] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
@@ -88,42 +65,26 @@ class WarpTile {
 
   /// S = Q K^T of this warp's tokens, from a stage that holds K.
   __device__ void scores(std::uint32_t stage) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float(&s)[4] = scores_[run][half];
-        s[0] = s[1] = s[2] = s[3] = 0.0F;
-        const std::uint32_t row = row_address(stage, run, half);
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          std::uint32_t k[kGroupPieces];
-          ptx::load_matrices(k, row + piece_offset(g, 0));
-          ptx::load_matrices(k + 4, row + piece_offset(g, 4));
-          put_right<1>(k, k_twist_);
-          if constexpr (!kWhole) {  // what lies past d is another row's
-#pragma unroll
-            for (int c = 0; c < kGroupPieces; ++c) k[c] = g * kGroupPieces + c < pieces_ ? k[c] : 0U;
-          }
-#pragma unroll
-          for (int pair = 0; pair < kGroupPieces / 2; ++pair) {
-            ptx::multiply_add<kConfig.dtype>(s, query_[g * kGroupPieces / 2 + pair], k[2 * pair], k[2 * pair + 1]);
-          }
-        }
-      }
+    if constexpr (kConfig.fp8()) {
+      if (is_e5m2()) return scores_of<DType::kFloat8E5M2>(stage);
     }
+    scores_of<kConfig.dtype>(stage);
   }
 
   /// The online softmax over this warp's tokens; the stage held the sequence's tokens [tile_token, tile_token + tile_tokens), and
   /// leftovers behind.
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
-    float scale = call_.log2_scale;
-    if (may_rule() && (call_.score_rules || memory.shared.lacks_pages != 0)) {
-      apply_rules(memory, record, tile_token);
-      scale = 1.0F;
+    float scale[2] = {score_scale(0), score_scale(1)};
+    if (call_.may_rule) {
+      if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens) || memory.shared.lacks_pages != 0) {
+        apply_rules(memory, record, tile_token);
+        scale[0] = scale[1] = 1.0F;
+      } else {
+        seen_tokens(memory) = ~0U;
+      }
     }
-    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad_;
+    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
     const std::int32_t stage_end = tile_token + tile_tokens;
     const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
@@ -135,7 +96,7 @@ class WarpTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& s = scores_[run][half][i];
-          s *= scale;
+          s *= scale[i / 2];
           if (masked && own + run * run_tokens() + half * 8 + i % 2 >= limit[i / 2]) s = softmax::kNegInf;
           tile_max[i / 2] = fmaxf(tile_max[i / 2], s);
         }
@@ -163,42 +124,13 @@ class WarpTile {
     }
   }
 
-  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared.
-  __device__ void accumulate(std::uint32_t stage, std::int32_t tile_tokens) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      const std::uint32_t p[4] = {ptx::pack<kConfig.dtype>(scores_[run][0][0], scores_[run][0][1]),
-                                  ptx::pack<kConfig.dtype>(scores_[run][0][2], scores_[run][0][3]),
-                                  ptx::pack<kConfig.dtype>(scores_[run][1][0], scores_[run][1][1]),
-                                  ptx::pack<kConfig.dtype>(scores_[run][1][2], scores_[run][1][3])};
-      const std::int32_t run_token = token_warp_ * kMmaTokens + run * run_tokens();
-      const bool ragged = run_token + kMmaTokens > tile_tokens;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        std::uint32_t v[2][kGroupPieces];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const std::uint32_t row = row_address(stage, run, half);
-          std::uint32_t read[kGroupPieces];
-          ptx::load_matrices_transposed(read, row + piece_offset(g, 0));
-          ptx::load_matrices_transposed(read + 4, row + piece_offset(g, 4));
-          put_right<kWhole ? 2 : 1>(read, v_twist_);
-#pragma unroll
-          for (int piece = 0; piece < kGroupPieces; ++piece)
-            v[half][piece] = __byte_perm(read[piece], read[piece ^ 1], kWhole ? kSwapHighHalf : v_select_);
-          if (ragged) {
-            const std::int32_t left = tile_tokens - (run_token + half * 8 + 2 * quad_);
-            const std::uint32_t kept = left >= 2 ? 0xFFFFFFFFU : (left == 1 ? 0xFFFFU : 0U);
-#pragma unroll
-            for (std::uint32_t& x : v[half]) x &= kept;
-          }
-        }
-#pragma unroll
-        for (int piece = 0; piece < kGroupPieces; ++piece) {
-          ptx::multiply_add<kConfig.dtype>(o_[g * kGroupPieces + piece], p, v[0][piece], v[1][piece]);
-        }
-      }
+  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and so is
+  /// what a mask hides from all rows of the warp.
+  __device__ void accumulate(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
+    if constexpr (kConfig.fp8()) {
+      if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(memory, stage, tile_tokens);
     }
+    accumulate_of<kConfig.dtype>(memory, stage, tile_tokens);
   }
 
   /// Adds up l over the lanes of a row: after the segment's last tile.
@@ -210,16 +142,17 @@ class WarpTile {
     }
   }
 
-  /// Stages this warp's part of a half of its rows. A lane's: row `group`, dims 8 piece + 2 quad and + 1.
+  /// Stages this warp's part of a half of its rows.
   __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows& rows, int half) const {
-    const std::int32_t place = token_warp_ * rows.count + row_warp_ * (kMmaRows / 2) + group_;
-    float* row = memory.exchange + place * kDims + quad_ % 2 * 2;
+    const std::int32_t group = lane_ / 4;
+    const std::int32_t place = token_warp_ * rows.count + row_warp_ * (kMmaRows / 2) + group;
+    float* row = memory.exchange + place * kDims;
 #pragma unroll
-    for (int piece = 0; piece < kDims / kPieceDims; ++piece) {
-      float* to = row + twisted_quad(group_, 2 * piece + quad_ / 2) * kQuadDims;
-      *reinterpret_cast<float2*>(to) = {o_[piece][2 * half], o_[piece][2 * half + 1]};
+    for (int piece = 0; piece < kDims; piece += Held::kPieceDims) {
+      const std::int32_t dim = piece + quad() * Held::kLaneDims;
+      Held::store(row + twisted_quad(group, dim / kQuadDims) * kQuadDims + dim % kQuadDims, o_ + piece / kColumnDims, half);
     }
-    if (quad_ != 0) return;
+    if (quad() != 0) return;
     memory.shared.parts.m[place] = max_[half];
     memory.shared.parts.l[place] = sum_[half];
   }
@@ -228,10 +161,122 @@ class WarpTile {
   [[nodiscard]] __device__ bool idle(std::int32_t tile_tokens) const { return token_warp_ * kMmaTokens >= tile_tokens; }
 
  private:
-  /// Rows of the block that this lane holds: half 0 and 1.
-  [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + group_ + 8 * half; }
+  using Rows = StageRows<kConfig, kWhole>;
+  using Held = Fragment<kConfig.dtype>;
 
-  [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return call_.score_rules || is_paged(call_.problem.pages); }
+  /// Rows of the block that this lane holds: half 0 and 1.
+  [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + lane_ / 4 + 8 * half; }
+  [[nodiscard]] __device__ std::int32_t quad() const { return lane_ % 4; }
+
+  /// Where a lane keeps seen_by_warp() from a tile's scores to its values: in the exchange area, which is its own until the segment ends.
+  [[nodiscard]] __device__ __forceinline__ static volatile std::uint32_t& seen_tokens(CtaMemory<kConfig>& memory) {
+    return reinterpret_cast<volatile std::uint32_t*>(memory.exchange)[ptx::thread_index()];
+  }
+  [[nodiscard]] __device__ __forceinline__ bool is_e5m2() const { return call_.problem.k.dtype == DType::kFloat8E5M2; }
+
+  /// What turns a row's products into scores in the log2 domain.
+  [[nodiscard]] __device__ __forceinline__ float score_scale(int half) const {
+    return kConfig.fp8() ? score_scale_[half] : call_.log2_scale;
+  }
+
+  /// kType: of what is stored, which the variant's own type may stand for.
+  template <DType kType>
+  __device__ __forceinline__ void scores_of(std::uint32_t stage) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+#pragma unroll
+      for (auto& s : scores_[run]) s[0] = s[1] = s[2] = s[3] = 0.0F;
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        constexpr int kSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
+        std::uint32_t k[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {  // in turn: a product waits for the one before it in its sum
+            const uint2 factors = Fragment<kType>::key_factors(k[half], step);
+            ptx::multiply_add<kConfig.product_dtype()>(scores_[run][half], query_[g * kSteps + step], factors.x, factors.y);
+          }
+        }
+      }
+    }
+  }
+
+  template <DType kType>
+  __device__ __forceinline__ void accumulate_of(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
+    constexpr DType kProduct = kConfig.product_dtype();
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      const std::uint32_t p[4] = {
+          ptx::pack<kProduct>(scores_[run][0][0], scores_[run][0][1]), ptx::pack<kProduct>(scores_[run][0][2], scores_[run][0][3]),
+          ptx::pack<kProduct>(scores_[run][1][0], scores_[run][1][1]), ptx::pack<kProduct>(scores_[run][1][2], scores_[run][1][3])};
+      const std::int32_t row = run_row(run);
+      const bool selects = call_.hides_values || row + kMmaTokens > tile_tokens;
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        constexpr int kColumns = Rows::kGroupPieces * Held::kPieceDims / kColumnDims;
+        std::uint32_t v[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          rows_.read_values(stage, row + half * 8, g, v[half]);
+          if (!selects) continue;
+          const std::uint32_t kept = kept_tokens(memory, run * 8 + half * 4, tile_tokens - row - half * 8);
+#pragma unroll
+          for (std::uint32_t& x : v[half]) x &= kept;
+        }
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          ptx::multiply_add<kProduct>(o_[g * kColumns + column], p, Fragment<kType>::value_factor(v[0], column),
+                                      Fragment<kType>::value_factor(v[1], column));
+        }
+      }
+    }
+  }
+
+  /// What counts of a register of V: its tokens, if they are among the `left` ones from the first token of 8 on, and seen. `score` is
+  /// the lane's first score of them.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t kept_tokens(CtaMemory<kConfig>& memory, int score,
+                                                                     std::int32_t left) const {
+    std::uint32_t seen = 3U;
+    if (call_.hides_values) seen = seen_tokens(memory) >> score;
+    const bool first = left > 2 * quad() && (seen & 1U) != 0;
+    const bool second = left > 2 * quad() + 1 && (seen & 2U) != 0;
+    return (first ? Held::kFirstToken : 0U) | (second ? ~Held::kFirstToken : 0U);
+  }
+
+  /// Queries beside fp8 keys become fp16, the keys' scale a part of the scores'.
+  __device__ __forceinline__ void scale_queries(std::int32_t kv_head) {
+    const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      score_scale_[half] = scale;
+      if (call_.problem.q.dtype == DType::kBFloat16) score_scale_[half] *= to_half(half);
+    }
+  }
+
+  /// Multiplies the bf16 queries of row row_of(half) by a power of two, which makes them fp16, and returns its inverse.
+  __device__ __forceinline__ float to_half(int half) {
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (auto& step : query_) {
+      largest = __vmaxu2(largest, __vmaxu2(step[half] & 0x7FFF7FFFU, step[half + 2] & 0x7FFF7FFFU));
+    }
+    largest = max(largest >> 16, largest & 0xFFFFU);
+    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+    const QueryPower power = query_power(largest);
+    const float up = __uint_as_float(power.up << 23);
+#pragma unroll
+    for (auto& step : query_) {
+#pragma unroll
+      for (int i = half; i < 4; i += 2) {
+        step[i] = ptx::pack<DType::kFloat16>(__uint_as_float(step[i] << 16) * up, __uint_as_float(step[i] & 0xFFFF0000U) * up);
+      }
+    }
+    return __uint_as_float(power.down << 23);
+  }
 
   /// Every score in the log2 domain, after the rules.
   __device__ __forceinline__ void apply_rules(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
@@ -239,45 +284,40 @@ class WarpTile {
     static_assert(kScores * kConfig.consumer_threads() <= kExchangeFloats);
     volatile float* own = memory.exchange + ptx::thread_index();  // one in consumer_threads()
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) own[j * kConfig.consumer_threads()] = scores_[j / 8][j / 4 % 2][j % 4];
+    for (int j = 0; j < kScores; ++j) {
+      own[j * kConfig.consumer_threads()] = scores_[j / 8][j / 4 % 2][j % 4] * score_scale(j % 4 / 2);
+    }
     const bool lacks_pages = memory.shared.lacks_pages != 0;
+    std::uint32_t seen = 0;
 #pragma unroll 1
     for (int j = 0; j < kScores; ++j) {
       volatile float* score = own + j * kConfig.consumer_threads();
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad_ + j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2;
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2;
       const PackedRow at = query_of(record, row_of(j % 4 / 2));
-      *score = ruled_score(call_, record, *score, at, key, lacks_pages);
+      const float bias = key_bias(call_, record, at, key, lacks_pages);
+      const bool sees = bias != softmax::kNegInf;
+      *score = sees ? ruled_score(call_, record, *score, at, key) + bias : softmax::kNegInf;
+      seen |= static_cast<std::uint32_t>(sees) << j;
     }
 #pragma unroll
     for (int j = 0; j < kScores; ++j) scores_[j / 8][j / 4 % 2][j % 4] = own[j * kConfig.consumer_threads()];
+    seen_tokens(memory) = seen_by_warp(seen);
   }
 
-  /// Which query a row of the block is; rows that do not exist are the block's first.
   [[nodiscard]] __device__ __forceinline__ PackedRow query_of(const SegmentRecord& record, std::int32_t row) const {
-    return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (row < record.rows ? row : 0), call_.shape.group);
-  }
-
-  /// Where 8 dims of a row are staged; the twist keeps ldmatrix free of bank conflicts.
-  [[nodiscard]] __device__ __forceinline__ static std::uint32_t query_address(std::uint32_t staged, std::int32_t row,
-                                                                              std::int32_t piece) {
-    return staged + static_cast<std::uint32_t>(row * (kDims / kPieceDims) + (piece ^ (row % 8))) * 16U;
+    return cuda::query_of<kConfig>(call_, record, row);
   }
 
   /// The queries of the block to shared memory, 8 dims at a time; rows and dims that do not exist are 0.
   __device__ __forceinline__ void stage_queries(const SegmentRecord& record, std::uint32_t staged) const {
-    constexpr std::int32_t kPieces = kDims / kPieceDims;
-    const Problem& problem = call_.problem;
 #pragma unroll 1
-    for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kPieces; i += kConfig.consumer_threads()) {
-      const std::int32_t row = i / kPieces;
-      const std::int32_t piece = i % kPieces;
+    for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kQueryPieces<kConfig>;
+         i += kConfig.consumer_threads()) {
+      const std::int32_t row = i / kQueryPieces<kConfig>;
+      const std::int32_t dim = i % kQueryPieces<kConfig> * kQueryPieceDims;
       uint4 eight = {0, 0, 0, 0};
-      if (row < record.rows && piece < pieces_) {
-        const PackedRow at = query_of(record, row);
-        const HeadPosition head{record.sequence, record.kv_head * call_.shape.group + at.head_in_group};
-        const std::int64_t offset = q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) +
-                                    at.token * problem.q.strides.token + piece * kPieceDims;
-        const auto* from = static_cast<const std::uint16_t*>(problem.q.data) + offset;
+      if (row < record.rows && dim < call_.problem.head_dim) {
+        const std::uint16_t* from = query_row(call_, record, query_of(record, row)) + dim;
         if (call_.vector_queries) {
           eight = *reinterpret_cast<const uint4*>(from);
         } else {
@@ -285,37 +325,16 @@ class WarpTile {
           eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
         }
       }
-      ptx::store_shared(query_address(staged, row, piece), eight);
+      ptx::store_shared(query_address<kConfig>(staged, row, dim / kQueryPieceDims), eight);
     }
   }
 
   /// Tokens from one run of this warp to its next.
   [[nodiscard]] static constexpr std::int32_t run_tokens() { return kConfig.token_warps() * kMmaTokens; }
 
-  [[nodiscard]] __device__ std::uint32_t row_address(std::uint32_t stage, int run, int half) const {
-    return stage + static_cast<std::uint32_t>(read_row_ + run * run_tokens() + half * 8) * row_bytes_;
-  }
-
-  /// Where this lane's row holds what it reads for pieces `piece` to `piece` + 3 of group g.
-  [[nodiscard]] __device__ std::uint32_t piece_offset(int g, int piece) const {
-    return static_cast<std::uint32_t>(g * kGroupPieces + (read_piece_ ^ piece)) * 16U;
-  }
-
-  /// m[c] holds piece c ^ twist; afterwards piece c, as far as the twist's bits from kFirstBit on go.
-  template <int kFirstBit>
-  __device__ static void put_right(std::uint32_t (&m)[kGroupPieces], std::int32_t twist) {
-#pragma unroll
-    for (int bit = kFirstBit; bit < kGroupPieces; bit *= 2) {
-      const bool swap = (twist & bit) != 0;
-#pragma unroll
-      for (int c = 0; c < kGroupPieces; ++c) {
-        if ((c & bit) != 0) continue;
-        const std::uint32_t low = m[c];
-        const std::uint32_t high = m[c | bit];
-        m[c] = swap ? high : low;
-        m[c | bit] = swap ? low : high;
-      }
-    }
+  /// The first row of a stage that this warp takes in a run.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t run_row(int run) const {
+    return token_warp_ * kMmaTokens + run * run_tokens();
   }
 
   __device__ void rescale(const float (&tile_max)[2]) {
@@ -335,14 +354,14 @@ class WarpTile {
   }
 
   const DeviceCall& call_;
-  std::int32_t lane_, group_, quad_, row_warp_, token_warp_;
-  std::int32_t pieces_, twist_shift_, k_twist_, v_twist_, read_piece_, read_row_;
-  std::uint32_t row_bytes_, v_select_;
+  std::int32_t lane_, row_warp_, token_warp_;
+  Rows rows_;
   std::int32_t limit_[2], first_limit_;
   std::uint32_t query_[kDims / kMmaDims][4];
   float scores_[kRuns][2][4];
   float max_[2], sum_[2];
-  float o_[kDims / kPieceDims][4];
+  float o_[kDims / kColumnDims][4];
+  float score_scale_[2];  // fp8 only
 };
 
 }  // namespace lean::cuda

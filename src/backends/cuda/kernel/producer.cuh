@@ -1,15 +1,18 @@
 // Producer: the warps that walk the worker's segments, announce each, and keep the ring of K and V tiles full.
-// A stage holds the K or the V rows of one LeanTile, end to end as in memory; only rows that exist are copied.
+// A stage holds the K or the V rows of one LeanTile, end to end but for what fills a row up to 16 bytes; only rows that exist are
+// copied.
 #pragma once
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
 #include "backends/cuda/kernel/rehearsal.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
@@ -33,10 +36,10 @@ template <typename TCursor>
   return false;
 }
 
-/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs, else all.
+/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs or rows are new, else all.
 [[nodiscard]] __device__ inline std::int32_t copying_threads(const DeviceCall& call) {
   if (!call.bulk_copies) return kProducerThreads;
-  return is_paged(call.problem.pages) ? kWarpThreads : 1;
+  return is_paged(call.problem.pages) || appends(call.problem) ? kWarpThreads : 1;
 }
 
 template <KernelConfig kConfig>
@@ -47,14 +50,14 @@ class Producer {
         shared_(shared),
         ring_memory_(ring_memory),
         ring_(first_stage_turn(call)),
-        row_bytes_(call.problem.head_dim * 2),
+        row_bytes_(call.problem.head_dim * kElementBytes),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
     if (call.bulk_copies) return;
-    const std::int32_t row_pieces = row_bytes_ / 16;
-    first_row_ = thread_ / row_pieces;
-    first_piece_ = thread_ % row_pieces;
-    row_stride_ = kProducerThreads / row_pieces;
-    piece_stride_ = kProducerThreads % row_pieces;
+    row_pieces_ = row_bytes_ / copy_bytes();
+    first_row_ = thread_ / row_pieces_;
+    first_piece_ = thread_ % row_pieces_;
+    row_stride_ = kProducerThreads / row_pieces_;
+    piece_stride_ = kProducerThreads % row_pieces_;
   }
 
   /// Called by the producer's copying_threads(), and by the sharing thread, which walks the same segments and says of each who shares
@@ -87,6 +90,35 @@ class Producer {
   }
 
  private:
+  static constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
+
+  /// What a thread copies at once. Only rows of fp8 may begin anywhere.
+  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return kConfig.fp8() ? call_.copy_bytes : kPieceBytes; }
+
+  /// From a row of a stage to the next.
+  [[nodiscard]] __device__ std::int32_t stage_row_bytes() const {
+    return kConfig.fp8() ? kConfig.stage_row_bytes(call_.problem.head_dim) : row_bytes_;
+  }
+
+  /// Where this thread's first piece of all rows lies in a stage, and how far on its next.
+  [[nodiscard]] __device__ std::uint32_t first_in_stage() const {
+    return static_cast<std::uint32_t>(first_row_ * stage_row_bytes() + first_piece_ * copy_bytes());
+  }
+  [[nodiscard]] __device__ std::uint32_t stage_stride() const {
+    if constexpr (!kConfig.fp8()) return kProducerThreads * kPieceBytes;
+    return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
+  }
+  [[nodiscard]] __device__ std::uint32_t stage_wrap() const { return static_cast<std::uint32_t>(stage_row_bytes() - row_bytes_); }
+
+  __device__ void copy_piece(std::uint32_t to, const std::byte* from, bool exists) const {
+    if constexpr (kConfig.fp8()) {
+      if (call_.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
+      ptx::async_copy(to, from, call_.copy_bytes, exists);
+    } else {
+      ptx::async_copy_16(to, from, exists);
+    }
+  }
+
   [[nodiscard]] __device__ bool shares() const { return thread_ == kProducerThreads; }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads(call_) == 1 ? 1U : 0xFFFFFFFFU); }
@@ -124,6 +156,7 @@ class Producer {
     const OutputView& o = call_.problem.o;
     record.output = static_cast<std::uint16_t*>(o.data) +
                     q_offset(o.strides, lengths_at(call_, cursor), first_head, call_.problem.cu_q_tokens != nullptr);
+    if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call_.problem, output.kv_head);
     record.slot = nullptr;
     if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
@@ -136,6 +169,7 @@ class Producer {
 
   /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
   struct HeadRows {
+    bool keys;
     const std::byte* first;
     std::int64_t token_bytes;
     std::int64_t page_bytes;
@@ -147,12 +181,14 @@ class Producer {
     const std::int64_t offset = is_paged(call_.problem.pages)
                                     ? page_offset(strides, 0, record.kv_head)
                                     : kv_offset(strides, record.lengths, at, call_.problem.cu_kv_tokens != nullptr);
-    return {static_cast<const std::byte*>(tensor.data) + 2 * offset, 2 * strides.token, 2 * strides.sequence};
+    return {&tensor == &call_.problem.k, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset,
+            kElementBytes * strides.token, kElementBytes * strides.sequence};
   }
 
   __device__ void copy_segment(const SegmentRecord& record) {
     const HeadRows k = rows_of(call_.problem.k, record);
     const HeadRows v = rows_of(call_.problem.v, record);
+    first_new_ = first_new_token(call_.problem, record.lengths);
     for (std::int32_t token = record.token_begin; token < record.token_end;) {
       const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
       copy_tile(k, record, token, tokens);
@@ -165,23 +201,45 @@ class Producer {
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
-    const bool paged = is_paged(call_.problem.pages);
-    if (call_.bulk_copies && paged) {
+    const bool has_new = token + tokens > first_new_;
+    if (has_new) {
+      const std::int32_t first_new = max(first_new_, token);
+      make_rows(stage + (first_new - token) * stage_row_bytes(), rows.keys, record, first_new, token + tokens);
+      tokens = first_new - token;
+    }
+    if (call_.bulk_copies && tokens == 0) {
+      if (thread_ == 0) ptx::barrier_arrive(full);
+    } else if (call_.bulk_copies && is_paged(call_.problem.pages)) {
       copy_page_runs(stage, full, rows, record, token, tokens);
     } else if (call_.bulk_copies) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
-      ptx::barrier_arrive_expect(full, bytes);
-      ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
-    } else {
-      const std::uint32_t to = ptx::shared_address(stage);
-      if (paged) {
-        copy_page_rows(to, rows, record, token, tokens);
-      } else {
-        copy_rows(to, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
+      if (thread_ == 0) {
+        ptx::barrier_arrive_expect(full, bytes);
+        ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
       }
-      ptx::barrier_arrive_after_copies(full);
+    } else {
+      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, record, token, tokens);
+      if (has_new || copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
+        ptx::await_async_copies();
+        ptx::barrier_arrive(full);
+      } else {
+        ptx::barrier_arrive_after_copies(full);
+      }
     }
     ring_.advance();
+  }
+
+  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
+                                  std::int32_t tokens) {
+    if (is_paged(call_.problem.pages)) return copy_page_rows(stage, rows, record, token, tokens);
+    copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
+  }
+
+  /// Rows of new tokens [begin, end), by all copying threads; known to each warp's first lane afterwards.
+  __device__ void make_rows(std::byte* stage, bool keys, const SegmentRecord& record, std::int32_t begin, std::int32_t end) {
+    const NewRows rows{.keys = keys, .begin = begin, .end = end, .stage = ptx::shared_address(stage)};
+    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads(call_))) report_lacking_page();
+    __syncwarp();
   }
 
   /// What each page holds of the tile, by a lane a page and the copy engine. Rows of pages outside the pool become 0.
@@ -236,7 +294,7 @@ class Producer {
       const std::int32_t begin = max(page_begin, token);
       const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
       const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
-      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * row_bytes_);
+      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * stage_row_bytes());
       copy_rows(to, from, rows.token_bytes, page_end - begin, exists);
     }
   }
@@ -244,22 +302,22 @@ class Producer {
   __device__ void copy_single_rows(std::uint32_t stage, const HeadRows& rows, const std::int32_t* ids, std::int32_t token,
                                    std::int32_t tokens) {
     const PagedKv& pages = call_.problem.pages;
-    const std::int32_t row_pieces = row_bytes_ / 16;
-    std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
+    std::uint32_t to = stage + first_in_stage();
     std::int32_t piece = first_piece_;
-    for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
+    for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
       const std::int32_t page = page_of(call_, token + row);
       const std::int32_t id = ids[page];
       const bool exists = in_pool(pages, id);
       if (!exists) report_lacking_page();
       const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes +
-                              (token + row - page * pages.page_tokens) * rows.token_bytes + piece * 16;
-      ptx::async_copy_16(to, from, exists);
+                              (token + row - page * pages.page_tokens) * rows.token_bytes + piece * copy_bytes();
+      copy_piece(to, from, exists);
       row += row_stride_;
       piece += piece_stride_;
-      if (piece >= row_pieces) {
-        piece -= row_pieces;
+      if (piece >= row_pieces_) {
+        piece -= row_pieces_;
         ++row;
+        to += stage_wrap();
       }
     }
   }
@@ -273,33 +331,33 @@ class Producer {
     ptx::fence_before_copies();
   }
 
-  /// The 16-byte pieces of all rows in turn, dealt out over the threads: piece i lies at i x 16 in the stage. Where whole rows are
-  /// dealt out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
+  /// The pieces of all rows in turn, dealt out over the threads. Where whole rows are dealt out, a thread keeps its place in them.
+  /// Where `exists` is false all of it becomes 0.
   __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens, bool exists) const {
-    const std::byte* from = rows + first_row_ * step + first_piece_ * 16;
-    const std::int64_t from_stride = row_stride_ * step + piece_stride_ * 16;
-    std::uint32_t to = stage + static_cast<std::uint32_t>(thread_) * 16;
+    const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
+    const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
+    std::uint32_t to = stage + first_in_stage();
     if (piece_stride_ == 0) {
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        ptx::async_copy_16(to, from, exists);
-        to += kProducerThreads * 16;
+        copy_piece(to, from, exists);
+        to += stage_stride();
         from += from_stride;
       }
       return;
     }
-    const std::int32_t row_pieces = row_bytes_ / 16;
     const std::int64_t from_wrap = step - row_bytes_;
     std::int32_t piece = first_piece_;
-    for (std::int32_t row = first_row_; row < tokens; to += kProducerThreads * 16) {
-      ptx::async_copy_16(to, from, exists);
+    for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
+      copy_piece(to, from, exists);
       row += row_stride_;
       piece += piece_stride_;
       from += from_stride;
-      if (piece >= row_pieces) {
-        piece -= row_pieces;
+      if (piece >= row_pieces_) {
+        piece -= row_pieces_;
         ++row;
         from += from_wrap;
+        to += stage_wrap();
       }
     }
   }
@@ -310,8 +368,9 @@ class Producer {
   Turn ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
-  // Rows copied by threads: this thread's first 16-byte piece, and how far it is to its next.
-  std::int32_t first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
+  std::int32_t first_new_ = INT32_MAX;  // of the segment's sequence
+  // Rows copied by threads: pieces of a row, this thread's first piece, and how far it is to its next.
+  std::int32_t row_pieces_ = 0, first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
 };
 
 }  // namespace lean::cuda

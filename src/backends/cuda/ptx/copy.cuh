@@ -1,6 +1,7 @@
 // Copies from global to shared memory that run beside the threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backends/cuda/ptx/barrier.cuh"
@@ -27,6 +28,16 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4&
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(std::uint32_t address, const uint2& x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
+}
+
+[[nodiscard]] __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+
 /// 16 bytes by this thread (sm_80), past the L1; 0 where `exists` is false, and `global` is not read then.
 __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* global, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
@@ -35,6 +46,22 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
 /// 4 bytes by this thread.
 __device__ __forceinline__ void async_copy_4(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
+/// 16, 8 or 4 bytes by this thread; 0 where `exists` is false.
+__device__ __forceinline__ void async_copy(std::uint32_t shared, const void* global, std::int32_t bytes, bool exists) {
+  if (bytes == 16) return async_copy_16(shared, global, exists);
+  if (bytes == 8) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(exists ? 8U : 0U) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(exists ? 4U : 0U) : "memory");
+  }
+}
+
+/// One byte by this thread, at once: for rows that begin anywhere.
+__device__ __forceinline__ void copy_byte(std::uint32_t shared, const std::byte* global, bool exists) {
+  const std::uint32_t x = exists ? static_cast<std::uint32_t>(*global) : 0U;
+  asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
 
 /// Between what this thread stored to shared memory and copies to the same place by the copy engine.

@@ -1,0 +1,91 @@
+// Fragment: what a register read from a stage holds, by the type of K and V, and how matrix products take it. Lane = 4 group + quad.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/queries.cuh"
+#include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/fp8.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+
+namespace lean::cuda {
+
+inline constexpr std::int32_t kColumnDims = 8;  // dims of an accumulator
+
+/// 16-bit: of K dims 2 quad and + 1 of token `group`; of V dim `group` of tokens 2 quad and + 1. As products take them.
+template <DType kType>
+struct Fragment {
+  static constexpr std::int32_t kPieceDims = 8;
+  static constexpr std::int32_t kLaneDims = 2;  // of a piece of O, neighbours from kLaneDims quad on
+  // Selectors of __byte_perm(x, y): the register as it is, or its second token from y; and what holds the first token.
+  static constexpr std::uint32_t kSameToken = 0x3210;
+  static constexpr std::uint32_t kSecondFromOther = 0x7610;
+  static constexpr std::uint32_t kFirstToken = 0x0000FFFF;
+
+  /// Factors of the product of Q K^T over dims [16 step, 16 step + 16) of a group of pieces.
+  template <int kPieces>
+  __device__ __forceinline__ static uint2 key_factors(const std::uint32_t (&k)[kPieces], int step) {
+    return {k[2 * step], k[2 * step + 1]};
+  }
+
+  /// Factor of the product of P V that gives accumulator `column` of a group of pieces.
+  template <int kPieces>
+  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int column) {
+    return v[column];
+  }
+
+  /// What this lane holds of a piece of O, of row `half` 0 or 1; `o`: the piece's first accumulator.
+  __device__ __forceinline__ static void store(float* to, const float (*o)[4], int half) {
+    *reinterpret_cast<float2*>(to) = {o[0][2 * half], o[0][2 * half + 1]};
+  }
+
+  /// Rows first_row to first_row + 15 of dims [16 step, 16 step + 16), from where they are staged.
+  template <KernelConfig kConfig>
+  __device__ __forceinline__ static void load_queries(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
+                                                      std::int32_t lane, int step) {
+    ptx::load_matrices(q, query_address<kConfig>(staged, first_row + lane % 16, 2 * step + lane / 16));
+  }
+};
+
+/// fp8: of K dims 4 quad to + 3 of token `group`, which are given to the product as its dims 2 quad, + 1, + 8 and + 9: queries
+/// are put in the same order. Of V dims 2 group and + 1 of tokens 2 quad and + 1, sorted to pairs of tokens; one product takes
+/// the even dims of a piece, one the odd ones, so that a lane holds dims 4 quad to + 3 of O.
+template <DType kType>
+  requires(is_fp8(kType))
+struct Fragment<kType> {
+  static constexpr std::int32_t kPieceDims = 16;
+  static constexpr std::int32_t kLaneDims = 4;
+  static constexpr std::uint32_t kSameToken = 0x3120;
+  static constexpr std::uint32_t kSecondFromOther = 0x7160;
+  static constexpr std::uint32_t kFirstToken = 0x00FF00FF;
+
+  template <int kPieces>
+  __device__ __forceinline__ static uint2 key_factors(const std::uint32_t (&k)[kPieces], int step) {
+    return {ptx::fp8_to_half<kType>(k[step], false), ptx::fp8_to_half<kType>(k[step], true)};
+  }
+
+  template <int kPieces>
+  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int column) {
+    return ptx::fp8_to_half<kType>(v[column / 2], column % 2 != 0);
+  }
+
+  __device__ __forceinline__ static void store(float* to, const float (*o)[4], int half) {
+    *reinterpret_cast<float4*>(to) = {o[0][2 * half], o[1][2 * half], o[0][2 * half + 1], o[1][2 * half + 1]};
+  }
+
+  template <KernelConfig kConfig>
+  __device__ __forceinline__ static void load_queries(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
+                                                      std::int32_t lane, int step) {
+    const std::int32_t quad = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t eight = query_address<kConfig>(staged, first_row + lane / 4 + 8 * half, 2 * step + quad / 2);
+      const uint2 four = ptx::load_shared_8(eight + static_cast<std::uint32_t>(quad % 2) * 8U);
+      q[half] = four.x;
+      q[half + 2] = four.y;
+    }
+  }
+};
+
+}  // namespace lean::cuda

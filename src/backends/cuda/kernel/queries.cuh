@@ -1,0 +1,36 @@
+// Queries: where the rows of a row block lie in memory and, 8 dims at a time, in the exchange area from which warps load them.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_shared.cuh"
+#include "problem/address.hpp"
+
+namespace lean::cuda {
+
+inline constexpr std::int32_t kQueryPieceDims = 8;  // 16 bytes
+
+template <KernelConfig kConfig>
+inline constexpr std::int32_t kQueryPieces = kConfig.head_dim / kQueryPieceDims;  // of a staged row
+
+/// Which query a row of the block is; rows that do not exist are the block's first.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ PackedRow query_of(const DeviceCall& call, const SegmentRecord& record, std::int32_t row) {
+  return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + (row < record.rows ? row : 0), call.shape.group);
+}
+
+[[nodiscard]] __device__ __forceinline__ const std::uint16_t* query_row(const DeviceCall& call, const SegmentRecord& record,
+                                                                        PackedRow at) {
+  const Problem& problem = call.problem;
+  const HeadPosition head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
+  return static_cast<const std::uint16_t*>(problem.q.data) +
+         q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) + at.token * problem.q.strides.token;
+}
+
+/// Where 8 dims of a row are staged; the twist keeps ldmatrix free of bank conflicts.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t query_address(std::uint32_t staged, std::int32_t row, std::int32_t piece) {
+  return staged + static_cast<std::uint32_t>(row * kQueryPieces<kConfig> + (piece ^ (row % 8))) * 16U;
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,103 @@
+// StageRows: reads K and V from a stage, which holds rows end to end as bulk copies bring them. Equal 16-byte pieces of 8 rows may
+// therefore share banks: row r reads piece c ^ twist(r) where it should read c, which is free of conflicts, and pieces are put right
+// in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/fragment.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+
+namespace lean::cuda {
+
+/// Rows share banks in sets of 2^this, gcd(pieces of a row, 8): so many must be told apart.
+[[nodiscard]] __device__ constexpr std::int32_t same_bank_bits(std::int32_t pieces) {
+  std::int32_t bits = 0;
+  while (bits < 3 && pieces % (2 << bits) == 0) ++bits;
+  return bits;
+}
+
+/// kWhole: d is the variant's own; else a smaller multiple of 8.
+template <KernelConfig kConfig, bool kWhole>
+class StageRows {
+ public:
+  using Held = Fragment<kConfig.dtype>;
+  static constexpr std::int32_t kPieces = kConfig.head_dim / Held::kPieceDims;
+  static constexpr std::int32_t kGroupPieces = kPieces < 8 ? kPieces : 8;  // are read and put right together
+  static constexpr std::int32_t kGroups = kPieces / kGroupPieces;
+
+  __device__ __forceinline__ StageRows(std::int32_t head_dim, std::int32_t lane) {
+    const std::int32_t pieces = kWhole ? kPieces : kConfig.stage_row_bytes(head_dim) / kPieceBytes;
+    const std::int32_t bits = same_bank_bits(pieces);
+    const std::int32_t twist_shift = 3 - bits;
+    const std::int32_t group = lane / 4;
+    const std::int32_t quad = lane % 4;
+    row_bytes_ = static_cast<std::uint32_t>(pieces * kPieceBytes);
+    k_twist_ = group >> twist_shift;
+    v_twist_ = (2 * quad) >> twist_shift;
+    v_select_ = bits == 3 ? Held::kSecondFromOther : Held::kSameToken;
+    read_piece_ = (lane / 8) ^ (lane % 8 >> twist_shift);
+    read_row_ = lane % 8;
+    own_pieces_ = (head_dim - quad * Held::kLaneDims + Held::kPieceDims - 1) / Held::kPieceDims;
+  }
+
+  /// Group g of the pieces of the keys in rows `row` to `row` + 7.
+  __device__ __forceinline__ void read_keys(std::uint32_t stage, std::int32_t row, int g, std::uint32_t (&k)[kGroupPieces]) const {
+    const std::uint32_t from = row_address(stage, row);
+#pragma unroll
+    for (int c = 0; c < kGroupPieces; c += 4) ptx::load_matrices(k + c, from + piece_offset(g, c));
+    put_right<1>(k, k_twist_);
+    if constexpr (!kWhole) {  // what lies past d is another row's
+#pragma unroll
+      for (int c = 0; c < kGroupPieces; ++c) k[c] = g * kGroupPieces + c < own_pieces_ ? k[c] : 0U;
+    }
+  }
+
+  /// The same of values.
+  __device__ __forceinline__ void read_values(std::uint32_t stage, std::int32_t row, int g,
+                                              std::uint32_t (&v)[kGroupPieces]) const {
+    // With a twist of three bits a register's two tokens differ in the last one: the second then comes from the neighbouring piece.
+    constexpr bool kThreeBits = kWhole && same_bank_bits(kPieces) == 3;
+    const std::uint32_t from = row_address(stage, row);
+    std::uint32_t read[kGroupPieces];
+#pragma unroll
+    for (int c = 0; c < kGroupPieces; c += 4) ptx::load_matrices_transposed(read + c, from + piece_offset(g, c));
+    put_right<kThreeBits ? 2 : 1>(read, v_twist_);
+#pragma unroll
+    for (int c = 0; c < kGroupPieces; ++c) {
+      v[c] = __byte_perm(read[c], read[c ^ 1], kThreeBits ? Held::kSecondFromOther : v_select_);
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t row_address(std::uint32_t stage, std::int32_t row) const {
+    return stage + static_cast<std::uint32_t>(read_row_ + row) * row_bytes_;
+  }
+
+  /// Where this lane's row holds what it reads for pieces `piece` to `piece` + 3 of group g.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t piece_offset(int g, int piece) const {
+    return static_cast<std::uint32_t>((g * kGroupPieces + (read_piece_ ^ piece)) * kPieceBytes);
+  }
+
+  /// m[c] holds piece c ^ twist; afterwards piece c, as far as the twist's bits from kFirstBit on go.
+  template <int kFirstBit>
+  __device__ __forceinline__ static void put_right(std::uint32_t (&m)[kGroupPieces], std::int32_t twist) {
+#pragma unroll
+    for (int bit = kFirstBit; bit < kGroupPieces; bit *= 2) {
+      const bool swap = (twist & bit) != 0;
+#pragma unroll
+      for (int c = 0; c < kGroupPieces; ++c) {
+        if ((c & bit) != 0) continue;
+        const std::uint32_t low = m[c];
+        const std::uint32_t high = m[c | bit];
+        m[c] = swap ? high : low;
+        m[c | bit] = swap ? low : high;
+      }
+    }
+  }
+
+  std::int32_t k_twist_, v_twist_, read_piece_, read_row_, own_pieces_;
+  std::uint32_t row_bytes_, v_select_;
+};
+
+}  // namespace lean::cuda
