@@ -67,6 +67,28 @@ class ChunkTree {
   bool begins_output_ = false;
 };
 
+/// What ChunkTree::push() makes of a node.
+struct ChunkPush {
+  std::int32_t merges = 0;  // with this many nodes below it
+  ChunkNode node;           // the one that is left
+};
+
+/// The same without the stack: it holds the nodes of all chunks from `first` up to the node, and nothing else.
+LEAN_HD [[nodiscard]] constexpr ChunkPush push_after(std::int64_t first, bool begins_output, ChunkNode node) noexcept {
+  ChunkPush push{.node = node};
+  while (push.node.index % 2 != 0) {
+    const std::int64_t begin = push.node.index << push.node.level;
+    const std::int64_t sibling_begin = (push.node.index - 1) << push.node.level;
+    if (begins_output ? begin > first : sibling_begin >= first) {
+      ++push.merges;
+    } else if (!begins_output) {
+      break;
+    }
+    push.node = {push.node.level + 1, push.node.index / 2};
+  }
+  return push;
+}
+
 /// Nodes that can be on the stack at once for a sequence of `chunks` chunks.
 LEAN_HD [[nodiscard]] constexpr std::int32_t max_chunk_nodes(std::int64_t chunks) noexcept {
   std::int32_t levels = 1;

@@ -50,14 +50,17 @@ class Expressions {
   std::unordered_map<std::uint64_t, std::int64_t> merged_;
 };
 
-/// A stack of expressions run by a ChunkTree, as a worker runs one over partials.
+/// A stack of expressions run by a ChunkTree, as a worker runs one over partials. push_after() must say the same without it.
 struct Stack {
   Expressions& expressions;
   ChunkTree tree;
   std::vector<std::int64_t> places;
   std::int32_t most_places = 0;
+  bool begins_output;
+  std::int64_t first = 0;
 
-  Stack(Expressions& shared, bool begins_output) : expressions(shared), tree(begins_output), places(ChunkTree::kMaxNodes + 1) {}
+  Stack(Expressions& shared, bool begins)
+      : expressions(shared), tree(begins), places(ChunkTree::kMaxNodes + 1), begins_output(begins) {}
 
   [[nodiscard]] auto merger() {
     return [this](std::int32_t left, std::int32_t right) {
@@ -68,9 +71,15 @@ struct Stack {
     };
   }
   void push(ChunkNode node, std::int64_t expression) {
-    places[static_cast<std::size_t>(tree.count())] = expression;
-    most_places = std::max(most_places, tree.count() + 1);
+    if (tree.count() == 0) first = node.index << node.level;
+    const std::int32_t before = tree.count();
+    const ChunkPush known = push_after(first, begins_output, node);
+    places[static_cast<std::size_t>(before)] = expression;
+    most_places = std::max(most_places, before + 1);
     tree.push(node, merger());
+    ASSERT_EQ(tree.count(), before + 1 - known.merges);
+    ASSERT_EQ(tree.node(tree.count() - 1).level, known.node.level);
+    ASSERT_EQ(tree.node(tree.count() - 1).index, known.node.index);
   }
   std::int64_t fold() {
     tree.fold(merger());
