@@ -49,7 +49,7 @@ void PreparedCall::enqueue(std::int64_t copy, void* stream) const {
 schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
   const BackendEntry& backend = *backend_of(resolved.backend);
-  const tile::TileConfig config = backend.select_tile(problem);
+  const tile::TileConfig config = backend.select_tile(problem, resolved);
   return schedule::build_map({.lengths = LengthSource(problem),
                               .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
                               .cost_model = backend.cost_model(),
@@ -67,7 +67,7 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
           .query_step = rescaled ? cuda::kQueryStep : 0.0,
-          .tile_tokens = backend.select_tile(problem).tile_tokens,
+          .tile_tokens = backend.select_tile(problem, resolve(options)).tile_tokens,
           .contributors = std::max(backend.worker_count(options), options.policy.splits)};
 }
 

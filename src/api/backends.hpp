@@ -17,7 +17,7 @@ struct BackendEntry {
   /// The sticky code of the workspace's state.
   Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
   // What the schedule of a call is made of.
-  tile::TileConfig (*select_tile)(const Problem&) noexcept;
+  tile::TileConfig (*select_tile)(const Problem&, const Options&) noexcept;
   schedule::CostModel (*cost_model)() noexcept;
   std::int32_t (*worker_count)(const Options&) noexcept;
 };

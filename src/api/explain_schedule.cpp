@@ -12,7 +12,7 @@ namespace {
 
 std::string explain(const Problem& problem, const Options& options, ScheduleFormat format) {
   const BackendEntry& backend = *backend_of(options.backend);
-  const tile::TileConfig config = backend.select_tile(problem);
+  const tile::TileConfig config = backend.select_tile(problem, options);
   const schedule::ScheduleMap map =
       schedule::build_map({.lengths = LengthSource(problem),
                            .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "api/backends.hpp"
+#include "api/option_preconditions.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/bf16_queries.hpp"
 #include "backends/cuda/kernel_config.hpp"
@@ -64,7 +65,7 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
           .query_step = rescaled ? cuda::kQueryStep : 0.0,
-          .tile_tokens = cuda.select_tile(problem).tile_tokens,
+          .tile_tokens = cuda.select_tile(problem, resolve(options)).tile_tokens,
           .contributors = std::max(cuda.worker_count(options), options.policy.splits) * kWarpsOfWorker};
 }
 
@@ -73,7 +74,7 @@ reference::Rounding cpu_rounding(const Problem& problem, const Options& options)
   const bool bf16_probabilities = cpu::rounds_probabilities(options.cpu_isa, problem.v.dtype);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps takes subnormals as 0 (Intel SDM)
-          .tile_tokens = cpu.select_tile(problem).tile_tokens,
+          .tile_tokens = cpu.select_tile(problem, options).tile_tokens,
           .contributors = std::max(cpu.worker_count(options), options.policy.splits)};
 }
 

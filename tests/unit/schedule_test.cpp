@@ -311,8 +311,10 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, batch);
     ASSERT_EQ(sums.cost, line.sums().cost);
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
-    const Plan plan = make_plan(line.sums(), Policy::lean(), c.model, kTileTokens, grid);
-    const auto flat_plan = make_plan(sums, Policy::lean(), c.model, kTileTokens, grid);
+    const auto chunk_tiles = static_cast<std::int32_t>(random.between(0, 5));
+    const Policy policy = chunk_tiles == 0 ? Policy::lean() : Policy::fixed_chunk(chunk_tiles * kTileTokens);
+    const Plan plan = make_plan(line.sums(), policy, c.model, kTileTokens, grid);
+    const auto flat_plan = make_plan(sums, policy, c.model, kTileTokens, grid);
     ASSERT_EQ(flat_plan.workers, plan.workers);
     if (sums.outputs == 0) continue;
     for (std::int32_t worker = 0; worker < plan.workers; ++worker) {

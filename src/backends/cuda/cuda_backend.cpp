@@ -81,8 +81,12 @@ constexpr std::array kRefused = {
 };
 // clang-format on
 
-const KernelEntry* kernel_for(P problem) noexcept {
-  return find_kernel(problem.k.dtype, problem.head_dim, schedule::row_capacity(problem));
+bool in_chunks(const Policy& policy) noexcept { return policy.kind == Policy::Kind::kFixedChunk; }
+
+/// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it.
+const KernelEntry* kernel_for(P problem, const Policy& policy) noexcept {
+  const std::int64_t rows = in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
+  return find_kernel(problem.k.dtype, problem.head_dim, rows);
 }
 
 /// Token rows of a head lie end to end, so a tile is one run of bytes.
@@ -109,18 +113,21 @@ std::int32_t page_shift_of(P problem) noexcept {
   return std::has_single_bit(tokens) ? std::countr_zero(tokens) : -1;
 }
 
-/// A window's left end is the row block's own where it has one query token, else its rows differ.
-bool has_score_rules(P problem) noexcept {
+/// A window's left end is the row block's own where it has one query token and its first tile begins there, else its rows differ.
+bool has_score_rules(P problem, const Policy& policy) noexcept {
   const Scores& scores = problem.scores;
   return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || scores.mask != nullptr ||
-         (scores.window_left >= 0 && problem.q_tokens > 1);
+         (scores.window_left >= 0 && (problem.q_tokens > 1 || in_chunks(policy)));
 }
 
-bool may_have_score_rules(P problem) noexcept {
-  return has_score_rules(problem) || problem.scores.tree_mask != nullptr || is_paged(problem.pages);
+bool may_have_score_rules(P problem, const Policy& policy) noexcept {
+  return has_score_rules(problem, policy) || problem.scores.tree_mask != nullptr || is_paged(problem.pages);
 }
 
-bool has_masks(P problem) noexcept { return problem.scores.mask != nullptr || problem.scores.tree_mask != nullptr; }
+bool hides_values(P problem, const Policy& policy) noexcept {
+  const Scores& scores = problem.scores;
+  return scores.mask != nullptr || scores.tree_mask != nullptr || (scores.window_left >= 0 && in_chunks(policy));
+}
 
 struct RingSize {
   std::int32_t stage_bytes = 0;
@@ -142,7 +149,7 @@ constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
 /// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
 bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, std::int32_t workers) noexcept {
-  return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
+  return schedule::measure_of(policy.kind) == schedule::Measure::kCost && schedule::row_capacity(problem) <= shape.q_rows &&
          schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(),
                                 workers);
 }
@@ -177,8 +184,8 @@ std::int32_t worker_count(const Options& options) noexcept {
   return current_device(device).ok() ? device.multiprocessors : 1;
 }
 
-tile::TileConfig select_tile(const Problem& problem) noexcept {
-  const KernelEntry* entry = kernel_for(problem);
+tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
+  const KernelEntry* entry = kernel_for(problem, options.policy);
   return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
 }
 
@@ -187,13 +194,10 @@ Status supports(const Problem& problem, const Options& options) noexcept {
     return status;
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& entry = *kernel_for(problem);
+  const KernelEntry& entry = *kernel_for(problem, options.policy);
   const std::int32_t workers = worker_count(options);
   if (const Status status = fixup::check_pairing(problem, options, entry.config.tile(), workers); !status.ok()) return status;
   if (workers > kMaxWorkers) return refuse(kUnsupported, "options.workers", workers, "the CUDA backend takes 1024 at most");
-  if (options.policy.kind == Policy::Kind::kFixedChunk) {
-    return refuse(kUnsupported, "options.policy.kind", 3, "the CUDA backend has no fixed_chunk yet");
-  }
   if (ring_size(entry, device, problem, false).stages < kMinStages) {
     return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
   }
@@ -205,7 +209,7 @@ Status supports(const Problem& problem, const Options& options) noexcept {
 
 WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
   const fixup::WorkspaceLayout layout =
-      fixup::workspace_layout(problem, options.policy, kernel_for(problem)->config.tile(), worker_count(options));
+      fixup::workspace_layout(problem, options.policy, kernel_for(problem, options.policy)->config.tile(), worker_count(options));
   return {.status = {},
           .state_bytes = static_cast<std::size_t>(layout.state_bytes()),
           .scratch_bytes = static_cast<std::size_t>(layout.scratch_bytes())};
@@ -214,7 +218,7 @@ WorkspaceSize workspace_size(const Problem& problem, const Options& options) noe
 Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& entry = *kernel_for(problem);
+  const KernelEntry& entry = *kernel_for(problem, options.policy);
   const tile::TileConfig config = entry.config.tile();
   const std::int32_t workers = worker_count(options);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
@@ -230,14 +234,15 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .ring_stages = ring.stages,
                   .stage_bytes = ring.stage_bytes,
                   .copy_bytes = copy_bytes(problem),
+                  .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
                   .flat = flat,
                   .short_line = flat && problem.batch <= kWarpBuildSequences,
                   .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = copies_runs(problem, device),
-                  .score_rules = has_score_rules(problem),
-                  .may_rule = may_have_score_rules(problem),
-                  .hides_values = has_masks(problem),
+                  .score_rules = has_score_rules(problem, options.policy),
+                  .may_rule = may_have_score_rules(problem, options.policy),
+                  .hides_values = hides_values(problem, options.policy),
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8)};
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;

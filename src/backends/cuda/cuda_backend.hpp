@@ -22,8 +22,8 @@ namespace lean::cuda {
 /// Waits for options.stream.
 [[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
 
-/// The variant for a problem: a function of type, d and the longest n_q alone, never of lengths.
-[[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
+/// The variant for a call: a function of type, d and the longest n_q alone (with fixed_chunk: of the group), never of lengths.
+[[nodiscard]] tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept;
 
 /// Workers a call would ask for: options.workers, or the current device's multiprocessors.
 [[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;

@@ -30,11 +30,26 @@ struct DeviceAtomic {
 
 /// Counts the worker in; true for all consumer threads when it is the last. Their stores come before, by the barrier in front.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ bool arrive(const MergeRun& run) {
+[[nodiscard]] __device__ __forceinline__ bool arrive(fixup::Counter& counter, std::int32_t contributors) {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if (threadIdx.x == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(*run.counter, run.parts) ? 1 : 0;
+  if (threadIdx.x == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
   consumer_sync<kConfig>();
   return shared.arrived_last != 0;
+}
+
+/// The paper's fix-up: peers raise a flag; the host, for whom this returns true, waits for all of them.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool await_peers(const fixup::Slots& slots, const SegmentRecord& record) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  if (record.contributor != 0) {
+    if (thread == 0) fixup::signal<DeviceAtomic>(slots.counter(record.slots.slot(record.contributor)));
+    return false;
+  }
+  for (std::int32_t c = 1 + thread; c < record.contributors; c += kConfig.consumer_threads()) {
+    fixup::wait_for<DeviceAtomic>(slots.counter(record.slots.slot(c)));
+  }
+  consumer_sync<kConfig>();
+  return true;
 }
 
 /// O and (m, l) of the rows of every partial to the exchange area, a partial a warp. What other workers stored is not in this
@@ -87,17 +102,7 @@ __device__ __noinline__ void merge_alone(std::int32_t record_place) {
   const SegmentRecord& record = shared.records[record_place];
   const fixup::Slots& slots = shared.call.slots;
   if (shared.call.fixup == Fixup::kTwoKernels && shared.call.pass == Pass::kWhole) return;
-  if (shared.call.fixup == Fixup::kHostBlock) {
-    const auto thread = static_cast<std::int32_t>(threadIdx.x);
-    if (record.contributor != 0) {
-      if (thread == 0) fixup::signal<DeviceAtomic>(slots.counter(record.slots.slot(record.contributor)));
-      return;
-    }
-    for (std::int32_t c = 1 + thread; c < record.contributors; c += kConfig.consumer_threads()) {
-      fixup::wait_for<DeviceAtomic>(slots.counter(record.slots.slot(c)));
-    }
-    consumer_sync<kConfig>();
-  }
+  if (shared.call.fixup == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
   const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
   const std::int32_t runs = grouping.groups + (grouping.groups > 1 ? 1 : 0);
 #pragma unroll 1
@@ -110,12 +115,12 @@ __device__ __noinline__ void merge_alone(std::int32_t record_place) {
 
 /// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_shared(std::int32_t record_place) {
+__device__ __forceinline__ void merge_shared(std::int32_t record_place) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   if (shared.call.fixup != Fixup::kLastArriver) return merge_alone<kConfig>(record_place);
   const SegmentRecord& record = shared.records[record_place];
 #pragma unroll 1
-  for (MergeRun run = record.run; arrive<kConfig>(run);) {
+  for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {
     merge_run<kConfig>(run, record_place);
     if (run.slot == nullptr) return;
     run = run_of_groups(shared.call.slots, record.slots, fixup::grouping_of(record.contributors));

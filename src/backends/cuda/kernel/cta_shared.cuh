@@ -27,7 +27,16 @@ struct MergeRun {
   }
 };
 
-/// One segment as the producer announces it to the other warps.
+/// fixed_chunk: where the result of one chunk goes in the worker's stack of tree nodes.
+struct ChunkPlace {
+  std::int32_t output_first = 0;  // first chunk of the output
+  std::int32_t place = 0;         // on the stack
+  std::int32_t merges = 0;        // with this many nodes below it
+  fixup::ChunkNode node;          // what is left of them
+  bool ends_segment = false;
+};
+
+/// One segment, or with fixed_chunk one chunk of it, as the producer announces it to the other warps.
 struct SegmentRecord {
   std::int64_t sequence = 0;
   std::int32_t kv_head = 0;
@@ -36,15 +45,17 @@ struct SegmentRecord {
   Sequence lengths;
   std::int32_t token_begin = 0;  // tokens [begin, end) of the sequence that a row sees, in whole tiles but for the ends
   std::int32_t token_end = 0;
+  std::int32_t first_seen = 0;  // no row sees a token before this one
   // Known when the barrier sharing_known has been passed.
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
   schedule::SlotMap slots;
-  float* slot = nullptr;            // the worker's own; null where it is the sole contributor
+  float* slot = nullptr;            // where the result goes; null: to the output
   MergeRun run;                     // the first to be merged, by whoever of it arrives last
   std::uint16_t* output = nullptr;  // query token 0 of the group's first head
   float v_scale = 1.0F;             // of fp8 values
-  bool last = false;                // nothing more: no segment
+  ChunkPlace chunk;
+  bool last = false;  // nothing more: no segment
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backends/cuda/kernel/append.cuh"
+#include "backends/cuda/kernel/cta_chunks.cuh"
 #include "backends/cuda/kernel/cta_combine.cuh"
 #include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
@@ -73,7 +74,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     if (record.last) return;
     if (call.pass == Pass::kWhole) {
       if (call.problem.append.rotary_dim > 0) stage_turned_queries<kConfig>(call, turn.place);
-      WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across merge_shared()
+      WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
       tile.begin(memory, record);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
         const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
@@ -93,7 +94,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     } else {
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
     }
-    if (!record.sole()) merge_shared<kConfig>(turn.place);
+    if (record.slot != nullptr) hand_over<kConfig>(turn.place);
     __syncwarp();
     if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
   }

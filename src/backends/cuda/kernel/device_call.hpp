@@ -66,6 +66,7 @@ struct DeviceCall {
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
+  std::int32_t chunk_tiles = 0;           // fixed_chunk: tiles of a chunk; else 0
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
   bool flat = false;                      // the line is flat whatever the lengths, and fits schedule::narrow_units()
   bool short_line = false;                // flat, of kWarpBuildSequences at most
@@ -73,7 +74,7 @@ struct DeviceCall {
   bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
   bool score_rules = false;     // every tile has some: softcap, ALiBi, a mask, or a window whose left end differs from row to row
   bool may_rule = false;        // a tile may have some: those, a tree mask, or pages, which may lie outside the pool
-  bool hides_values = false;    // a mask may hide tokens, and what V holds there must reach nobody
+  bool hides_values = false;    // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
   bool vector_output = false;   // four neighbouring outputs may be stored at once
 };

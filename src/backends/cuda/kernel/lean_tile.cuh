@@ -80,7 +80,7 @@ class WarpTile {
       if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens) || memory.shared.lacks_pages != 0) {
         apply_rules(memory, record, tile_token);
         scale[0] = scale[1] = 1.0F;
-      } else {
+      } else if (call_.hides_values) {
         seen_tokens(memory) = ~0U;
       }
     }

@@ -65,18 +65,19 @@ class Producer {
   /// or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
+    Part part;
     for (Turn turn = first_record_turn(call_);; turn.advance()) {
-      const bool more = (thread_ == 0 || shares()) && next_segment(call_, cursor);
+      const bool more = (thread_ == 0 || shares()) && next_part(cursor, part);
       if (shares()) {
         if (!more) return;
-        announce_sharing(cursor, turn);
+        announce_sharing(cursor, part, turn);
         continue;
       }
       SegmentRecord& record = shared_.records[turn.place];
       if (thread_ == 0) {
         ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
         record.last = !more;
-        if (more) announce(cursor, record);
+        if (more) announce(cursor, part, record);
         ptx::barrier_arrive(&shared_.record_full[turn.place]);
       } else {
         ptx::barrier_wait(&shared_.record_full[turn.place], turn.parity);
@@ -123,28 +124,57 @@ class Producer {
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads(call_) == 1 ? 1U : 0xFFFFFFFFU); }
 
+  /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles of the output.
+  struct Part {
+    std::int32_t tile_begin = 0;
+    std::int32_t tile_end = 0;
+  };
+
   template <typename TCursor>
-  __device__ void announce(const TCursor& cursor, SegmentRecord& record) {
+  [[nodiscard]] __device__ bool next_part(TCursor& cursor, Part& part) const {
+    const bool chunks = call_.chunk_tiles > 0 && call_.pass == Pass::kWhole;
     const auto& segment = cursor.segment();
-    const auto& output = segment.output;
+    if (chunks && part.tile_end < segment.tile_end) {
+      part.tile_begin = part.tile_end;
+    } else {
+      if (!next_segment(call_, cursor)) return false;
+      part.tile_begin = segment.tile_begin;
+    }
+    part.tile_end = segment.tile_end;
+    if (chunks) {
+      const std::int32_t first_tile = segment.output.first_tile;
+      const std::int32_t chunk_end = (chunk_of(first_tile + part.tile_begin) + 1) * call_.chunk_tiles - first_tile;
+      part.tile_end = min(part.tile_end, chunk_end);
+    }
+    return true;
+  }
+
+  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t tile) const { return quotient(tile, call_.chunk_tiles); }
+
+  template <typename TCursor>
+  __device__ void announce(const TCursor& cursor, const Part& part, SegmentRecord& record) {
+    const auto& output = cursor.segment().output;
     const Sequence lengths = lengths_at(call_, cursor);
     const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
     const KeySpan seen = visible_span(lengths, packed_row(first_row, call_.shape.group).token,
                                       packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
     const std::int64_t first_token = lengths.kv_begin + std::int64_t{output.first_tile} * kConfig.tile_tokens;
-    const std::int64_t begin = max_of(first_token + std::int64_t{segment.tile_begin} * kConfig.tile_tokens, seen.begin);
-    const std::int64_t end = first_token + std::int64_t{segment.tile_end} * kConfig.tile_tokens;
+    std::int64_t begin = first_token + std::int64_t{part.tile_begin} * kConfig.tile_tokens;
+    // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
+    if (call_.chunk_tiles == 0) begin = max_of(begin, seen.begin);
+    const std::int64_t end = first_token + std::int64_t{part.tile_end} * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;
     record.rows = output.rows;
     record.lengths = lengths;
+    record.first_seen = seen.begin;
     record.token_begin = static_cast<std::int32_t>(min_of(begin, seen.end));
     record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, seen.end));
   }
 
   template <typename TCursor>
-  __device__ void announce_sharing(TCursor& cursor, const Turn& turn) {
+  __device__ void announce_sharing(TCursor& cursor, const Part& part, const Turn& turn) {
     cursor.find_contributors();
     ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
     SegmentRecord& record = shared_.records[turn.place];
@@ -158,13 +188,32 @@ class Producer {
                     q_offset(o.strides, lengths_at(call_, cursor), first_head, call_.problem.cu_q_tokens != nullptr);
     if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call_.problem, output.kv_head);
     record.slot = nullptr;
-    if (!record.sole()) {
+    if (call_.chunk_tiles > 0) {
+      record.chunk = place_chunk(cursor.segment(), part);
+      record.slot = call_.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
+    } else if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
       const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
       record.slot = call_.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_group(call_.slots, record.slots, record.contributors, grouping, group);
     }
     ptx::barrier_arrive(&shared_.sharing_known[turn.place]);
+  }
+
+  /// Called for a segment's chunks in turn.
+  template <typename TSegment>
+  [[nodiscard]] __device__ ChunkPlace place_chunk(const TSegment& segment, const Part& part) {
+    const std::int32_t first_tile = segment.output.first_tile;
+    if (part.tile_begin == segment.tile_begin) nodes_ = 0;
+    const fixup::ChunkPush push = fixup::push_after(chunk_of(first_tile + segment.tile_begin), segment.contributor == 0,
+                                                    {.level = 0, .index = chunk_of(first_tile + part.tile_begin)});
+    const ChunkPlace chunk{.output_first = chunk_of(first_tile),
+                           .place = nodes_,
+                           .merges = push.merges,
+                           .node = push.node,
+                           .ends_segment = part.tile_end == segment.tile_end};
+    nodes_ += 1 - push.merges;
+    return chunk;
   }
 
   /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
@@ -201,6 +250,12 @@ class Producer {
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
+    if (call_.chunk_tiles > 0 && token < record.first_seen) {  // what no row sees is left out
+      const std::int32_t unseen = min(record.first_seen - token, tokens);
+      stage += unseen * row_bytes_;
+      token += unseen;
+      tokens -= unseen;
+    }
     const bool has_new = token + tokens > first_new_;
     if (has_new) {
       const std::int32_t first_new = max(first_new_, token);
@@ -369,6 +424,7 @@ class Producer {
   std::int32_t row_bytes_;
   std::int32_t thread_;
   std::int32_t first_new_ = INT32_MAX;  // of the segment's sequence
+  std::int32_t nodes_ = 0;              // on the stack of the segment's chunks
   // Rows copied by threads: pieces of a row, this thread's first piece, and how far it is to its next.
   std::int32_t row_pieces_ = 0, first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
 };

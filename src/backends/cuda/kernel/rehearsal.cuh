@@ -12,8 +12,10 @@ namespace lean::cuda {
 inline constexpr std::int32_t kRehearsedRecords = 1;
 inline constexpr std::int32_t kRehearsedStages = 2;  // a K and a V tile
 
-/// The merging pass has no tiles.
-[[nodiscard]] __device__ __forceinline__ bool rehearses(const DeviceCall& call) { return call.pass == Pass::kWhole; }
+/// The merging pass has no tiles; and rules of scores would look up leftovers in masks.
+[[nodiscard]] __device__ __forceinline__ bool rehearses(const DeviceCall& call) {
+  return call.pass == Pass::kWhole && !call.score_rules && call.problem.scores.tree_mask == nullptr;
+}
 
 /// By one warp, in the producer's and the sharing thread's stead: the first record, and the first two stages full.
 template <KernelConfig kConfig>
