@@ -72,7 +72,9 @@ testing::AssertionResult DeviceRun::matches() { return matches(reference::decode
 
 testing::AssertionResult DeviceRun::matches(const reference::Answer& answer) {
   demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  for (const support::GuardedBuffer* output : {&built_.o_buffer(), &built_.lse_buffer()}) {
+  std::vector<const support::GuardedBuffer*> written{&built_.o_buffer(), &built_.lse_buffer()};
+  if (built_.description().append) written.insert(written.end(), {&built_.k_buffer(), &built_.v_buffer()});
+  for (const support::GuardedBuffer* output : written) {
     const auto copy = copies_.find(output);
     if (copy != copies_.end()) copy->second.copy_to(output->data());
   }

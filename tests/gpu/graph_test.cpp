@@ -1,6 +1,7 @@
 // CUDA graphs: captured once, replayed while lengths change on the device, two alive at a time; what a call enqueues.
 #include <gtest/gtest.h>
 
+#include "backends/reference/load.hpp"
 #include "gpu/device_run.hpp"
 #include "gpu/test_kernels.hpp"
 #include "support/random.hpp"
@@ -117,6 +118,49 @@ TEST(Graph, R38_TwoGraphsAlive) {
       ASSERT_EQ(calls[i].output_bytes(streams[i].get()), sets[i].bits(chosen[i])) << "graph " << i << ", replay " << replay;
       ASSERT_TRUE(calls[i].clean()) << "graph " << i << ", replay " << replay;
     }
+  }
+}
+
+/// A server's loop: every replay appends one token, and the next ones attend to it.
+TEST(Graph, R38_ReplaysAppendTokenAfterToken) {
+  const int replays = full_or_reduced(300, 20);
+  for (const std::int32_t page_tokens : {0, 16}) {
+    Case c{.q_heads = 6, .lens = {37, 600, 1}, .page_tokens = page_tokens, .capacity = kCapacity, .append = true, .workers = 0};
+    const Stream stream;
+    DeviceRun call(c);
+    support::TestProblem& built = call.built();
+    const Append& append = built.problem().append;
+    const auto batch = static_cast<std::int32_t>(c.lens.size());
+    std::vector<std::int32_t> lengths;
+    for (int replay = 0; replay < replays; ++replay) {
+      for (const std::int32_t length : c.lens) lengths.push_back(length + replay);
+    }
+    DeviceBuffer table(lengths.size() * sizeof(std::int32_t));
+    table.copy_from(lengths.data());
+    const Graph graph(stream, cudaStreamCaptureModeGlobal, [&] { call.enqueue(stream.get()); });
+    for (int replay = 0; replay < replays; ++replay) {
+      copy_ints(stream, call.kv_lengths(), table.as<std::int32_t>() + replay * batch, batch);
+      call.poison_outputs(stream.get());
+      graph.launch(stream);
+    }
+    ASSERT_TRUE(call.clean());
+    const auto appended = [](const TensorView& view, std::int64_t sequence, std::int32_t head, std::int32_t i) {
+      const Strides& s = view.strides;
+      return reference::load_element(view.data, view.dtype, sequence * s.sequence + head * s.head + i * s.dim);
+    };
+    for (std::int32_t b = 0; b < batch; ++b) {  // what the oracle finds in the cache before the last replay
+      built.kv_lengths()[b] = c.lens[static_cast<std::size_t>(b)] + replays - 1;
+      for (std::int32_t head = 0; head < c.kv_heads; ++head) {
+        for (std::int64_t t = c.lens[static_cast<std::size_t>(b)] - 1; t < built.kv_lengths()[b] - 1; ++t) {
+          for (std::int32_t i = 0; i < c.head_dim; ++i) {
+            built.set_k({b, head, t, i}, appended(append.k, b, head, i));
+            built.set_v({b, head, t, i}, appended(append.v, b, head, i));
+          }
+        }
+      }
+    }
+    built.remember();
+    EXPECT_TRUE(call.matches());
   }
 }
 

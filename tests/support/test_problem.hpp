@@ -58,6 +58,8 @@ class TestProblem {
   /// The buffers that o and lse lie in.
   [[nodiscard]] const GuardedBuffer& o_buffer() const { return o_; }
   [[nodiscard]] const GuardedBuffer& lse_buffer() const { return lse_; }
+  [[nodiscard]] const GuardedBuffer& k_buffer() const { return k_; }
+  [[nodiscard]] const GuardedBuffer& v_buffer() const { return v_; }
 
   /// The problem with every pointer moved from its buffer to the copy of that buffer at place(buffer).
   template <typename TPlace>
