@@ -1,150 +1,122 @@
 #!/usr/bin/env python3
 """Decode steps of whole models by Transformers: this library's attention beside the stock ones.
 
-Models have the shape of OPT-6.7B, Phi-3-medium and Llama-3-8B with random weights and as many layers as asked for (fewer
-than the real ones: times are of those layers, the embedding and the head). The cache is filled with random keys and values,
-so no prefill runs. A step is a forward pass and an argmax, as greedy decoding does it; the median of the steps is reported.
-`bound` is weights and keys and values that exist over a read of --gbps, where given.
+Models have the shape of Llama-3-8B, Phi-3-medium and OPT-6.7B with random weights and --layers layers, fewer than the real
+ones: times are of those layers, the embedding and the head. "tiny" is there to try the script. The cache is filled with
+random keys and values. A step is a forward pass and an argmax, as greedy decoding does it, and is waited for.
 
-Usage: end_to_end.py [--device cuda|cpu] [--models ...] [--contexts 1024,8192] [--batch 1] [--ragged] [--layers 8]
-                     [--attention lean_attention,sdpa,eager] [--caches dynamic,static,lean] [--graphs] [--steps 16]
-                     [--gbps 4500] [--json FILE] [--plot FILE]
-Needs torch and transformers 4.56 or newer. A combination that does not fit in memory is reported and left out.
+Rows come in the order of their importance, each is written when it is done, and a row that fails becomes a line with a note,
+so a run may be cut short, by --minutes or from outside. `bound` is the weights and the keys and values that exist, read at
+--gbps.
+
+Shapes: BATCHxCONTEXT, "8x32k"; with :ragged, lengths go evenly from an eighth of the context to all of it.
+Paths: ATTENTION/CACHE[+LAUNCH]: lean_attention, sdpa, flash (sdpa pinned to flash attention), eager, flex_attention; dynamic,
+static, lean; +captured (the forward pass in a CUDA graph), +compiled (torch.compile, mode="reduce-overhead").
+
+Usage: end_to_end.py [--device cuda|cpu] [--models llama-8b,...] [--shapes 1x32k,8x8k:ragged] [--paths sdpa/static,...]
+                     [--layers 8] [--steps 16] [--minutes 2] [--gbps 4500] [--json FILE] [--plot FILE]
+Needs torch and transformers 4.56 or newer.
 """
 import argparse
-import dataclasses
-import itertools
+import gc
 import json
-import statistics
+import re
 import subprocess
 import sys
 import time
 
 import torch
 import transformers
-from transformers import DynamicCache, StaticCache
+from decode_models import MODELS, Case, measure, model_of, read_bytes
 
 import lean_attention.hf
-from lean_attention.hf import LeanStaticCache
+
+SHAPES = {
+    "cuda": "1x32k,1x128k,8x8k,8x32k,8x32k:ragged,1x1k,1x8k,32x1k,32x8k:ragged",
+    "cpu": "1x8k,1x1k,4x8k:ragged",
+}
+PATHS = {
+    "cuda": "lean_attention/lean,sdpa/static,sdpa/dynamic,lean_attention/dynamic,lean_attention/static,flash/dynamic,"
+    "eager/static,eager/dynamic,lean_attention/lean+captured,sdpa/static+captured,"
+    "lean_attention/lean+compiled,sdpa/static+compiled,flex_attention/static",
+    "cpu": "lean_attention/lean,sdpa/static,sdpa/dynamic,lean_attention/dynamic,eager/static,eager/dynamic",
+}
+SLOW = ("compiled", "flex_attention")  # seconds of compilation a row: after all other rows of a model
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    model: str
-    attention: str
-    cache: str
-    context: int
-    batch: int
-    ragged: bool
-    graphs: bool
+def lengths_of(shape: str) -> tuple:
+    match = re.fullmatch(r"(\d+)x(\d+)(k?)(:ragged)?", shape)
+    if match is None:
+        raise SystemExit(f"end_to_end: --shapes {shape}: expected BATCHxCONTEXT, as 8x32k or 8x32k:ragged")
+    batch, context = int(match[1]), int(match[2]) * (1024 if match[3] else 1)
+    if not match[4] or batch == 1:
+        return (context,) * batch
+    first = context // 8
+    return tuple(first + (context - first) * b // (batch - 1) for b in range(batch))
 
 
-def config_of(name: str, layers: int, positions: int):
-    common = dict(num_hidden_layers=layers, max_position_embeddings=positions, pad_token_id=0, eos_token_id=None)
-    if name == "opt-6.7b":
-        return transformers.OPTConfig(
-            hidden_size=4096, ffn_dim=16384, num_attention_heads=32, vocab_size=50272, word_embed_proj_dim=4096, **common
-        )
-    if name == "phi-3-medium":
-        return transformers.Phi3Config(
-            hidden_size=5120, intermediate_size=17920, num_attention_heads=40, num_key_value_heads=10, vocab_size=32064, **common
-        )
-    if name == "llama-8b":
-        return transformers.LlamaConfig(
-            hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, **common
-        )
-    raise SystemExit(f"end_to_end: --models {name}: allowed {', '.join(MODELS)}")
+def case_of(model: str, shape: str, path: str) -> Case:
+    match = re.fullmatch(r"(\w+)/(dynamic|static|lean)(?:\+(captured|compiled))?", path)
+    if match is None or (match[2] == "dynamic" and match[3]):
+        raise SystemExit(f"end_to_end: --paths {path}: expected ATTENTION/CACHE or, unless dynamic, ATTENTION/CACHE+LAUNCH")
+    return Case(model, match[1], match[2], match[3] or "launched", lengths_of(shape))
 
 
-MODELS = ("opt-6.7b", "phi-3-medium", "llama-8b")
-
-
-def lengths_of(case: Case) -> list:
-    """Tokens of each sequence; ragged: from an eighth of the context to all of it, evenly."""
-    if not case.ragged or case.batch == 1:
-        return [case.context] * case.batch
-    first = case.context // 8
-    return [first + (case.context - first) * b // (case.batch - 1) for b in range(case.batch)]
-
-
-def filled_cache(model, case: Case, steps: int):
-    """A cache that holds case.context random tokens of each sequence."""
-    config, device, dtype = model.config, model.device, model.dtype
-    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    head_dim = config.hidden_size // config.num_attention_heads
-    shape = (case.batch, kv_heads, case.context, head_dim)
-    if case.cache == "dynamic":
-        cache = DynamicCache(config=config)
-    else:
-        kind = LeanStaticCache if case.cache == "lean" else StaticCache
-        cache = kind(config=config, max_cache_len=case.context + steps)
-    for layer in range(config.num_hidden_layers):
-        k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
-        cache.update(k, v, layer)
-    return cache
-
-
-class Decoder:
-    """Steps of one model on one cache."""
-
-    def __init__(self, model, case: Case, steps: int) -> None:
-        self.cache = filled_cache(model, case, steps)
-        lengths = torch.tensor(lengths_of(case), device=model.device)
-        pads = case.context - lengths
-        self.mask = (torch.arange(case.context + steps, device=model.device) >= pads[:, None]).long()
-        self.position = lengths[:, None].clone()
-        self.token = torch.full((case.batch, 1), 7, device=model.device)
-        self.seen = case.context
-        self.forward = torch.compile(model.forward, mode="reduce-overhead") if case.graphs else model.forward
-
-    def step(self) -> None:
-        self.seen += 1
-        result = self.forward(
-            input_ids=self.token, attention_mask=self.mask[:, : self.seen], position_ids=self.position, past_key_values=self.cache,
-            use_cache=True,
-        )  # fmt: skip
-        self.token = result.logits[:, -1:].argmax(-1)
-        self.position = self.position + 1
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def median_ms(decoder: Decoder, device: str, warm_up: int, steps: int) -> tuple:
-    times = []
-    for i in range(warm_up + steps):
-        synchronize(device)
-        begin = time.perf_counter()
-        decoder.step()
-        synchronize(device)
-        if i >= warm_up:
-            times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times), min(times), max(times)
-
-
-def measure(model, case: Case, arguments) -> dict:
-    warm_up = 5 if case.graphs else 2
-    with torch.inference_mode():
-        decoder = Decoder(model, case, warm_up + arguments.steps)
-        middle, least, most = median_ms(decoder, arguments.device, warm_up, arguments.steps)
-    config = model.config
-    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    token_bytes = 2 * kv_heads * config.hidden_size // config.num_attention_heads * model.dtype.itemsize * config.num_hidden_layers
-    read = sum(p.numel() * p.element_size() for p in model.parameters()) + token_bytes * sum(lengths_of(case))
-    row = dataclasses.asdict(case) | {"ms": middle, "ms_min": least, "ms_max": most, "tokens_per_s": 1e3 * case.batch / middle}
-    return row | {"read_bytes": read} | ({"bound_ms": read / arguments.gbps / 1e6} if arguments.gbps else {})
+def cases_of(arguments) -> list:
+    """(shape, case) by importance: models as given, what compiles after the rest, shapes and paths as given."""
+    cases = [(shape, case_of(model, shape, path)) for model in arguments.models for shape in arguments.shapes for path in arguments.paths]
+    models = list(arguments.models)
+    return sorted(cases, key=lambda item: (models.index(item[1].model), item[1].launch in SLOW or item[1].attention in SLOW))
 
 
 def about(arguments) -> dict:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else lean_attention._core.machine()["cpu_isa"]
     return {
-        "device": device, "dtype": arguments.dtype, "layers": arguments.layers, "threads": torch.get_num_threads(), "commit": commit,
-        "torch": torch.__version__, "transformers": transformers.__version__, "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(sys.argv[1:]),
+        "device": device, "dtype": arguments.dtype, "layers": arguments.layers, "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "transformers": transformers.__version__, "commit": commit,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
+
+
+def measured(model, case: Case, arguments) -> dict:
+    """The row's times, or why there are none."""
+    try:
+        return measure(model, case, arguments.steps) | {"note": None}
+    except Exception as error:  # whatever a stock path or a first contact with a machine may raise
+        text = (str(error).strip().splitlines() or [""])[0]
+        return {"note": f"{type(error).__name__}: {text[:200]}"}
+
+
+class Report:
+    """Prints rows beside a progress bar and writes each to the file as it comes."""
+
+    def __init__(self, total: int, path: str) -> None:
+        self._total, self._path, self._begin = total, path, time.monotonic()
+        self.rows = []
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self._begin) / 60
+
+    def progress(self) -> None:
+        done = len(self.rows)
+        bar = f"[{done * 30 // self._total * '#':30}] {done}/{self._total} {self.minutes * 60:.0f} s"
+        print(f"\r{bar} ", end="", file=sys.stderr, flush=True)
+
+    def add(self, row: dict) -> None:
+        self.rows.append(row)
+        print("\r", end="", file=sys.stderr)
+        head = f"{row['model']:13} {row['shape']:13} {row['impl']:29}"
+        if row["note"] is None:
+            bound = f" bound {row['bound_ms']:7.2f}" if "bound_ms" in row else ""
+            times = f"{row['ms']:9.2f} ms ({row['ms_min']:.2f} to {row['ms_max']:.2f}, launch {row['launch_ms']:.2f})"
+            print(f"{head} {times}{bound} {row['tokens_per_s']:9.1f} tokens/s", flush=True)
+        else:
+            print(f"{head} {row['note']}", flush=True)
+        if self._path:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def plot(rows: list, path: str) -> None:
@@ -154,15 +126,16 @@ def plot(rows: list, path: str) -> None:
     import matplotlib.pyplot as pyplot
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(models), figsize=(5 * len(models), 4), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(models), figsize=(6 * len(models), 4.5), squeeze=False)
     for axis, model in zip(axes[0], models):
         series = {}
+        shapes = list(dict.fromkeys(row["shape"] for row in rows if row["model"] == model))
         for row in (row for row in rows if row["model"] == model):
-            name = f"{row['attention']}, {row['cache']}" + (", ragged" if row["ragged"] else "") + f", batch {row['batch']}"
-            series.setdefault(name, []).append((row["context"], row["ms"]))
+            series.setdefault(row["impl"], []).append((shapes.index(row["shape"]), row["ms"]))
         for name, points in series.items():
-            axis.plot(*zip(*sorted(points)), marker="o", label=name)
-        axis.set(title=model, xlabel="context in tokens", ylabel="ms a step", xscale="log", yscale="log")
+            axis.plot(*zip(*points), marker="o", linestyle="-" if "lean" in name else ":", label=name)
+        axis.set(title=model, xticks=range(len(shapes)), ylabel="ms a step", yscale="log")
+        axis.set_xticklabels(shapes, rotation=30)
         axis.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path)
@@ -172,68 +145,55 @@ def parse() -> argparse.Namespace:
     def words(text: str) -> list:
         return text.split(",")
 
-    def numbers(text: str) -> list:
-        return [int(part) for part in text.split(",")]
-
-    cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if cuda else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--models", type=words, default=list(MODELS))
-    parser.add_argument("--contexts", type=numbers, default=[1024, 8192, 32768, 131072] if cuda else [1024, 8192])
-    parser.add_argument("--batch", type=numbers, default=[1])
-    parser.add_argument("--ragged", action="store_true", help="batches above 1: lengths from an eighth of the context to all of it")
-    parser.add_argument("--layers", type=int, default=8 if cuda else 2)
-    parser.add_argument("--attention", type=words, default=["lean_attention", "sdpa", "eager"])
-    parser.add_argument("--caches", type=words, default=["dynamic", "static"])
-    parser.add_argument("--graphs", action="store_true", help="torch.compile(mode='reduce-overhead'), static caches only")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--models", type=words, default=[name for name in MODELS if name != "tiny"])
+    parser.add_argument("--shapes", type=words)
+    parser.add_argument("--paths", type=words)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so long")
     parser.add_argument("--gbps", type=float, default=0, help="a read speed to compare with, in GB/s")
     parser.add_argument("--json", help="append a line a row")
     parser.add_argument("--plot", help="draw to this file")
-    return parser.parse_args()
-
-
-def cases_of(arguments) -> list:
-    cases = []
-    for model, context, batch, cache, attention in itertools.product(
-        arguments.models, arguments.contexts, arguments.batch, arguments.caches, arguments.attention
-    ):
-        if cache == "lean" and attention != "lean_attention":
-            continue
-        cases.append(Case(model, attention, cache, context, batch, arguments.ragged, arguments.graphs and cache != "dynamic"))
-    return cases
+    arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
+    arguments.shapes = arguments.shapes or words(SHAPES[arguments.device])
+    arguments.paths = arguments.paths or words(PATHS[arguments.device])
+    arguments.layers = arguments.layers or (8 if on_gpu else 2)
+    arguments.steps = arguments.steps or (16 if on_gpu else 4)
+    for name in arguments.models:
+        if name not in MODELS:
+            parser.error(f"--models {name}: allowed {', '.join(MODELS)}")
+    return arguments
 
 
 def main() -> None:
     arguments = parse()
     lean_attention.hf.register()
-    cases, rows, facts = cases_of(arguments), [], about(arguments)
-    begin = time.monotonic()
-    for name, group in itertools.groupby(enumerate(cases), lambda item: item[1].model):
-        config = config_of(name, arguments.layers, max(arguments.contexts) + 64)
-        with torch.device(arguments.device):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, arguments.dtype)).eval()
-        for done, case in group:
-            print(f"\r[{done * 30 // len(cases) * '#':30}] {done}/{len(cases)} {time.monotonic() - begin:.0f} s ", end="", file=sys.stderr)
-            model.set_attn_implementation(case.attention)
-            torch._dynamo.reset()
-            try:
-                row = measure(model, case, arguments)
-            except (torch.OutOfMemoryError, ImportError) as error:
-                print(f"\r{case}: {type(error).__name__}", file=sys.stderr)
-                continue
-            rows.append(row)
-            print(f"\r{name:13} {case.attention:15} {case.cache:8} {case.batch:3} x {case.context:6}{' ragged' if case.ragged else ''}"
-                  f" {row['ms']:9.2f} ms ({row['ms_min']:.2f} to {row['ms_max']:.2f}) {row['tokens_per_s']:9.1f} tokens/s")  # fmt: skip
-            if arguments.json:
-                with open(arguments.json, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | facts) + "\n")
-        del model
+    cases, facts = cases_of(arguments), about(arguments)
+    positions = max(case.context for _, case in cases) + 64
+    report, model, name = Report(len(cases), arguments.json), None, None
+    for shape, case in cases:
+        if report.minutes > arguments.minutes:
+            print(f"\r{len(cases) - len(report.rows)} rows left out after {report.minutes:.1f} minutes", flush=True)
+            break
+        if case.model != name:
+            model = None  # its memory is needed
+            model, name = model_of(case.model, arguments.layers, positions, getattr(torch, arguments.dtype), arguments.device), case.model
+        report.progress()
+        row = {"model": case.model, "shape": shape, "impl": case.impl, "lens": case.lengths} | measured(model, case, arguments)
+        row["read_bytes"] = read_bytes(model, case.lengths)
+        if arguments.gbps:
+            row["bound_ms"] = row["read_bytes"] / arguments.gbps / 1e6
+        report.add(row | facts)
+        gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
-    if arguments.plot and rows:
-        plot(rows, arguments.plot)
+    finished = [row for row in report.rows if row["note"] is None]
+    if arguments.plot and finished:
+        plot(finished, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,87 @@
-"""The package on a GPU: streams, graphs, workspaces, devices. Skipped without one, and in a build without the CUDA backend."""
+"""decode() and torch.ops.lean_attention on a GPU: results, streams, graphs, workspaces, devices."""
 
 import pytest
+from gpu import lengths, name_of, tensors, torch
+from oracle import attention
 
-torch = pytest.importorskip("torch")
+import lean_attention
+from lean_attention import Options, decode
 
-from conftest import arrays  # noqa: E402
-from oracle import attention  # noqa: E402
-
-import lean_attention  # noqa: E402
-from lean_attention import _core, decode  # noqa: E402
-
-if not (torch.cuda.is_available() and _core.machine()["cuda_built"]):
-    pytest.skip("no GPU, or a build without the CUDA backend", allow_module_level=True)
-
-
-def tensors(dtype=torch.bfloat16, dim=64, **sizes):
-    return [torch.from_numpy(x).to("cuda", dtype) for x in arrays(dim=dim, **sizes)]
-
-
-def lengths(*values):
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+OPS = torch.ops.lean_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_against_the_oracle(dtype, layout):
-    q, k, v = tensors(dtype, batch=3, q_tokens=2, kv_tokens=700)
-    seqlens = lengths(700, 0, 33)
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+def test_against_the_oracle(dtype, layout, dim):
+    q, k, v = tensors(dtype, dim, batch=3, q_tokens=2, kv_tokens=700)
+    seqlens, leftpad = lengths(700, 0, 33), lengths(5, 0, 20)
     given = (q, k, v) if layout == "bhsd" else [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    out, lse = decode(*given, seqlens=seqlens, causal=True, layout=layout, return_lse=True)
+    out, lse = decode(*given, seqlens=seqlens, leftpad=leftpad, causal=True, scale=0.2, layout=layout, return_lse=True)
     out = out if layout == "bhsd" else out.transpose(1, 2)
-    attention(q, k, v, seqlens=seqlens, causal=True, dtype=str(dtype).removeprefix("torch.")).check(out, lse)
+    attention(q, k, v, seqlens=seqlens, leftpad=leftpad, causal=True, scale=0.2, dtype=name_of(dtype)).check(out, lse)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        dict(window=(40, 0)),
+        dict(softcap=2.0),
+        dict(alibi_slopes=torch.linspace(0.1, 0.6, 6)),
+        dict(sinks=torch.linspace(-1, 3, 6)),
+        dict(causal=True, window=(9, -1), softcap=5.0, sinks=torch.linspace(-1, 3, 6)),
+    ],
+    ids=lambda rules: "+".join(rules),
+)
+def test_score_rules(rules):
+    q, k, v = tensors(q_tokens=2, kv_tokens=300)
+    on_device = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
+    out, lse = decode(q, k, v, seqlens=lengths(300, 71), return_lse=True, **on_device)
+    attention(q, k, v, seqlens=[300, 71], dtype="bfloat16", **rules).check(out, lse)
+
+
+def test_one_token_without_an_axis():
+    q, k, v = tensors(kv_tokens=300)
+    out, lse = decode(q[:, :, 0], k, v, return_lse=True)
+    attention(q, k, v, dtype="bfloat16").check(out[:, :, None], lse[:, :, None])
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_pages(page):
+    q, k, v = tensors(kv_tokens=192)
+    pages = 192 // page
+    order = torch.randperm(2 * pages, generator=torch.Generator().manual_seed(1)).cuda()
+    pools = [torch.empty(2 * pages, page, 2, 64, dtype=q.dtype, device="cuda") for _ in range(2)]
+    for pool, x in zip(pools, (k, v)):
+        pool[order] = x.transpose(1, 2).reshape(2 * pages, page, 2, 64)
+    seqlens, table = lengths(192, 70), order.to(torch.int32).view(2, pages)
+    query = q.transpose(1, 2)
+    out = decode(query, *pools, seqlens=seqlens, block_table=table, layout="bshd").transpose(1, 2)
+    attention(q, k, v, seqlens=seqlens, dtype="bfloat16").check(out)
+    indptr = lengths(0, pages, 2 * pages)
+    by_list = decode(query, *pools, seqlens=seqlens, page_indptr=indptr, page_indices=table.flatten(), layout="bshd")
+    assert torch.equal(by_list.transpose(1, 2), out)
+
+
+def test_packed_tokens():
+    q, k, v = tensors(kv_tokens=64)
+    packed = [torch.cat([x[0, :, :40], x[1, :, :64]], 1) for x in (k, v)]
+    out = decode(q[:, :, 0].transpose(0, 1), *packed, cu_seqlens_q=lengths(0, 1, 2), cu_seqlens_k=lengths(0, 40, 104), max_seqlen_q=1)
+    attention(q, k, v, seqlens=[40, 64], dtype="bfloat16").check(out.transpose(0, 1)[:, :, None])
 
 
 def test_lists_become_device_lengths():
     q, k, v = tensors()
     assert torch.equal(decode(q, k, v, seqlens=[37, 5]), decode(q, k, v, seqlens=lengths(37, 5)))
+
+
+@pytest.mark.parametrize("policy", ["data_parallel", "fixed_split"])
+def test_other_schedules(policy):
+    q, k, v = tensors(kv_tokens=900)
+    attention(q, k, v, dtype="bfloat16").check(decode(q, k, v, options=Options(policy=policy)))
+
+
+# --- streams and graphs ----------------------------------------------------------------------------------------------
 
 
 def test_the_current_stream_is_used():
@@ -53,6 +99,32 @@ def test_the_current_stream_is_used():
     assert torch.equal(out, expected)
 
 
+def test_nothing_waits_for_the_device():
+    """A call returns while the stream is still busy with what came before it."""
+    q, k, v = tensors()
+    seqlens = lengths(37, 5)
+    decode(q, k, v, seqlens=seqlens)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    decode(q, k, v, seqlens=seqlens)
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+
+
+def test_calls_on_two_streams_at_once():
+    q, k, v = tensors(batch=8, kv_tokens=4096)
+    expected = decode(q, k, v)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    results = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(decode(q, k, v))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected) for result in results)
+
+
 def test_a_graph_replays_with_new_lengths_and_after_the_workspace_grew():
     q, k, v = tensors(kv_tokens=3000)
     seqlens, out = lengths(3000, 3000), torch.empty_like(q)
@@ -68,13 +140,46 @@ def test_a_graph_replays_with_new_lengths_and_after_the_workspace_grew():
         assert torch.equal(out, decode(q, k, v, seqlens=lengths(*values)))
 
 
+def test_a_graph_of_the_operator():
+    q, k, v = tensors(kv_tokens=900)
+    seqlens = lengths(900, 900)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out, lse = OPS.decode_lse(q, k, v, seqlens=seqlens)
+    for values in ((900, 3), (17, 800)):
+        seqlens.copy_(lengths(*values))
+        graph.replay()
+        attention(q, k, v, seqlens=values, dtype="bfloat16").check(out, lse)
+
+
+def test_workspaces_are_given_back():
+    q, k, v = tensors(batch=64, kv_tokens=512)
+    first = decode(q, k, v)
+    torch.cuda.synchronize()
+    lean_attention.clear_workspaces()
+    assert torch.equal(decode(q, k, v), first)
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
 def test_opcheck():
-    q, k, v = tensors()
-    torch.library.opcheck(torch.ops.lean_attention.decode.default, (q, k, v), dict(seqlens=lengths(37, 5)))
-    torch.library.opcheck(torch.ops.lean_attention.decode_lse.default, (q, k, v), dict(causal=True))
+    q, k, v = tensors(q_tokens=2)
+    torch.library.opcheck(OPS.decode.default, (q, k, v), dict(seqlens=lengths(37, 5)))
+    torch.library.opcheck(OPS.decode_lse.default, (q, k, v), dict(causal=True, window_left=4, sinks=torch.ones(6, device="cuda")))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_is_one_graph(dynamic):
+    step = torch.compile(lambda q, k, v, n: decode(q * 2, k, v, seqlens=n) + 1, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for tokens in (37, 38, 64):
+        q, k, v = tensors(kv_tokens=tokens)
+        n = lengths(tokens, 9)
+        assert torch.equal(step(q, k, v, n), decode(q * 2, k, v, seqlens=n) + 1)
 
 
 def test_reduce_overhead():
+    """Inductor puts the step into a CUDA graph; the lengths it reads change on the device."""
     step = torch.compile(lambda q, k, v, n: decode(q * 2, k, v, seqlens=n) + 1, fullgraph=True, mode="reduce-overhead")
     q, k, v = tensors(kv_tokens=900)
     for values in ((900, 900), (5, 800), (900, 0), (77, 78)):
@@ -82,13 +187,19 @@ def test_reduce_overhead():
         torch.testing.assert_close(step(q, k, v, n).clone(), decode(q * 2, k, v, seqlens=n) + 1)
 
 
+# --- misuse ----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "name, error, arguments",
     [
         ("seqlens", ValueError, dict(seqlens=torch.tensor([37, 5], dtype=torch.int32))),
         ("seqlens", TypeError, dict(seqlens=torch.tensor([37, 5], device="cuda"))),
+        ("seqlens", ValueError, dict(seqlens=lengths(37, 0, 5, 0)[::2])),
         ("out", ValueError, dict(out=torch.empty(2, 6, 1, 64, dtype=torch.bfloat16))),
+        ("sinks", ValueError, dict(sinks=torch.ones(6))),
     ],
+    ids=["host", "int64", "strided", "out_on_host", "sinks_on_host"],
 )
 def test_r50_misuse_names_the_argument(name, error, arguments):
     with pytest.raises(error, match=f"^{name}:"):
@@ -101,6 +212,14 @@ def test_r50_keys_on_the_host():
         decode(q, k.cpu(), v)
 
 
+def test_r50_types_it_does_not_have():
+    """fp32 is the CPU's; supports() says so before a call does."""
+    q, k, v = tensors(torch.float32)
+    assert lean_attention.supports(q, k, v).code == "unsupported"
+    with pytest.raises(NotImplementedError):
+        decode(q, k, v)
+
+
 def test_another_device_than_the_current_one():
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
@@ -108,51 +227,3 @@ def test_another_device_than_the_current_one():
     out = decode(q, k, v)
     assert torch.cuda.current_device() == 0
     attention(q, k, v, dtype="bfloat16").check(out)
-
-
-def test_workspaces_are_given_back():
-    q, k, v = tensors(batch=64, kv_tokens=512)
-    first = decode(q, k, v)
-    torch.cuda.synchronize()
-    lean_attention.clear_workspaces()
-    assert torch.equal(decode(q, k, v), first)
-
-
-def test_sdpa():
-    from lean_attention import sdpa
-
-    q, k, v = tensors()
-    lean_attention.enable_sdpa()
-    try:
-        with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    finally:
-        sdpa.disable_sdpa()
-    assert torch.equal(out, decode(q, k, v))
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static", "lean"])
-def test_transformers(cache):
-    """generate() compiles a static cache's steps by itself; the logits of its tokens stay near those of the fp32 model."""
-    pytest.importorskip("transformers", minversion="4.56")
-    from test_hf import model_of, prompts
-
-    from lean_attention.hf import LeanStaticCache
-
-    inputs = {name: x.cuda() for name, x in prompts(2, True).items()}
-    model = model_of("llama_64", "lean_attention", torch.bfloat16).cuda()
-    arguments = dict(dynamic={}, static=dict(cache_implementation="static"), lean={})[cache]
-    if cache == "lean":
-        arguments = dict(past_key_values=LeanStaticCache(model.config, max_cache_len=64))
-    result = model.generate(**inputs, max_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True, **arguments)
-
-    def logits(implementation, dtype):
-        mask = torch.cat([inputs["attention_mask"], inputs["attention_mask"].new_ones(2, 12)], 1)
-        position = (mask.cumsum(1) - 1).clamp(min=0)
-        with torch.no_grad():
-            whole = model_of("llama_64", implementation, dtype).cuda()(result.sequences, attention_mask=mask, position_ids=position)
-        return whole.logits[:, 10:-1].float().transpose(0, 1)
-
-    exact, eager = logits("eager", torch.float32), logits("eager", torch.bfloat16)
-    ours = torch.stack(result.logits).float()
-    assert (ours - exact).norm() <= 2 * (eager - exact).norm()

@@ -1,0 +1,123 @@
+"""Transformers on a GPU, in 16 bits: logits of the same tokens stay near those of the fp32 model, for models of each kind."""
+
+import pytest
+from gpu import torch
+
+pytest.importorskip("transformers", minversion="4.56")
+
+import test_hf  # noqa: E402
+from test_hf import MODELS, Calls, model_of, prompts  # noqa: E402
+
+from lean_attention.hf import LeanStaticCache  # noqa: E402
+
+STEPS = 12
+
+
+def on_gpu(inputs):
+    return {name: x.cuda() for name, x in inputs.items()}
+
+
+def generated(model, inputs, **arguments):
+    """(tokens, logits [B, steps, vocabulary] in float32)."""
+    result = model.generate(
+        **inputs, max_new_tokens=STEPS, do_sample=False, output_logits=True, return_dict_in_generate=True, **arguments
+    )
+    return result.sequences, torch.stack(result.logits, 1).float()
+
+
+def logits_of(name, implementation, dtype, tokens, mask):
+    """What one pass over all tokens says of the next ones."""
+    mask = torch.cat([mask, mask.new_ones(mask.shape[0], STEPS)], 1)
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        whole = model_of(name, implementation, dtype).cuda()(tokens, attention_mask=mask, position_ids=position)
+    return whole.logits[:, -STEPS - 1 : -1].float()
+
+
+def check(name, dtype, inputs, tokens, ours):
+    """Not farther from the fp32 model than 2 times what eager attention in the same type is."""
+    exact, eager = (logits_of(name, "eager", kind, tokens, inputs["attention_mask"]) for kind in (torch.float32, dtype))
+    assert (ours - exact).norm() <= 2 * (eager - exact).norm()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "lean"])
+def test_logits(name, padded, cache, monkeypatch):
+    calls = Calls(monkeypatch)
+    inputs = on_gpu(prompts(3, padded))
+    model = model_of(name, "lean_attention", torch.bfloat16).cuda()
+    arguments = dict(dynamic={}, static=dict(cache_implementation="static", disable_compile=True), lean=dict(disable_compile=True))[cache]
+    if cache == "lean":
+        arguments["past_key_values"] = LeanStaticCache(model.config, max_cache_len=40)
+    tokens, ours = generated(model, inputs, **arguments)
+    assert calls.count >= model.config.num_hidden_layers * (STEPS - 1)  # every decode step was the library's
+    check(name, torch.bfloat16, inputs, tokens, ours)
+
+
+def test_fp16():
+    inputs = on_gpu(prompts(2, True))
+    model = model_of("llama_64", "lean_attention", torch.float16).cuda()
+    check("llama_64", torch.float16, inputs, *generated(model, inputs))
+
+
+def test_beam_search_runs():
+    inputs = on_gpu(prompts(2, True))
+    beams = dict(max_new_tokens=STEPS, do_sample=False, num_beams=3)
+    tokens = model_of("llama_64", "lean_attention", torch.bfloat16).cuda().generate(**inputs, **beams)
+    assert tokens.shape == (2, 11 + STEPS)
+
+
+@pytest.mark.parametrize("cache", ["static", "lean"])
+def test_generate_compiles_steps_into_cuda_graphs(cache):
+    """generate() does so by itself for a cache whose addresses stay."""
+    torch._dynamo.reset()
+    inputs = on_gpu(prompts(2, True))
+    model = model_of("llama_64", "lean_attention", torch.bfloat16).cuda()
+    arguments = dict(cache_implementation="static")
+    if cache == "lean":
+        arguments = dict(past_key_values=LeanStaticCache(model.config, max_cache_len=64))
+    tokens, ours = generated(model, inputs, **arguments)
+    check("llama_64", torch.bfloat16, inputs, tokens, ours)
+
+
+def decoded(model, inputs, in_a_graph):
+    """Tokens of greedy steps on a LeanStaticCache, the steps run one by one or replayed from one that was captured."""
+    cache = LeanStaticCache(model.config, max_cache_len=64)
+    token = model(**inputs, past_key_values=cache).logits[:, -1:].argmax(-1)
+    position = torch.full((2, 1), 11, device="cuda")
+
+    def step():
+        logits = model(input_ids=token, position_ids=position, past_key_values=cache).logits
+        token.copy_(logits[:, -1:].argmax(-1))
+        position.add_(1)
+
+    step()
+    tokens, run = [token.clone()], step
+    if in_a_graph:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    for _ in range(STEPS):
+        run()
+        tokens.append(token.clone())
+    return torch.cat(tokens, 1)
+
+
+def test_a_captured_step_follows_the_tokens():
+    """Lengths grow on the device, and nothing waits for it."""
+    inputs = on_gpu(prompts(2, False))
+    model = model_of("llama_64", "lean_attention", torch.bfloat16).cuda()
+    with torch.no_grad():
+        assert torch.equal(decoded(model, inputs, True), decoded(model, inputs, False))
+
+
+def test_a_type_the_backend_lacks_is_pytorchs(monkeypatch):
+    """fp32 on a GPU: the call goes to PyTorch, the tokens are eager's."""
+    calls = Calls(monkeypatch)
+    inputs = on_gpu(prompts(2, True))
+    expected = test_hf.generated(model_of("llama_64", "eager").cuda(), inputs)
+    assert torch.equal(test_hf.generated(model_of("llama_64", "lean_attention").cuda(), inputs), expected)
+    assert calls.count == 0
