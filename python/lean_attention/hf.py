@@ -173,7 +173,7 @@ def attention_forward(
         arguments["sinks"] = s_aux.detach().float()
     ranges = _ranges_in(attention_mask)
     if ranges is not None:
-        arguments.update(leftpad=ranges[:, 0, 0, 0], seqlens=ranges[:, 0, 0, 1])
+        arguments["leftpad"], arguments["seqlens"] = ranges[:, 0, 0].unbind(-1)
         if q_length > 1:
             arguments.update(causal=True, window=(-1, -1) if not sliding_window else (sliding_window - 1, -1))
     elif attention_mask is not None:  # a pattern that two numbers do not describe, or one a model made itself

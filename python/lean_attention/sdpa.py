@@ -121,6 +121,5 @@ def _cpu_kernel(
 def _cuda_kernel(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> tuple:
     """The nine results of aten::_scaled_dot_product_flash_attention; those of dropout and of ragged batches are empty."""
     out, lse = _cpu_kernel(query, key, *rest)
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    unused = torch.zeros((), dtype=torch.uint64, device=query.device)
+    state, unused = (query.new_empty(shape, dtype=torch.uint64) for shape in (2, ()))  # dropout's: nobody reads them
     return out, lse, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
