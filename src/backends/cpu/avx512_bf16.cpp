@@ -77,21 +77,19 @@ LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, 
   }
 }
 
-template <int kRows, int kTokens>
-LEAN_TARGET_BF16 inline void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s,
-                                         PrefetchStream& next) {
-  for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
-    next.step();
-    scores_block<kRows, kTokens>(q, row, k, token, s);
+/// Eight tokens meet all rows before the next ones are read.
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept {
+  ReadAhead ahead(k, sizeof(std::uint16_t), after);
+  for (std::int32_t token = 0; token < k.tokens; token += 8) {
+    ahead.reach(token + 8);
+    std::int32_t row = 0;
+    for (; row + 4 <= s.rows; row += 4) {
+      scores_block<4, 4>(q, row, k, token, s);
+      if (token + 4 < k.tokens) scores_block<4, 4>(q, row, k, token + 4, s);
+    }
+    for (; row + 2 <= s.rows; row += 2) scores_block<2, 8>(q, row, k, token, s);
+    if (row < s.rows) scores_block<1, 8>(q, row, k, token, s);
   }
-}
-
-void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept {
-  PrefetchStream next(rows, score_steps(s.rows, k.tokens, 4));
-  std::int32_t row = 0;
-  for (; row + 4 <= s.rows; row += 4) scores_rows<4, 4>(q, row, k, s, next);
-  for (; row + 2 <= s.rows; row += 2) scores_rows<2, 8>(q, row, k, s, next);
-  if (row < s.rows) scores_rows<1, 8>(q, row, k, s, next);
 }
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ LEAN_TARGET_BF16 inline void store_values(const Interleaved& values, float* o, s
 /// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
 template <int kRows, int kGroups>
 LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
-                                              const float* rescale, std::int32_t d, PrefetchStream& next) {
+                                              const float* rescale, std::int32_t d, ReadAhead& ahead) {
   Interleaved sums[std::size_t{kRows * kGroups}];
   for (int r = 0; r < kRows; ++r) {
     const Sum factor = _mm512_set1_ps(rescale[row + r]);
@@ -130,7 +128,7 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
   __mmask32 lanes[std::size_t{kGroups}];
   for (int g = 0; g < kGroups; ++g) lanes[g] = lanes_left(v.dims - d - g * kPairLanes);
   for (std::int32_t t = 0; t < v.tokens; t += 2) {
-    next.step();
+    ahead.reach(t + 2);
     const std::uint16_t* first_row = token_row(v, t);
     const bool pair = t + 1 < v.tokens;
     const std::uint16_t* second_row = pair ? token_row(v, t + 1) : first_row;
@@ -159,13 +157,13 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
 
 template <int kRows, int kGroups>
 LEAN_TARGET_BF16 inline void accumulate_rows(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
-                                             const float* rescale, PrefetchStream& next) {
+                                             const float* rescale, ReadAhead& ahead) {
   std::int32_t d = 0;
   for (; d + kGroups * kPairLanes <= v.dims; d += kGroups * kPairLanes) {
-    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, next);
+    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, ahead);
   }
   for (; d < v.dims; d += kPairLanes) {
-    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, next);
+    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, ahead);
   }
 }
 
@@ -181,14 +179,17 @@ LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t toke
   }
 }
 
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept {
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& after) noexcept {
   round_weights(p, v.tokens);
-  PrefetchStream next(rows, accumulate_steps(o.rows, v, 2 * kPairLanes) / 2);
+  ReadAhead ahead(v, sizeof(std::uint16_t), after);
   std::int32_t row = 0;
-  for (; row + 4 <= o.rows; row += 4) accumulate_rows<4, 2>(o, p, row, v, rescale, next);
-  for (; row + 2 <= o.rows; row += 2) accumulate_rows<2, 4>(o, p, row, v, rescale, next);
-  if (row < o.rows) accumulate_rows<1, 4>(o, p, row, v, rescale, next);
+  for (; row + 4 <= o.rows; row += 4) accumulate_rows<4, 2>(o, p, row, v, rescale, ahead);
+  for (; row + 2 <= o.rows; row += 2) accumulate_rows<2, 4>(o, p, row, v, rescale, ahead);
+  if (row < o.rows) accumulate_rows<1, 4>(o, p, row, v, rescale, ahead);
 }
+
+/// accumulate leaves O in order.
+void keep_values(float*, std::int32_t) noexcept {}
 
 }  // namespace
 
@@ -200,6 +201,7 @@ const TileKernels* avx512_bf16_kernels() noexcept {
     table.name = "AVX-512-BF16";
     table.scores[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
+    table.restore_values[table_index(DType::kBFloat16)] = keep_values;
     return table;
   }();
   return kernels ? &*kernels : nullptr;

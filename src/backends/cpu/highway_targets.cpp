@@ -1,5 +1,6 @@
 // Compiles lean_tile-inl.hpp once per vector instruction set (Highway's foreach_target) and hands out the tables.
 // Targets kept: 128 bits (SSE4 or NEON), AVX2 and AVX-512; those between gain nothing here.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>

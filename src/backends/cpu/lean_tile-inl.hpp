@@ -1,9 +1,10 @@
 // LeanTile on a CPU, written once for all instruction sets: LeanAttention, Alg. 1, lines 14-26.
 // Included by highway_targets.cpp once per target and by scalar_target.cpp; not a header that compiles alone.
 //
-// Register plan: scores keep kRows x kTokens sums in registers and reduce them four at a time; accumulate keeps
-// kRows x kVectors of O in registers while it walks the tile's tokens. K and V are converted to fp32 as they are loaded; two
-// vectors of bf16 at a time, even elements by a shift and odd ones by a mask, which is half the work of widening them.
+// K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read. Register plan:
+// scores keep kRows x kTokens sums and reduce them four at a time; accumulate keeps kRows x kTokens weights and adds that many
+// tokens to each vector of O it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
+// elements by a shift and odd ones by a mask, which is half the work of widening them.
 
 #include "backends/cpu/vectors-inl.hpp"
 //
@@ -15,13 +16,19 @@ namespace lean::cpu::HWY_NAMESPACE {
 namespace {  // the scalar target is compiled in two files
 
 template <typename T>
-const StorageOf<T>* spaced_row(const TokenRows& rows, std::int32_t token) {
-  return reinterpret_cast<const StorageOf<T>*>(static_cast<const std::byte*>(rows.data) + token * rows.token_stride_bytes);
-}
-
-template <typename T>
 const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
   return reinterpret_cast<const StorageOf<T>*>(rows.row(token));
+}
+
+/// One of the two vectors that 2 kLanes elements make: the even and the odd ones of bf16, else the first and the second half.
+template <typename T, int kWhich>
+HWY_INLINE Vec load_of_pair(const StorageOf<T>* p) {
+  if constexpr (!Element<T>::kPairs)
+    return Element<T>::load(p + kWhich * kLanes);
+  else if constexpr (kWhich == 0)
+    return Element<T>::load_even(p);
+  else
+    return Element<T>::load_odd(p);
 }
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
@@ -112,23 +119,29 @@ void order_query(float* row, std::int32_t dims) noexcept {
   (void)dims;
 }
 
+/// Tokens that meet all rows before the next ones are read: whole blocks of three and of four.
+constexpr std::int32_t kScoreTokens = 12;
+
 template <typename T, int kRows, int kTokens>
-HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, const RowBuffer& s, PrefetchStream& next) {
-  for (std::int32_t token = 0; token < k.tokens; token += kTokens) {
-    next.step();
+HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s,
+                            ReadAhead& ahead) {
+  const std::int32_t end = std::min(token + kScoreTokens, k.tokens);
+  for (; token < end; token += kTokens) {
+    ahead.reach(token + kTokens);
     scores_block<T, kRows, kTokens>(q, row, k, token, s);
   }
 }
 
 template <typename T>
-void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept {
-  constexpr int kWide = kManyRegisters ? 4 : 3;
-  PrefetchStream next(rows, score_steps(s.rows, k.tokens, kWide));
-  std::int32_t row = 0;
-  for (; kManyRegisters && row + 8 <= s.rows; row += 8) scores_rows<T, 8, 3>(q, row, k, s, next);
-  for (; row + 4 <= s.rows; row += 4) scores_rows<T, 4, kWide>(q, row, k, s, next);
-  for (; row + 2 <= s.rows; row += 2) scores_rows<T, 2, 4>(q, row, k, s, next);
-  if (row < s.rows) scores_rows<T, 1, 8>(q, row, k, s, next);
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept {
+  ReadAhead ahead(k, sizeof(StorageOf<T>), after);
+  for (std::int32_t token = 0; token < k.tokens; token += kScoreTokens) {
+    std::int32_t row = 0;
+    for (; kManyRegisters && row + 8 <= s.rows; row += 8) scores_rows<T, 8, 3>(q, row, k, token, s, ahead);
+    for (; row + 4 <= s.rows; row += 4) scores_rows<T, 4, kManyRegisters ? 4 : 3>(q, row, k, token, s, ahead);
+    for (; row + 2 <= s.rows; row += 2) scores_rows<T, 2, 4>(q, row, k, token, s, ahead);
+    if (row < s.rows) scores_rows<T, 1, 4>(q, row, k, token, s, ahead);
+  }
 }
 
 // ---- online softmax -------------------------------------------------------------------------------------------------
@@ -182,90 +195,95 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
-/// kVectors vectors of a row of O, scaled; in pairs: even elements, then odd ones.
-template <bool kInPairs, int kVectors>
-HWY_INLINE void load_values(const float* row, Vec factor, Vec* acc) {
-  for (int i = 0; i < kVectors; i += kInPairs ? 2 : 1) {
-    if constexpr (kInPairs) {
-      hn::LoadInterleaved2(F32(), row + i * kLanes, acc[i], acc[i + 1]);
-      acc[i + 1] = hn::Mul(acc[i + 1], factor);
-    } else {
-      acc[i] = hn::Load(F32(), row + i * kLanes);
-    }
-    acc[i] = hn::Mul(acc[i], factor);
-  }
-}
-
-template <bool kInPairs, int kVectors>
-HWY_INLINE void store_values(const Vec* acc, float* row) {
-  for (int i = 0; i < kVectors; i += kInPairs ? 2 : 1) {
-    if constexpr (kInPairs) {
-      hn::StoreInterleaved2(acc[i], acc[i + 1], F32(), row + i * kLanes);
-    } else {
-      hn::Store(acc[i], F32(), row + i * kLanes);
-    }
-  }
-}
-
-/// O of kRows rows and kVectors vectors from dim `d` on, held in registers over all tokens of the tile.
-template <typename T, int kRows, int kVectors>
-HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
-                                 std::int32_t d, PrefetchStream& next) {
+/// Adds kTokens tokens to kVectors vectors of each of kRows rows of O; load(t, value) reads the vectors of the t-th token.
+template <int kRows, int kTokens, int kVectors, typename Load>
+HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, const Load& load) {
   const F32 f32;
-  // Pairs of vectors save conversions only where few rows share them.
-  constexpr bool kInPairs = Element<T>::kPairs && kVectors % 2 == 0 && kRows <= 2;
-  float* out = o.row(row) + d;
   Vec acc[std::size_t{kRows * kVectors}];
   for (int r = 0; r < kRows; ++r) {
-    load_values<kInPairs, kVectors>(out + r * o.stride, hn::Set(f32, rescale[row + r]), acc + r * kVectors);
+    for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::Load(f32, out + r * stride + i * kLanes);
   }
-  const float* weights = p.row(row);
-  const bool whole = kVectors > 1 || d + kLanes <= v.dims;  // only the last single vector may be cut short
-  const auto add_token = [&](std::int32_t t, const StorageOf<T>* values) HWY_ATTR __attribute__((always_inline)) {
-    next.step();
+  for (int t = 0; t < kTokens; ++t) {
     Vec value[std::size_t{kVectors}];
-    for (int i = 0; i < kVectors; ++i) {
-      if constexpr (kInPairs) {
-        const StorageOf<T>* pair = values + i / 2 * 2 * kLanes;
-        value[i] = i % 2 == 0 ? Element<T>::load_even(pair) : Element<T>::load_odd(pair);
-      } else {
-        value[i] = whole ? Element<T>::load(values + i * kLanes) : Element<T>::load_first(values, v.dims - d);
-      }
-    }
+    load(t, value);
     for (int r = 0; r < kRows; ++r) {
-      const Vec weight = hn::Set(f32, weights[r * p.stride + t]);
-      for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::MulAdd(weight, value[i], acc[r * kVectors + i]);
+      for (int i = 0; i < kVectors; ++i)
+        acc[r * kVectors + i] = hn::MulAdd(weights[r * kTokens + t], value[i], acc[r * kVectors + i]);
     }
-  };
-  if (v.table == nullptr) {  // two loops: the test inside one costs 10 % (Zen 3, four rows, in cache)
-    for (std::int32_t t = 0; t < v.tokens; ++t) add_token(t, spaced_row<T>(v, t) + d);
-  } else {
-    for (std::int32_t t = 0; t < v.tokens; ++t) add_token(t, token_row<T>(v, t) + d);
   }
-  for (int r = 0; r < kRows; ++r) store_values<kInPairs, kVectors>(acc + r * kVectors, out + r * o.stride);
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVectors; ++i) hn::Store(acc[r * kVectors + i], f32, out + r * stride + i * kLanes);
+  }
 }
 
-template <typename T, int kRows, int kVectors>
-HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, const float* rescale,
-                                PrefetchStream& next) {
-  std::int32_t d = 0;
-  for (; d + kVectors * kLanes <= v.dims; d += kVectors * kLanes) {
-    if (kVectors == 3 && d + 4 * kLanes == v.dims) break;  // four left: two and two, not three and one
-    accumulate_block<T, kRows, kVectors>(o, p, row, v, rescale, d, next);
+/// o[r] += sum_t p[r][t] v[t] for kRows rows and kTokens tokens.
+template <typename T, int kRows, int kTokens>
+HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, std::int32_t token) {
+  const StorageOf<T>* values[std::size_t{kTokens}];
+  for (int t = 0; t < kTokens; ++t) values[t] = token_row<T>(v, token + t);
+  Vec weights[std::size_t{kRows * kTokens}];
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTokens; ++t) weights[r * kTokens + t] = hn::Set(F32(), p.row(row + r)[token + t]);
   }
-  for (; kVectors > 2 && d + 2 * kLanes <= v.dims; d += 2 * kLanes) accumulate_block<T, kRows, 2>(o, p, row, v, rescale, d, next);
-  for (; d < v.dims; d += kLanes) accumulate_block<T, kRows, 1>(o, p, row, v, rescale, d, next);
+  float* out = o.row(row);
+  std::int32_t d = 0;
+  for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // O lies in the same order: restore_values()
+    add_tokens<kRows, kTokens, 2>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
+      value[0] = load_of_pair<T, 0>(values[t] + d);
+      value[1] = load_of_pair<T, 1>(values[t] + d);
+    });
+  }
+  for (; d < v.dims; d += kLanes) {
+    add_tokens<kRows, kTokens, 1>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
+      const StorageOf<T>* from = values[t] + d;
+      *value = d + kLanes <= v.dims ? Element<T>::load(from) : Element<T>::load_first(from, v.dims - d);
+    });
+  }
+}
+
+template <typename T, int kTokens>
+HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, std::int32_t token) {
+  std::int32_t row = 0;
+  for (; kManyRegisters && row + 4 <= o.rows; row += 4) accumulate_block<T, 4, kTokens>(o, p, row, v, token);
+  for (; row + 2 <= o.rows; row += 2) accumulate_block<T, 2, kTokens>(o, p, row, v, token);
+  if (row < o.rows) accumulate_block<T, 1, kTokens>(o, p, row, v, token);
+}
+
+/// Most tiles find no new maximum and leave O as it is.
+void rescale_rows(const RowBuffer& o, const float* rescale, std::int32_t dims) noexcept {
+  for (std::int32_t r = 0; r < o.rows; ++r) {
+    if (rescale[r] == 1.0F) continue;
+    const Vec factor = hn::Set(F32(), rescale[r]);
+    float* out = o.row(r);
+    for (std::int32_t d = 0; d < dims; d += kLanes) hn::Store(hn::Mul(hn::Load(F32(), out + d), factor), F32(), out + d);
+  }
 }
 
 template <typename T>
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& rows) noexcept {
-  constexpr int kWide = kManyRegisters ? 4 : 3;
-  PrefetchStream next(rows, accumulate_steps(o.rows, v, kWide * kLanes));
-  std::int32_t row = 0;
-  for (; kManyRegisters && row + 8 <= o.rows; row += 8) accumulate_rows<T, 8, 2>(o, p, row, v, rescale, next);
-  for (; row + 4 <= o.rows; row += 4) accumulate_rows<T, 4, kWide>(o, p, row, v, rescale, next);
-  for (; row + 2 <= o.rows; row += 2) accumulate_rows<T, 2, 4>(o, p, row, v, rescale, next);
-  if (row < o.rows) accumulate_rows<T, 1, 8>(o, p, row, v, rescale, next);
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& after) noexcept {
+  constexpr std::int32_t kTokens = 4;
+  rescale_rows(o, rescale, v.dims);
+  ReadAhead ahead(v, sizeof(StorageOf<T>), after);
+  std::int32_t token = 0;
+  for (; token + kTokens <= v.tokens; token += kTokens) {
+    ahead.reach(token + kTokens);
+    accumulate_rows<T, kTokens>(o, p, v, token);
+  }
+  for (; token < v.tokens; ++token) accumulate_rows<T, 1>(o, p, v, token);
+}
+
+/// Puts a row of O, which accumulate<T> keeps in the order of V's vectors, back in order.
+template <typename T>
+void restore_values(float* row, std::int32_t dims) noexcept {
+  if constexpr (Element<T>::kPairs) {
+    for (std::int32_t d = 0; d + 2 * kLanes <= dims; d += 2 * kLanes) {
+      const Vec even = hn::LoadU(F32(), row + d);
+      const Vec odd = hn::LoadU(F32(), row + d + kLanes);
+      hn::StoreInterleaved2(even, odd, F32(), row + d);
+    }
+  }
+  (void)row;
+  (void)dims;
 }
 
 // ---- rows in and out, merge -----------------------------------------------------------------------------------------
@@ -312,6 +330,8 @@ void merge_row(const softmax::MergeStep& step, float* into, const float* other, 
       .apply_rule = apply_rule,
       .online_softmax = online_softmax,
       .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>, accumulate<Float8E4M3>, accumulate<Float8E5M2>},
+      .restore_values = {restore_values<float>, restore_values<Half>, restore_values<BFloat16>, restore_values<Float8E4M3>,
+                         restore_values<Float8E5M2>},
       .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>, load_row<Float8E4M3>, load_row<Float8E5M2>},
       .store_row = {store_row<float>, store_row<Half>, store_row<BFloat16>},
       .merge_row = merge_row,

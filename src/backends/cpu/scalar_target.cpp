@@ -1,6 +1,7 @@
 // lean_tile-inl.hpp for Highway's scalar target: one lane, what any machine runs, and an oracle for the others.
 #define HWY_COMPILE_ONLY_SCALAR 1
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 

@@ -59,15 +59,17 @@ struct TileKernels {
   const char* name;
   /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
   void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
-  /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
-  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& rows) noexcept;
+  /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors. `after` is what is read next.
+  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept;
   /// Turns a row's raw scores into log2-domain ones by the rule; online_softmax then takes them with scale 1.
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
-  /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t].
+  /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t]. Rows of o stay in an order of the kernel's until restore_values().
   void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                               const Prefetch& rows) noexcept;
+                               const Prefetch& after) noexcept;
+  /// Puts a row of o in order after the last accumulate of that type; dims as in V.
+  void (*restore_values[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// out[i] = float(in[i]).
   void (*load_row[kKvTypes])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.
@@ -75,15 +77,6 @@ struct TileKernels {
   /// O of two partials under a merge step, into the first.
   void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
 };
-
-/// Steps a kernel takes over a tile when four rows at a time meet `wide` tokens, or `wide` dims of one token: at least; what
-/// the prefetch is spread over.
-[[nodiscard]] constexpr std::int64_t score_steps(std::int32_t rows, std::int32_t tokens, std::int32_t wide) noexcept {
-  return rows >= 4 ? std::int64_t{rows / 4} * (tokens / wide + 1) : tokens / 8 + 1;
-}
-[[nodiscard]] constexpr std::int64_t accumulate_steps(std::int32_t rows, const TokenRows& v, std::int32_t wide) noexcept {
-  return std::int64_t{v.tokens} * (rows >= 4 ? std::int64_t{rows / 4} * (v.dims / wide + (v.dims % wide != 0 ? 1 : 0)) : 1);
-}
 
 /// Index into the tables above.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }

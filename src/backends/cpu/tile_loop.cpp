@@ -7,6 +7,7 @@
 #include "base/int_math.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
+#include "problem/preconditions.hpp"
 
 namespace lean::cpu {
 namespace {
@@ -68,6 +69,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
     kernels_.accumulate[kernel_of(problem_.v)](o, s, v, memory_.rescale, prefetch_of(problem_.k, next.k));
   }
+  for (std::int32_t r = 0; r < o.rows; ++r) kernels_.restore_values[kernel_of(problem_.v)](o.row(r), value_dim_of(problem_));
 }
 
 /// How many of the tile's tokens each row sees, counted from its first.

@@ -27,7 +27,7 @@ class TileLoop {
   /// Loads the queries of `output`; run() is about it until the next call.
   void begin(const TileOutput& output) noexcept;
 
-  /// Adds tiles [tile_begin, tile_end), numbered from the sequence's first, to `into`.
+  /// Puts the partial of tiles [tile_begin, tile_end), numbered from the sequence's first, into the empty partial `into`.
   void run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::Partial& into) noexcept;
 
   [[nodiscard]] bool met_bad_page() const noexcept { return tiles_.met_bad_page(); }
