@@ -123,12 +123,15 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-/// Two words of host memory that kernels see while they run: `stop` is for them, `started` from them.
+/// Words of host memory that kernels see while they run: `stop` is for them, `started` from each of their CTAs, a word each, since not
+/// every host lets a GPU count in its memory.
 class Signals {
  public:
+  static constexpr std::int32_t kMaxCtas = 1024;
+
   Signals() {
     void* memory = nullptr;
-    demand(cudaHostAlloc(&memory, 2 * sizeof(std::uint32_t), cudaHostAllocMapped), "cudaHostAlloc");
+    demand(cudaHostAlloc(&memory, (1 + kMaxCtas) * sizeof(std::uint32_t), cudaHostAllocMapped), "cudaHostAlloc");
     words_ = static_cast<volatile std::uint32_t*>(memory);
     reset();
   }
@@ -137,13 +140,16 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
 
   void reset() const {
-    words_[0] = 0;
-    words_[1] = 0;
+    for (std::int32_t i = 0; i <= kMaxCtas; ++i) words_[i] = 0;
   }
   void stop() const { words_[0] = 1; }
-  [[nodiscard]] std::uint32_t started() const { return words_[1]; }
+  [[nodiscard]] std::uint32_t started() const {
+    std::uint32_t count = 0;
+    for (std::int32_t i = 1; i <= kMaxCtas; ++i) count += words_[i];
+    return count;
+  }
   [[nodiscard]] std::uint32_t* stop_word() const { return const_cast<std::uint32_t*>(words_); }
-  [[nodiscard]] std::uint32_t* started_word() const { return const_cast<std::uint32_t*>(words_ + 1); }
+  [[nodiscard]] std::uint32_t* started_words() const { return const_cast<std::uint32_t*>(words_ + 1); }
 
  private:
   volatile std::uint32_t* words_ = nullptr;

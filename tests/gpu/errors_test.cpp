@@ -37,7 +37,7 @@ TEST(Errors, R30_ARefusedCallWritesNothingAndTheNextOneWorks) {
   refuse([](Problem& p, Options&) { p.k.strides.token += 4; });
   refuse([](Problem& p, Options&) { p.k.data = static_cast<const std::byte*>(p.k.data) + 8; });
   refuse([](Problem& p, Options&) { p.q.strides.dim = 2; });
-  refuse([](Problem& p, Options&) { p.scores.mask = p.q.data; });
+  refuse([](Problem& p, Options&) { p.append.k = p.k; });
   refuse([](Problem&, Options& o) { o.workers = 5000; });
   refuse([](Problem&, Options& o) { o.fixup = Fixup::kHostBlock, o.workers = multiprocessors() + 1; });
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);

@@ -18,7 +18,7 @@ __device__ bool told_to_stop(const std::uint32_t* stop, std::uint64_t end) {
 __global__ void occupy_kernel(const std::uint32_t* stop, std::uint32_t* started, std::uint64_t limit) {
   if (threadIdx.x != 0) return;
   const std::uint64_t end = nanoseconds() + limit;
-  atomicAdd_system(started, 1U);
+  *static_cast<volatile std::uint32_t*>(started + blockIdx.x) = 1;
   __threadfence_system();
   while (!told_to_stop(stop, end)) __nanosleep(2000);
 }
@@ -67,7 +67,7 @@ void occupy(const Stream& stream, std::int32_t ctas, const Signals& signals, std
   const std::int32_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   demand(cudaFuncSetAttribute(occupy_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
   occupy_kernel<<<static_cast<unsigned>(ctas), 32, static_cast<std::size_t>(shared), stream.get()>>>(
-      signals.stop_word(), signals.started_word(), nanoseconds_of(limit));
+      signals.stop_word(), signals.started_words(), nanoseconds_of(limit));
   demand(cudaGetLastError(), "occupy");
 }
 

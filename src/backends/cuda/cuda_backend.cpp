@@ -147,9 +147,9 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 /// More would make groups of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
-/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
+/// Whatever the lengths: every kv head of a sequence is one output, the policy is lean, and 32 bits count it.
 bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, std::int32_t workers) noexcept {
-  return schedule::measure_of(policy.kind) == schedule::Measure::kCost && schedule::row_capacity(problem) <= shape.q_rows &&
+  return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
          schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(),
                                 workers);
 }

@@ -78,9 +78,9 @@ class ChunkMerge {
   }
 
  private:
-  /// Nodes asked for at once. Registers that this takes are not there for what the caller keeps through the loop over tiles: with 8 it
-  /// spills 70 bytes more.
-  static constexpr std::int32_t kAhead = 3;
+  /// Nodes asked for at once. More would be faster here, but what this function takes of registers, the loop over tiles spills: 40 bytes
+  /// more with 3.
+  static constexpr std::int32_t kAhead = 1;
 
   [[nodiscard]] __device__ __forceinline__ static NodeQuad load(const fixup::Partial& node, std::int32_t row, std::int32_t quad) {
     const float4 o = __ldcg(reinterpret_cast<const float4*>(node.o_row(row)) + quad);

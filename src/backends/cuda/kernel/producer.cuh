@@ -252,7 +252,7 @@ class Producer {
     std::uint64_t* full = &shared_.stage_full[ring_.place];
     if (call_.chunk_tiles > 0 && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
-      stage += unseen * row_bytes_;
+      stage += unseen * stage_row_bytes();
       token += unseen;
       tokens -= unseen;
     }
