@@ -33,7 +33,7 @@ def _config(name):
         sizes = {k: v for k, v in SMALL.items() if k != "intermediate_size"}
         return transformers.OPTConfig(**sizes, ffn_dim=96, word_embed_proj_dim=64)
     if name == "gpt_oss":
-        return transformers.GptOssConfig(**GQA, head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=8)
+        return transformers.GptOssConfig(**GQA, head_dim=16, num_local_experts=2, num_experts_per_tok=2, sliding_window=8)
     return {
         "llama": lambda: transformers.LlamaConfig(**GQA),
         "llama_64": lambda: transformers.LlamaConfig(**dict(GQA, hidden_size=256)),  # head dim 64
