@@ -65,7 +65,7 @@ LEAN_HD [[nodiscard]] inline State with_sink(State state, float sink) noexcept {
 LEAN_HD [[nodiscard]] inline float output_scale(State state, float sink = kNegInf) noexcept {
   if (state.l == 0.0F) return 0.0F;
   const State whole = with_sink(state, sink);
-  return (sink == kNegInf ? 1.0F : rescale_factor(state.m, whole.m)) / whole.l;
+  return rescale_factor(state.m, whole.m) / whole.l;
 }
 
 /// A row's log-sum-exp, natural log. Empty: the sink, exactly.
