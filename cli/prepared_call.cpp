@@ -63,10 +63,9 @@ namespace {
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& backend = *backend_of(options.backend);
   const DType weights = cuda::product_dtype(problem.v.dtype);
-  const bool rescaled = cuda::is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
-          .query_step = rescaled ? cuda::kQueryStep : 0.0,
+          .query_step = cuda::query_step_of(problem),
           .tile_tokens = backend.select_tile(problem, resolve(options)).tile_tokens,
           .contributors = std::max(backend.worker_count(options), options.policy.splits)};
 }

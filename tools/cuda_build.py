@@ -22,8 +22,8 @@ RECORD = BUILD / "kernels.json"
 LIBRARY_BYTES = 30 << 20
 MULTIPROCESSOR_REGISTERS = 65536
 
-# Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Most lie outside the loop over tiles, where what
-# merges chunks and turns queries is called (docs/cuda-backend.md).
+# Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Most lie outside the loop
+# over tiles, where what merges chunks and turns queries is called (docs/cuda-backend.md).
 LIMITS = {(64, 16): 64, (64, 32): 64, (64, 64): 64, (64, 128): 112, (128, 16): 160, (128, 32): 832, (128, 64): 832,
           (128, 128): 1312, (256, 16): 192, (256, 32): 960, (256, 64): 2432}
 FP8_LIMITS = LIMITS | {(128, 16): 384, (128, 128): 1408, (256, 16): 448, (256, 64): 2816}

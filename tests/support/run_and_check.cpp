@@ -61,10 +61,9 @@ constexpr std::int32_t kWarpsOfWorker = 8;
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& cuda = *backend_of(Backend::kCuda);
   const DType weights = cuda::product_dtype(problem.v.dtype);
-  const bool rescaled = cuda::is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
-          .query_step = rescaled ? cuda::kQueryStep : 0.0,
+          .query_step = cuda::query_step_of(problem),
           .tile_tokens = cuda.select_tile(problem, resolve(options)).tile_tokens,
           .contributors = std::max(cuda.worker_count(options), options.policy.splits) * kWarpsOfWorker};
 }

@@ -1,6 +1,6 @@
-// The kernel: one CTA is one worker. The work line is built, by all threads where it is long; then the producer's warps walk the worker's segments and
-// fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits for another CTA
-// (but a host block, where that is asked for).
+// The kernel: one CTA is one worker. The work line is built, by all threads where it is long; then the producer's warps walk the
+// worker's segments and fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits
+// for another CTA (but a host block, where that is asked for).
 #pragma once
 
 #include "backends/cuda/kernel/append.cuh"

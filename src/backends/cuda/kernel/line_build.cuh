@@ -4,24 +4,9 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
-
-[[nodiscard]] __device__ __forceinline__ std::int32_t warp_sum(std::int32_t x) { return __reduce_add_sync(0xFFFFFFFFU, x); }
-[[nodiscard]] __device__ __forceinline__ std::int32_t warp_min(std::int32_t x) { return __reduce_min_sync(0xFFFFFFFFU, x); }
-[[nodiscard]] __device__ __forceinline__ std::int32_t warp_max(std::int32_t x) { return __reduce_max_sync(0xFFFFFFFFU, x); }
-
-template <typename TReduce>
-[[nodiscard]] __device__ inline std::int64_t warp_reduce(std::int64_t x, const TReduce& reduce) {
-#pragma unroll 1
-  for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) x = reduce(x, std::int64_t{__shfl_xor_sync(0xFFFFFFFFU, x, lanes)});
-  return x;
-}
-[[nodiscard]] __device__ inline std::int64_t warp_sum(std::int64_t x) {
-  return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return a + b; });
-}
-[[nodiscard]] __device__ inline std::int64_t warp_min(std::int64_t x) { return warp_reduce(x, min_of); }
-[[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) { return warp_reduce(x, max_of); }
 
 /// What lies before the lane's own measure in its warp.
 template <typename TUnits>
@@ -38,13 +23,13 @@ template <typename TUnits>
 
 template <typename TUnits>
 [[nodiscard]] __device__ inline schedule::BasicLineSums<TUnits> sum_over_warp(const schedule::BasicLineSums<TUnits>& own) {
-  return {.cost = warp_sum(own.cost),
-          .tiles = warp_sum(own.tiles),
-          .outputs = warp_sum(own.outputs),
-          .max_output_tiles = warp_max(own.max_output_tiles),
-          .max_tile_cost = warp_max(own.max_tile_cost),
-          .min_output_cost = warp_min(own.min_output_cost),
-          .max_output_cost = warp_max(own.max_output_cost)};
+  return {.cost = ptx::warp_sum(own.cost),
+          .tiles = ptx::warp_sum(own.tiles),
+          .outputs = ptx::warp_sum(own.outputs),
+          .max_output_tiles = ptx::warp_max(own.max_output_tiles),
+          .max_tile_cost = ptx::warp_max(own.max_tile_cost),
+          .min_output_cost = ptx::warp_min(own.min_output_cost),
+          .max_output_cost = ptx::warp_max(own.max_output_cost)};
 }
 
 /// Called by all threads. Rows of 32 strips are summed by a warp each.
@@ -139,7 +124,7 @@ __device__ __noinline__ void build_flat_line() {
   __syncthreads();
   FlatSums sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
-  begin += warp_sum(lane < warp ? sums.cost : 0);
+  begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
   const FlatPlan plan = flat_plan<kConfig>(sum_over_warp(sums));
   const std::int32_t place = share_place(plan);
   if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};

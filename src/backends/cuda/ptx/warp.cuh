@@ -3,14 +3,33 @@
 
 #include <cstdint>
 
+#include "base/int_math.hpp"
+
 namespace lean::cuda::ptx {
 
+inline constexpr int kLanes = 32;
 inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFU;
+
+[[nodiscard]] __device__ __forceinline__ std::int32_t warp_sum(std::int32_t x) { return __reduce_add_sync(kAllLanes, x); }
+[[nodiscard]] __device__ __forceinline__ std::int32_t warp_min(std::int32_t x) { return __reduce_min_sync(kAllLanes, x); }
+[[nodiscard]] __device__ __forceinline__ std::int32_t warp_max(std::int32_t x) { return __reduce_max_sync(kAllLanes, x); }
+
+template <typename TReduce>
+[[nodiscard]] __device__ inline std::int64_t warp_reduce(std::int64_t x, const TReduce& reduce) {
+#pragma unroll 1
+  for (int lanes = 1; lanes < kLanes; lanes *= 2) x = reduce(x, std::int64_t{__shfl_xor_sync(kAllLanes, x, lanes)});
+  return x;
+}
+[[nodiscard]] __device__ inline std::int64_t warp_sum(std::int64_t x) {
+  return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return a + b; });
+}
+[[nodiscard]] __device__ inline std::int64_t warp_min(std::int64_t x) { return warp_reduce(x, min_of); }
+[[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) { return warp_reduce(x, max_of); }
 
 /// The largest; not for NaN. As integers of the same order: one instruction.
 [[nodiscard]] __device__ __forceinline__ float warp_max(float x) {
   const auto ordered = [](std::int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); };  // its own inverse
-  return __int_as_float(ordered(__reduce_max_sync(kAllLanes, ordered(__float_as_int(x)))));
+  return __int_as_float(ordered(warp_max(ordered(__float_as_int(x)))));
 }
 
 /// The sum, always in the same order.
