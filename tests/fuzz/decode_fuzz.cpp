@@ -144,13 +144,17 @@ void break_call(Bytes& bytes, Problem& problem, Options& options) {
   }
 }
 
-/// Device-side lengths and page ids that lie: clamped by the library, and by the oracle in the same way.
+/// Device-side lengths and page ids that lie: clamped by the library, and by the oracle in the same way. With append only lengths
+/// do: where sequences share tokens and one writes them, no result is defined.
 void break_lengths(Bytes& bytes, TestProblem& built) {
   const Case& c = built.description();
   const std::int32_t sequence = bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1);
   const std::int32_t tokens = c.lens[static_cast<std::size_t>(sequence)];
   std::int32_t* number = nullptr;
-  if (c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
+  if (c.append) {
+    number = bytes.one_of({built.kv_lengths(), built.kv_left_pad()});
+    if (number != nullptr) number += sequence;
+  } else if (c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
     number = built.page_ids(sequence) + bytes.between(0, (tokens - 1) / c.page_tokens);
   } else {
     number = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens(), built.page_indptr()});
@@ -183,12 +187,13 @@ void check(Bytes bytes) {
   static const TestExecutor executor(ExecutorKind::kPool, 3);
   Case c = valid_case(bytes);
   const bool broken_lengths = bytes.chance(15);
-  // Lying lengths may show hidden tokens to some rows of a block: NaN or infinity in V there reaches all (docs/numerics.md).
-  if (broken_lengths) c.fill = Fill::kZero;
+  const bool broken_call = !broken_lengths && bytes.chance(15);
+  // Either may show hidden tokens to some rows of a block: NaN or infinity in V there reaches all (docs/numerics.md).
+  if (broken_lengths || broken_call) c.fill = Fill::kZero;
   TestProblem built(c);
   Options options = options_of(c, executor);
   if (broken_lengths) break_lengths(bytes, built);
-  if (!broken_lengths && bytes.chance(15)) break_call(bytes, built.problem(), options);
+  if (broken_call) break_call(bytes, built.problem(), options);
   const Status said = supports(built.problem(), options);
   if (!said.ok()) return refuse_or_fail(built, options, said);
   if (built.problem().batch == 0) {

@@ -35,6 +35,7 @@ void TestProblem::make_append() {
     const std::int64_t element_bytes = bytes_of(case_.dtype);
     buffer = GuardedBuffer(static_cast<std::size_t>(layout.elements * element_bytes), case_.guard,
                            static_cast<std::size_t>(layout.offset_elements * element_bytes));
+    if (case_.fill == Fill::kZero) buffer.fill(std::byte{0});  // a new token that no row sees is not filled in
     view = {.data = buffer.data() + layout.data_element * element_bytes, .dtype = case_.dtype, .strides = layout.strides};
   };
   make(problem_.append.k, append_k_, case_.head_dim);
