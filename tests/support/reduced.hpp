@@ -19,4 +19,16 @@ template <typename T>
   return reduced() ? small : full;
 }
 
+/// A sweep over several loops: all combinations in a normal run, every nth in a reduced one. With an n that divides no loop's
+/// count those meet every value of every loop.
+class EveryNth {
+ public:
+  explicit EveryNth(int n) : n_(full_or_reduced(1, n)) {}
+  [[nodiscard]] bool skips() { return turn_++ % n_ != 0; }
+
+ private:
+  int n_;
+  int turn_ = 0;
+};
+
 }  // namespace lean::support

@@ -26,6 +26,10 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
 /// Every instruction set this machine runs; kScalar always. On a GPU there is nothing to choose.
 [[nodiscard]] inline std::vector<CpuIsa> available_isas() {
   if (on_cuda()) return {CpuIsa::kBest};
+#if defined(__SANITIZE_THREAD__)
+  // Races are between workers, whatever their vectors; each scalar access would cost a look at its shadow.
+  if (cpu_isa_available(CpuIsa::kAvx2)) return {CpuIsa::kAvx2, CpuIsa::kBest};
+#endif
   std::vector<CpuIsa> isas;
   for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
     if (cpu_isa_available(isa)) isas.push_back(isa);
