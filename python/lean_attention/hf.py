@@ -1,4 +1,5 @@
-"""Hugging Face Transformers: ``attn_implementation="lean_attention"`` after ``lean_attention.hf.register()``.
+"""Hugging Face Transformers: ``attn_implementation="lean_attention"`` after ``lean_attention.hf.register()``, and
+``"paged|lean_flash"`` for generate_batch().
 
 Two functions are registered. The mask function describes the keys of each sequence by two numbers, first and end, as an
 int32 tensor [B, 1, 1, 2] on the device, so that a static cache is read up to the last token there is and padding is
@@ -25,17 +26,24 @@ from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mas
 
 from lean_attention._accepts import accepts
 from lean_attention._decode import decode
+from lean_attention._hf_paged import paged_attention_forward, serve_name
 
 NAME = "lean_attention"
+PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package
 
 
 def register(name: str = NAME) -> None:
-    """Makes `name` an attention implementation of Transformers: ``from_pretrained(..., attn_implementation=name)``.
+    """Makes `name` an attention implementation of Transformers: ``from_pretrained(..., attn_implementation=name)``; and
+    "lean_flash", by itself and as "paged|lean_flash", for continuous batching (transformers 5.23 and newer).
 
     Needs transformers 4.53 or newer. May be called again.
     """
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
+    if serve_name(PAGED_NAME):
+        AttentionInterface.register(PAGED_NAME, _either_forward)
+        AttentionInterface.register(f"paged|{PAGED_NAME}", _either_forward)
+        AttentionMaskInterface.register(PAGED_NAME, attention_mask)
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -187,6 +195,19 @@ def attention_forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
     keywords.update(softcap=softcap, s_aux=s_aux)
     return _eager_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
+
+
+def _either_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Optional[torch.Tensor],
+    **keywords: Any,
+) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Continuous batching brings its paged cache; without one it is generate()."""
+    forward = attention_forward if keywords.get("cache") is None else paged_attention_forward
+    return forward(module, query, key, value, attention_mask, **keywords)
 
 
 def _eager_forward(

@@ -191,6 +191,26 @@ def test_right_padding_in_a_decode_step_is_still_right():
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_continuous_batching(name):
+    """generate_batch(): the tokens of the paged eager implementation, for prompts of uneven length."""
+    if lean_attention.hf.PAGED_NAME not in transformers.AttentionInterface().valid_keys():
+        pytest.skip("transformers below 5.23")
+    pytest.importorskip("psutil")  # what Transformers asks how much memory a CPU has
+    arguments = dict(
+        generation_config=transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16),  # by default most of the memory
+        progress_bar=False,
+    )
+    tokens = []
+    for implementation in ("paged|eager", "paged|lean_flash"):
+        model = model_of(name, "eager")
+        model.set_attn_implementation(implementation)
+        result = model.generate_batch(inputs=[[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], list(range(20, 50))], **arguments)
+        tokens.append([result[key].generated_tokens for key in sorted(result)])
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 3
+
+
 def test_training_falls_back():
     model = model_of("llama", "lean_attention").train()
     ids = torch.randint(2, 97, (2, 7))
