@@ -96,12 +96,11 @@ class CupyFramework(Framework):
 
 
 class JaxFramework(Framework):
-    """JAX arrays never change, so the result is written to host memory that becomes one. CPU devices only."""
+    """JAX arrays never change, so the result is written to host memory that becomes one. Arrays with memory on the host only."""
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        _, index = like.__dlpack_device__()
-        if like.__dlpack_device__()[0] != 1:
-            raise NotImplementedError("q: JAX arrays must be on the CPU")
+        if isinstance(like, sys.modules["jax"].core.Tracer) or like.__dlpack_device__()[0] != 1:
+            raise TypeError("q: JAX arrays that are traced or on a GPU are taken by lean_attention.jax.decode()")
         return np.empty(shape, like.dtype)
 
     def finish(self, result: Any) -> Any:

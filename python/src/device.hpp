@@ -4,15 +4,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 
 #include "lean/lean.hpp"
 
 namespace lean::python::device {
 
+/// The GPU's runtime refused; the message says what.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// True when this build has the CUDA backend.
 [[nodiscard]] bool built() noexcept;
 /// GPUs this process sees; 0 without a driver.
 [[nodiscard]] int count() noexcept;
+
+/// The device that memory is on.
+[[nodiscard]] std::int32_t index_of(const void* memory);
 
 /// Makes a device current and the one before current again at the end. Index below 0: does nothing.
 class Guard {
@@ -26,7 +35,7 @@ class Guard {
   int previous_ = -1;
 };
 
-/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it.
+/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may call.
 [[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
 void clear_workspaces() noexcept;
 

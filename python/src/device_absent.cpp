@@ -6,6 +6,8 @@ namespace lean::python::device {
 bool built() noexcept { return false; }
 int count() noexcept { return 0; }
 
+std::int32_t index_of(const void*) { return -1; }
+
 Guard::Guard(std::int32_t) {}
 Guard::~Guard() = default;
 

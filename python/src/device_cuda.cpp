@@ -1,17 +1,18 @@
 #include <cuda_runtime_api.h>
 
 #include <map>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "device.hpp"
-#include "python.hpp"
 
 namespace lean::python::device {
 namespace {
 
 void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) raise(PyExc_RuntimeError, "%s: %s", what, cudaGetErrorString(error));
+  if (error != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 /// While it lives, this thread may allocate although a stream is being captured.
@@ -69,8 +70,13 @@ struct DeviceWorkspace {
 
 using Key = std::pair<std::int32_t, void*>;
 
-std::map<Key, DeviceWorkspace>& workspaces() {                  // guarded by the GIL
-  static auto* const all = new std::map<Key, DeviceWorkspace>;  // never destroyed: the driver may be gone at exit
+struct Workspaces {
+  std::mutex mutex;
+  std::map<Key, DeviceWorkspace> by_stream;
+};
+
+Workspaces& workspaces() {
+  static auto* const all = new Workspaces;  // never destroyed: the driver may be gone at exit
   return *all;
 }
 
@@ -81,6 +87,12 @@ bool built() noexcept { return true; }
 int count() noexcept {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+std::int32_t index_of(const void* memory) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, memory), "q: cudaPointerGetAttributes");
+  return attributes.device;
 }
 
 Guard::Guard(std::int32_t index) {
@@ -97,7 +109,8 @@ Guard::~Guard() {
 }
 
 Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need) {
-  DeviceWorkspace& workspace = workspaces()[{index, stream}];
+  const std::lock_guard lock(workspaces().mutex);
+  DeviceWorkspace& workspace = workspaces().by_stream[{index, stream}];
   workspace.state.reserve(need.state_bytes);
   workspace.scratch.reserve(need.scratch_bytes);
   return {.state = workspace.state.data,
@@ -107,11 +120,12 @@ Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& n
 }
 
 void clear_workspaces() noexcept {
-  for (auto& [key, workspace] : workspaces()) {
+  const std::lock_guard lock(workspaces().mutex);
+  for (auto& [key, workspace] : workspaces().by_stream) {
     workspace.state.release();
     workspace.scratch.release();
   }
-  workspaces().clear();
+  workspaces().by_stream.clear();
 }
 
 }  // namespace lean::python::device

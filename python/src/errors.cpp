@@ -1,6 +1,5 @@
 #include "errors.hpp"
 
-#include <string>
 #include <string_view>
 
 namespace lean::python {
@@ -57,7 +56,7 @@ PyObject* exception_for(StatusCode code) noexcept {
 
 }  // namespace
 
-Reference message_of(const Status& status) {
+std::string text_of(const Status& status) {
   std::string text(status.message);
   for (const Renamed& name : kRenamed) {
     if (text.starts_with(name.field)) {
@@ -65,6 +64,11 @@ Reference message_of(const Status& status) {
       break;
     }
   }
+  return text;
+}
+
+Reference message_of(const Status& status) {
+  const std::string text = text_of(status);
   return Reference(checked(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()))));
 }
 

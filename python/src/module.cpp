@@ -7,6 +7,7 @@
 #include "device.hpp"
 #include "errors.hpp"
 #include "executor.hpp"
+#include "jax_call.hpp"
 #include "lean/lean.hpp"
 #include "schedule_text.hpp"
 #include "workspace_cache.hpp"
@@ -23,6 +24,9 @@ PyObject* guarded(Body&& body) noexcept {
     return nullptr;
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
+  } catch (const device::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
   }
 }
 
@@ -81,6 +85,16 @@ PyObject* supports_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count
     return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message_of(status).get())));
   });
 }
+
+/// What jax.jit keeps of a call (jax_call.hpp).
+PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, kArgumentNames.size());
+    return image_of(Call(arguments));
+  });
+}
+
+PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
 
 /// (o_a, lse_a, o_b, lse_b): dense float32 on the host; the first two are replaced.
 PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -144,6 +158,8 @@ PyCFunction as_method(FastFunction function) noexcept {
 PyMethodDef g_methods[] = {
     {"decode", as_method(decode_entry), METH_FASTCALL, nullptr},
     {"supports", as_method(supports_entry), METH_FASTCALL, nullptr},
+    {"image", as_method(image_entry), METH_FASTCALL, nullptr},
+    {"jax_handlers", jax_handlers_entry, METH_NOARGS, nullptr},
     {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},
     {"schedule", as_method(schedule_entry), METH_FASTCALL, nullptr},
     {"machine", machine_entry, METH_NOARGS, nullptr},

@@ -20,11 +20,7 @@ class HostBuffer {
   bool reserve(std::size_t bytes) {
     if (bytes <= bytes_) return false;
     release();
-    data_ = ::operator new(bytes, kAlignment, std::nothrow);
-    if (data_ == nullptr) {
-      PyErr_NoMemory();
-      throw ErrorIsSet{};
-    }
+    data_ = ::operator new(bytes, kAlignment);
     bytes_ = bytes;
     return true;
   }
@@ -54,8 +50,7 @@ HostWorkspace& of_this_thread() noexcept {
 
 }  // namespace
 
-Workspace workspace_for(const Call& call, const WorkspaceSize& need) {
-  if (call.options().backend == Backend::kCuda) return device::workspace_for(call.device().index, call.options().stream, need);
+Workspace host_workspace_for(const WorkspaceSize& need) {
   HostWorkspace& host = of_this_thread();
   if (host.state.reserve(need.state_bytes)) std::memset(host.state.data(), 0, need.state_bytes);
   host.scratch.reserve(need.scratch_bytes);
@@ -63,6 +58,11 @@ Workspace workspace_for(const Call& call, const WorkspaceSize& need) {
           .state_bytes = host.state.bytes(),
           .scratch = host.scratch.data(),
           .scratch_bytes = host.scratch.bytes()};
+}
+
+Workspace workspace_for(const Call& call, const WorkspaceSize& need) {
+  if (call.options().backend == Backend::kCuda) return device::workspace_for(call.device().index, call.options().stream, need);
+  return host_workspace_for(need);
 }
 
 void clear_workspaces() noexcept {

@@ -9,6 +9,9 @@ namespace lean::python {
 /// Memory of at least `need` for `call`, its state zeroed when new. Throws on exhaustion.
 [[nodiscard]] Workspace workspace_for(const Call& call, const WorkspaceSize& need);
 
+/// The same for a call on the CPU by this thread. Throws std::bad_alloc.
+[[nodiscard]] Workspace host_workspace_for(const WorkspaceSize& need);
+
 /// Gives back the calling thread's workspace, and every device's. No call may be in flight.
 void clear_workspaces() noexcept;
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import has
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
-NEEDS = {"torch_compile": "torch", "generate": "transformers", "flash_attn": "torch", "flashinfer_decode": "torch", "sdpa": "torch"}
+NEEDS = {"torch_compile": "torch", "generate": "transformers", "flash_attn": "torch", "flashinfer_decode": "torch", "sdpa": "torch", "jax_decode": "jax"}
 
 
 @pytest.mark.parametrize("example", sorted(path.stem for path in EXAMPLES.glob("*.py")))

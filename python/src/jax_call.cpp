@@ -1,0 +1,161 @@
+#include "jax_call.hpp"
+
+#include <cstring>
+#include <new>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "device.hpp"
+#include "errors.hpp"
+#include "executor.hpp"
+#include "workspace_cache.hpp"
+#include "xla_ffi.hpp"
+
+namespace lean::python {
+namespace {
+
+struct Image {
+  std::size_t bytes = sizeof(Image);  // another build of the library may have another
+  Problem problem;
+  Options options;
+};
+static_assert(std::is_trivially_copyable_v<Image>);
+
+/// Points an argument of the problem at `data`; does nothing for those that are no arrays.
+void set_pointer(Problem& problem, Argument which, void* data) {
+  const auto point = [data]<typename T>(T*& pointer) { pointer = static_cast<T*>(data); };
+  switch (which) {
+    case Argument::kQ: return point(problem.q.data);
+    case Argument::kK: return point(problem.k.data);
+    case Argument::kV: return point(problem.v.data);
+    case Argument::kOut: return point(problem.o.data);
+    case Argument::kLse: return point(problem.lse.data);
+    case Argument::kSeqlens: return point(problem.kv_lengths);
+    case Argument::kLeftpad: return point(problem.kv_left_pad);
+    case Argument::kCuSeqlensQ: return point(problem.cu_q_tokens);
+    case Argument::kCuSeqlensK: return point(problem.cu_kv_tokens);
+    case Argument::kBlockTable: return point(problem.pages.block_table);
+    case Argument::kPageIndptr: return point(problem.pages.page_indptr);
+    case Argument::kPageIndices: return point(problem.pages.page_indices);
+    case Argument::kAlibiSlopes: return point(problem.scores.alibi_slopes);
+    case Argument::kSinks: return point(problem.scores.sinks);
+    case Argument::kMask: return point(problem.scores.mask);
+    case Argument::kTreeMask: return point(problem.scores.tree_mask);
+    case Argument::kKScale: return point(problem.k_scales);
+    case Argument::kVScale: return point(problem.v_scales);
+    default: return;  // numbers and flags; append, which XLA's values that never change do not allow
+  }
+}
+
+xla::Error* error(const xla::CallFrame& frame, xla::ErrorCode code, const std::string& message) {
+  xla::ErrorCreateArgs arguments{sizeof(xla::ErrorCreateArgs), nullptr, message.c_str(), code};
+  return frame.api->error_create(&arguments);
+}
+
+xla::Error* error(const xla::CallFrame& frame, const Status& status) {
+  const bool invalid = status.code == StatusCode::kInvalidArgument || status.code == StatusCode::kTooLarge;
+  const bool unsupported = status.code == StatusCode::kUnsupported;
+  const xla::ErrorCode code = invalid       ? xla::ErrorCode::kInvalidArgument
+                              : unsupported ? xla::ErrorCode::kUnimplemented
+                                            : xla::ErrorCode::kInternal;
+  return error(frame, code, "lean_attention: " + text_of(status));
+}
+
+const xla::ArrayAttribute* array_attribute(const xla::Attributes& attributes, std::string_view name) {
+  for (std::int64_t i = 0; i < attributes.size; ++i) {
+    const xla::Span& given = *attributes.names[i];
+    if (std::string_view(given.data, given.size) == name && attributes.types[i] == xla::AttributeType::kArray)
+      return static_cast<const xla::ArrayAttribute*>(attributes.values[i]);
+  }
+  return nullptr;
+}
+
+/// The image with the pointers of this run; false when another build made it.
+bool read_call(const xla::CallFrame& frame, Image& image) {
+  const auto* const bytes = array_attribute(frame.attributes, "image");
+  const auto* const operands = array_attribute(frame.attributes, "operands");
+  if (bytes == nullptr || operands == nullptr || bytes->size != sizeof(Image)) return false;
+  if (operands->size != static_cast<std::size_t>(frame.arguments.size)) return false;
+  std::memcpy(&image, bytes->data, sizeof(Image));
+  if (image.bytes != sizeof(Image)) return false;
+  const auto* const which = static_cast<const std::int32_t*>(operands->data);
+  for (std::size_t i = 0; i < operands->size; ++i)
+    set_pointer(image.problem, static_cast<Argument>(which[i]), frame.arguments.buffers[i]->data);
+  set_pointer(image.problem, Argument::kOut, frame.results.buffers[0]->data);
+  if (frame.results.size > 1) set_pointer(image.problem, Argument::kLse, frame.results.buffers[1]->data);
+  return true;
+}
+
+Status run(Image& image, Backend backend, void* stream) {
+  const bool cuda = backend == Backend::kCuda;
+  Options& options = image.options;
+  options.backend = backend;
+  options.stream = stream;
+  const std::int32_t index = cuda ? device::index_of(image.problem.q.data) : -1;
+  const device::Guard guard(index);
+  const Executor executor = executor_for(options.workers);
+  options.executor = &executor;
+  const WorkspaceSize need = workspace_size(image.problem, options);
+  if (!need.status.ok()) return need.status;
+  const Workspace workspace = cuda ? device::workspace_for(index, stream, need) : host_workspace_for(need);
+  const Status status = decode(image.problem, options, workspace);
+  if (!status.ok() && workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
+  return status;
+}
+
+/// Answers what XLA asks before it runs anything.
+bool answered_metadata(xla::CallFrame* frame) {
+  if (frame->extensions == nullptr || frame->extensions->type != xla::kMetadataExtension) return false;
+  xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame->extensions)->metadata;
+  metadata.version.major = xla::kMajorVersion;
+  metadata.version.minor = frame->api != nullptr ? frame->api->version.minor : xla::kMinorVersion;  // minor ones only add
+  metadata.traits = 0;  // may not be captured: two calls of a graph could share a workspace
+  return true;
+}
+
+template <Backend kBackend>
+xla::Error* handle(xla::CallFrame* frame) {
+  if (answered_metadata(frame)) return nullptr;
+  try {
+    Image image;
+    if (!read_call(*frame, image)) {
+      return error(*frame, xla::ErrorCode::kInvalidArgument, "lean_attention: compiled with another version of the library");
+    }
+    xla::StreamGetArgs stream{sizeof(xla::StreamGetArgs), nullptr, frame->context, nullptr};
+    if constexpr (kBackend == Backend::kCuda) {
+      if (xla::Error* const failed = frame->api->stream_get(&stream)) return failed;
+    }
+    const Status status = run(image, kBackend, stream.stream);
+    return status.ok() ? nullptr : error(*frame, status);
+  } catch (const std::bad_alloc&) {
+    return error(*frame, xla::ErrorCode::kResourceExhausted, "lean_attention: no memory for the workspace");
+  } catch (const device::Error& failed) {
+    return error(*frame, xla::ErrorCode::kInternal, std::string("lean_attention: ") + failed.what());
+  }
+}
+
+void add_handler(PyObject* handlers, const char* platform, xla::Handler handler) {
+  const Reference capsule(checked(PyCapsule_New(reinterpret_cast<void*>(handler), nullptr, nullptr)));
+  if (PyDict_SetItemString(handlers, platform, capsule.get()) < 0) throw ErrorIsSet{};
+}
+
+}  // namespace
+
+Reference image_of(const Call& call) {
+  Image image;
+  image.problem = call.problem();
+  image.options = call.options();
+  for (std::size_t which = 0; which < kArgumentNames.size(); ++which)
+    set_pointer(image.problem, static_cast<Argument>(which), nullptr);
+  return Reference(checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&image), sizeof(image))));
+}
+
+Reference jax_handlers() {
+  Reference handlers(checked(PyDict_New()));
+  add_handler(handlers.get(), "cpu", handle<Backend::kCpu>);
+  if (device::built()) add_handler(handlers.get(), "CUDA", handle<Backend::kCuda>);
+  return handlers;
+}
+
+}  // namespace lean::python
