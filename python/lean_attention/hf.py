@@ -197,17 +197,10 @@ def attention_forward(
     return _eager_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **keywords)
 
 
-def _either_forward(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Optional[torch.Tensor],
-    **keywords: Any,
-) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+def _either_forward(*arguments: Any, **keywords: Any) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Continuous batching brings its paged cache; without one it is generate()."""
     forward = attention_forward if keywords.get("cache") is None else paged_attention_forward
-    return forward(module, query, key, value, attention_mask, **keywords)
+    return forward(*arguments, **keywords)
 
 
 def _eager_forward(

@@ -151,13 +151,11 @@ void break_lengths(Bytes& bytes, TestProblem& built) {
   const std::int32_t sequence = bytes.between(0, static_cast<std::int32_t>(c.batch()) - 1);
   const std::int32_t tokens = c.lens[static_cast<std::size_t>(sequence)];
   std::int32_t* number = nullptr;
-  if (c.append) {
-    number = bytes.one_of({built.kv_lengths(), built.kv_left_pad()});
-    if (number != nullptr) number += sequence;
-  } else if (c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
+  if (!c.append && c.page_tokens > 0 && tokens > 0 && bytes.chance(50)) {
     number = built.page_ids(sequence) + bytes.between(0, (tokens - 1) / c.page_tokens);
   } else {
-    number = bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens(), built.page_indptr()});
+    number = c.append ? bytes.one_of({built.kv_lengths(), built.kv_left_pad()})
+                      : bytes.one_of({built.kv_lengths(), built.kv_left_pad(), built.cu_kv_tokens(), built.page_indptr()});
     if (number != nullptr) number += sequence;
   }
   if (number == nullptr) return;
