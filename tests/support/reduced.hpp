@@ -19,8 +19,8 @@ template <typename T>
   return reduced() ? small : full;
 }
 
-/// A sweep over several loops: all combinations in a normal run, every nth in a reduced one. With an n that divides no loop's
-/// count those meet every value of every loop.
+/// A sweep over several loops: all combinations in a normal run, every nth in a reduced one. Take an n that divides no loop's
+/// count, the instruction sets' (1 to 5) among them, and is small beside the combinations one value has: then every value is met.
 class EveryNth {
  public:
   explicit EveryNth(int n) : n_(full_or_reduced(1, n)) {}

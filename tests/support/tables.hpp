@@ -23,7 +23,7 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
   return served;
 }
 
-/// Every instruction set this machine runs; kScalar always. On a GPU there is nothing to choose.
+/// Every instruction set this machine runs; kScalar always, but not under ThreadSanitizer. On a GPU there is nothing to choose.
 [[nodiscard]] inline std::vector<CpuIsa> available_isas() {
   if (on_cuda()) return {CpuIsa::kBest};
 #if defined(__SANITIZE_THREAD__)
