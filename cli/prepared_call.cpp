@@ -52,7 +52,7 @@ schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const tile::TileConfig config = backend.select_tile(problem, resolved);
   return schedule::build_map({.lengths = LengthSource(problem),
                               .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                              .cost_model = backend.cost_model(),
+                              .cost_model = backend.cost_model(config),
                               .policy = resolved.policy,
                               .workers = backend.worker_count(resolved)});
 }

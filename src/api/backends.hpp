@@ -18,7 +18,7 @@ struct BackendEntry {
   Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
   // What the schedule of a call is made of.
   tile::TileConfig (*select_tile)(const Problem&, const Options&) noexcept;
-  schedule::CostModel (*cost_model)() noexcept;
+  schedule::CostModel (*cost_model)(const tile::TileConfig& config) noexcept;
   std::int32_t (*worker_count)(const Options&) noexcept;
 };
 

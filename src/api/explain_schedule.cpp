@@ -16,7 +16,7 @@ std::string explain(const Problem& problem, const Options& options, ScheduleForm
   const schedule::ScheduleMap map =
       schedule::build_map({.lengths = LengthSource(problem),
                            .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                           .cost_model = backend.cost_model(),
+                           .cost_model = backend.cost_model(config),
                            .policy = options.policy,
                            .workers = backend.worker_count(options)});
   switch (format) {

@@ -28,11 +28,11 @@ class FlatCursor {
   using Units = typename TRules::Units;
   using Lengths = decltype(std::declval<const typename TRules::Lengths&>()(std::int64_t{}));
 
-  /// `start`: any sequence that begins at or before the worker's share. A worker beyond the plan's has no segment.
+  /// `start`: any sequence that begins at or before the worker's share, and its lengths. A worker beyond the plan's has no segment.
   LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker,
-                               const SequencePlace<Units>& start) noexcept
+                               const SequencePlace<Units>& start, const Lengths& lengths) noexcept
       : rules_(rules), share_(rules.cost_model(), plan, worker), sequence_end_(start.begin), place_(share_.begin()) {
-    segment_.output.sequence = start.sequence - 1;
+    enter(start.sequence, lengths);
     if (worker >= plan.workers) place_ = share_.end();
   }
 
@@ -45,7 +45,7 @@ class FlatCursor {
   LEAN_HD constexpr bool next_run() noexcept {
     BasicOutput<Units>& output = segment_.output;
     while (place_ < share_.end()) {
-      while (place_ >= sequence_end_) enter_next_sequence();
+      while (place_ >= sequence_end_) enter(output.sequence + 1, rules_.lengths()(output.sequence + 1));
       output.kv_head = quotient(static_cast<std::int32_t>(place_ - output.sequence_begin), static_cast<std::int32_t>(output.cost));
       output.begin = output.sequence_begin + output.kv_head * output.cost;
       place_ = output.begin + output.cost;
@@ -61,10 +61,10 @@ class FlatCursor {
   [[nodiscard]] LEAN_HD constexpr const Lengths& lengths() const noexcept { return lengths_; }
 
  private:
-  LEAN_HD constexpr void enter_next_sequence() noexcept {
+  LEAN_HD constexpr void enter(std::int64_t sequence, const Lengths& lengths) noexcept {
     BasicOutput<Units>& output = segment_.output;
-    ++output.sequence;
-    lengths_ = rules_.lengths()(output.sequence);
+    output.sequence = sequence;
+    lengths_ = lengths;
     output.sequence_begin = sequence_end_;
     const SequenceWork work = work_of(lengths_);
     if (rules_.shape().row_blocks(work) == 0) return;  // no queries, no outputs

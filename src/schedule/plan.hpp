@@ -45,7 +45,8 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t chunk_tiles_of(const Policy& policy
 
 namespace detail {
 
-/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers.
+/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers, and no worker more
+/// than align_units.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
@@ -54,13 +55,16 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   const TUnits w = plan.workers;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
     const TUnits aligned = n * quotient(w, n);
-    if (std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent)) {
+    const std::int64_t limit = std::int64_t{model.align_units} * w;
+    if (std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent) &&
+        std::int64_t{quotient(sums.cost, aligned)} * (w - aligned) <= limit) {
       plan.workers = static_cast<std::int32_t>(aligned);
     }
     return;
   }
-  const TUnits rounds = quotient(n + w - 1, w);  // every worker gets `rounds` outputs or one fewer
-  if (std::int64_t{rounds} * w * 100 <= std::int64_t{n} * (100 + model.align_percent)) {
+  const TUnits rounds = quotient(n + w - 1, w);            // every worker gets `rounds` outputs or one fewer
+  const std::int64_t idle = std::int64_t{rounds} * w - n;  // outputs that would fit too
+  if (idle * 100 <= std::int64_t{n} * model.align_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }

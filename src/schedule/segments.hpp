@@ -53,14 +53,15 @@ template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
                                                       const BasicPlan<TUnits>& plan) noexcept {
   const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
-  auto cut = static_cast<std::int32_t>(quotient(units - charge, TUnits{output.tile_cost}));
+  const TUnits tile_cost = model.tile_cost(output.rows);  // as output.tile_cost; but of a constant model, a constant
+  auto cut = static_cast<std::int32_t>(quotient(units - charge, tile_cost));
   if (plan.granularity_tiles > 1) {  // counted from the sequence's first tile, not the output's
     const std::int32_t granule_begin = quotient(output.first_tile + cut, plan.granularity_tiles) * plan.granularity_tiles;
     cut = most_of(0, granule_begin - output.first_tile);
   }
   const std::int32_t rest = output.tiles - cut;
-  const bool near_begin = plan.whole_outputs || TUnits{cut} * output.tile_cost <= plan.snap_units;
-  const bool near_end = plan.whole_outputs || TUnits{rest} * output.tile_cost <= plan.snap_units;
+  const bool near_begin = plan.whole_outputs || TUnits{cut} * tile_cost <= plan.snap_units;
+  const bool near_end = plan.whole_outputs || TUnits{rest} * tile_cost <= plan.snap_units;
   if (near_begin && (!near_end || cut <= rest)) return 0;
   return near_end ? output.tiles : cut;
 }

@@ -18,7 +18,7 @@ class BasicShares {
       : parts_(parts),
         quotient_(quotient(total, TUnits{parts})),
         remainder_(static_cast<std::int32_t>(total - quotient_ * parts)),
-        shares_per_unit_(total > 0 ? static_cast<float>(parts) / static_cast<float>(total) : 0.0F) {}
+        total_(total) {}
 
   /// floor(g x total / parts) for 0 <= g <= parts.
   [[nodiscard]] LEAN_HD constexpr TUnits begin(std::int32_t g) const noexcept {
@@ -31,7 +31,8 @@ class BasicShares {
 
   /// The first g with begin(g) >= place, for 0 <= place <= total: an estimate, then exact steps.
   [[nodiscard]] LEAN_HD constexpr std::int32_t first_from(TUnits place) const noexcept {
-    const float estimate = static_cast<float>(place) * shares_per_unit_;
+    const float shares_per_unit = total_ > 0 ? static_cast<float>(parts_) / static_cast<float>(total_) : 0.0F;
+    const float estimate = static_cast<float>(place) * shares_per_unit;
     auto g = estimate < static_cast<float>(parts_) ? static_cast<std::int32_t>(estimate) : parts_;
     while (begin(g) < place) ++g;
     while (g > 0 && begin(g - 1) >= place) --g;
@@ -42,7 +43,7 @@ class BasicShares {
   std::int32_t parts_ = 1;
   TUnits quotient_ = 0;
   std::int32_t remainder_ = 0;
-  float shares_per_unit_ = 0.0F;
+  TUnits total_ = 0;
 };
 
 using Shares = BasicShares<std::int64_t>;

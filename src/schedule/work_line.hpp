@@ -92,6 +92,14 @@ class LineRules {
     return sums;
   }
 
+  [[nodiscard]] LEAN_HD constexpr Sums sum_sequence(const SequenceWork& work) const noexcept {
+    Sums sums = sum_head(work);
+    sums.cost *= shape_.kv_heads;
+    sums.tiles *= shape_.kv_heads;
+    sums.outputs *= shape_.kv_heads;
+    return sums;
+  }
+
   [[nodiscard]] LEAN_HD constexpr const TLengths& lengths() const noexcept { return lengths_; }
   [[nodiscard]] LEAN_HD constexpr const TShape& shape() const noexcept { return shape_; }
   [[nodiscard]] LEAN_HD constexpr const CostModel& cost_model() const noexcept { return cost_model_; }
@@ -118,33 +126,33 @@ class LineRules {
     return output.tile_cost + quotient(charge + output.tiles - 1, output.tiles);
   }
 
+  /// So many outputs like that of a row block.
+  [[nodiscard]] LEAN_HD constexpr Sums sum_block(const SequenceWork& work, std::int32_t block, std::int32_t copies) const noexcept {
+    const Output output = make_output({.row_block = block}, work);
+    return {.cost = output.cost * copies,
+            .tiles = TUnits{output.tiles} * copies,
+            .outputs = copies,
+            .max_output_tiles = output.tiles,
+            .max_tile_cost = spread_tile_cost(output),
+            .min_output_cost = output.cost,
+            .max_output_cost = output.cost};
+  }
+
   /// One kv head of the sequence.
   [[nodiscard]] LEAN_HD constexpr Sums sum_head(const SequenceWork& work) const noexcept {
+    if constexpr (TShape::kOneBlock) {  // the loop below, in fewer instructions
+      return shape_.row_blocks(work) == 0 ? Sums{} : sum_block(work, 0, 1);
+    }
     Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
     for (std::int32_t block = 0; block < blocks; ++block) {
       // Full blocks of a sequence without limits are alike: sum the first, and the last, which may be shorter.
       const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
       const std::int32_t copies = skip ? blocks - 1 - block : 1;
-      const Output output = make_output({.row_block = block}, work);
-      head = head.plus({.cost = output.cost * copies,
-                        .tiles = TUnits{output.tiles} * copies,
-                        .outputs = copies,
-                        .max_output_tiles = output.tiles,
-                        .max_tile_cost = spread_tile_cost(output),
-                        .min_output_cost = output.cost,
-                        .max_output_cost = output.cost});
+      head = head.plus(sum_block(work, block, copies));
       block += copies - 1;
     }
     return head;
-  }
-
-  [[nodiscard]] LEAN_HD constexpr Sums sum_sequence(const SequenceWork& work) const noexcept {
-    Sums sums = sum_head(work);
-    sums.cost *= shape_.kv_heads;
-    sums.tiles *= shape_.kv_heads;
-    sums.outputs *= shape_.kv_heads;
-    return sums;
   }
 
   TLengths lengths_;

@@ -126,7 +126,7 @@ tile::TileConfig select_tile(const Problem& problem) noexcept {
           .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
 }
 
-schedule::CostModel cost_model() noexcept {
+schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {
   return {.tile_units = 16,
           .free_rows = 8,
           .row_units = 2,
@@ -172,11 +172,12 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const tile::TileConfig& config = sizes.memory.config;
   const LengthSource lengths(problem);
   report_clamped(problem, lengths, slots.header());
-  Line line(lengths, schedule::line_shape_of(problem, config.q_rows, config.tile_tokens), cost_model(),
+  Line line(lengths, schedule::line_shape_of(problem, config.q_rows, config.tile_tokens), cost_model(config),
             schedule::measure_of(options.policy.kind));
   line.build();
   if (line.total() == 0) return {};
-  const schedule::Plan plan = schedule::make_plan(line.sums(), options.policy, cost_model(), config.tile_tokens, sizes.workers);
+  const schedule::Plan plan =
+      schedule::make_plan(line.sums(), options.policy, cost_model(config), config.tile_tokens, sizes.workers);
   const Call call{.problem = problem,
                   .line = line,
                   .plan = plan,

@@ -25,7 +25,7 @@ namespace lean::cpu {
 [[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
 
 /// The schedule's integers for this backend.
-[[nodiscard]] schedule::CostModel cost_model() noexcept;
+[[nodiscard]] schedule::CostModel cost_model(const tile::TileConfig& config) noexcept;
 
 /// Workers a call would ask for: options.workers, or the executor's threads.
 [[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;
