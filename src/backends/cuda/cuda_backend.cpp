@@ -11,6 +11,7 @@
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/append.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/scale.hpp"
@@ -83,20 +84,17 @@ constexpr std::array kRefused = {
 
 bool in_chunks(const Policy& policy) noexcept { return policy.kind == Policy::Kind::kFixedChunk; }
 
-/// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it.
-const KernelEntry* kernel_for(P problem, const Policy& policy) noexcept {
+/// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it. Variants of
+/// either scope have the same tiles.
+const KernelEntry* kernel_for(P problem, const Policy& policy, Scope scope = Scope::kAnyCall) noexcept {
   const std::int64_t rows = in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
-  return find_kernel(problem.k.dtype, problem.head_dim, rows);
+  return find_kernel(problem.k.dtype, problem.head_dim, rows, scope);
 }
 
 /// Token rows of a head lie end to end, so a tile is one run of bytes.
 bool end_to_end(P problem) noexcept {
   return problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
 }
-
-/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
-/// waits longer. Copies by threads come slower and take all there is.
-constexpr std::int64_t kBulkRingBytes = 96 * 1024;
 
 /// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
 constexpr std::int64_t kMinRunBytes = 2048;
@@ -137,8 +135,8 @@ struct RingSize {
 RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
   RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(problem.head_dim)};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (copies_runs(problem, device)) room = min_of(room, kBulkRingBytes);
-  size.stages = static_cast<std::int32_t>(min_of(kMaxStages, room / size.stage_bytes));
+  if (copies_runs(problem, device)) room = min_of(room, std::int64_t{kBulkRingBytes});
+  size.stages = static_cast<std::int32_t>(min_of(max_stages(entry.config), room / size.stage_bytes));
   return size;
 }
 
@@ -148,10 +146,18 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
 /// Whatever the lengths: every kv head of a sequence is one output, the policy is lean, and 32 bits count it.
-bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, std::int32_t workers) noexcept {
+bool is_flat(P problem, const Policy& policy, const tile::TileConfig& config, std::int32_t workers) noexcept {
+  const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
   return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
-         schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(),
+         schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(config),
                                 workers);
+}
+
+/// Whatever the call asks for, the variants for decode steps have it.
+bool is_decode_step(P problem, const Options& options, const KernelConfig& config, const DeviceCall& call) noexcept {
+  return call.flat && call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim &&
+         !call.score_rules && problem.scores.tree_mask == nullptr && !call.hides_values && !appends(problem) &&
+         problem.append.rotary_dim == 0 && options.fixup == Fixup::kLastArriver;
 }
 
 Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
@@ -218,12 +224,11 @@ WorkspaceSize workspace_size(const Problem& problem, const Options& options) noe
 Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& entry = *kernel_for(problem, options.policy);
-  const tile::TileConfig config = entry.config.tile();
+  const KernelEntry& any = *kernel_for(problem, options.policy);
+  const tile::TileConfig config = any.config.tile();
   const std::int32_t workers = worker_count(options);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
-  const bool flat = is_flat(problem, options.policy, shape, workers);
-  const RingSize ring = ring_size(entry, device, problem, flat);
+  const bool flat = is_flat(problem, options.policy, config, workers);
   DeviceCall call{.problem = problem,
                   .shape = shape,
                   .policy = options.policy,
@@ -231,8 +236,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
                             static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)},
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
-                  .ring_stages = ring.stages,
-                  .stage_bytes = ring.stage_bytes,
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
@@ -245,6 +248,13 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .hides_values = hides_values(problem, options.policy),
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8)};
+  const KernelEntry& step = *kernel_for(problem, options.policy, call.bulk_copies ? Scope::kDecodeStep : Scope::kStridedStep);
+  const bool takes_step = device.copies_in_bulk() && is_decode_step(problem, options, step.config, call) &&
+                          ring_size(step, device, problem, flat).stages >= kMinStages;
+  const KernelEntry& entry = takes_step ? step : any;
+  const RingSize ring = ring_size(entry, device, problem, flat);
+  call.ring_stages = ring.stages;
+  call.stage_bytes = ring.stage_bytes;
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;

@@ -22,13 +22,24 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 /// Of the factors of matrix products, for K and V of a type.
 [[nodiscard]] constexpr DType product_dtype(DType kv_dtype) noexcept { return is_fp8(kv_dtype) ? DType::kFloat16 : kv_dtype; }
 
+/// What calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
+/// instruction and register counts, so these have variants whose code holds nothing else.
+enum class Scope : std::int32_t {
+  kDecodeStep,   // flat line, d the variant's own, tiles or pages by the copy engine, last arriver; lse, sinks, windows, causal n_q
+  kStridedStep,  // likewise, where rows or pages are too short for the copy engine, and threads copy them
+  kAnyCall
+};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kAnyCall};
+
 struct KernelConfig {
   DType dtype = DType::kFloat16;    // of K and V, and of queries; kFloat8E4M3 stands for E5M2 too, beside queries of fp16 and bf16
   std::int32_t head_dim = 0;        // widest d; a smaller multiple of 8 leaves the rest unused
   std::int32_t q_rows = 0;          // rows of a row block
   std::int32_t tile_tokens = 0;     // tokens of a LeanTile
   std::int32_t consumer_warps = 0;  // row_warps() x token_warps()
+  Scope scope = Scope::kAnyCall;
 
+  [[nodiscard]] constexpr bool step() const noexcept { return scope != Scope::kAnyCall; }
   [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
   [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
@@ -38,9 +49,29 @@ struct KernelConfig {
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
+  /// Of the kMmaRows rows of a warp, those it stages at once at a segment's end.
+  [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? kMmaRows : kMmaRows / 2; }
+  /// Of the area where the warps stage their parts, and where queries and scores lie for a while.
+  [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
+    return most_of(8192, consumer_warps * staged_rows() * head_dim);
+  }
+  /// The copy engine brings the queries, a row at a time, which is for few rows; else the consumers do.
+  [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
+  /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
+  [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || fp8(); }
   /// Runs of kMmaTokens that one warp takes of a tile.
   [[nodiscard]] constexpr std::int32_t warp_runs() const noexcept { return tile_tokens / (token_warps() * kMmaTokens); }
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
+  /// Producers feed the ring: with the copy engine a warp does, or one thread. A CTA gets its registers for four warps at a time.
+  [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept {
+    return scope == Scope::kDecodeStep ? 1 : (scope == Scope::kStridedStep ? 4 : 2);
+  }
+  [[nodiscard]] constexpr std::int32_t producer_threads() const noexcept { return producer_warps() * kWarpThreads; }
+  /// Whether one more warp finds out who shares the outputs; else a producer does, once a segment's first tiles are under way.
+  [[nodiscard]] constexpr bool has_sharing_warp() const noexcept { return !step(); }
+  [[nodiscard]] constexpr std::int32_t cta_warps() const noexcept {
+    return consumer_warps + producer_warps() + (has_sharing_warp() ? 1 : 0);
+  }
 
   [[nodiscard]] constexpr tile::TileConfig tile() const noexcept {
     return {.q_dtype = product_dtype(),
@@ -54,25 +85,21 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
-/// What the schedule's units mean here (docs/schedule.md). A constant, so that the kernel's divisions by it are shifts.
-[[nodiscard]] constexpr schedule::CostModel cost_model() noexcept {
+/// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are shifts. A
+/// segment's end and a merge cost the time of 3 tiles of 64 KB: so much may be lost by lining up with outputs.
+[[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
+  const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
   return {.tile_units = 16,
           .free_rows = 16,
           .row_units = 0,
           .segment_units = 8,
           .min_worker_tiles = 1,
           .sliver_tiles = 1,
-          .align_percent = 5};
+          .align_percent = 5,
+          .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes)};
 }
 
-/// A CTA's warps: consumers; producers, which feed the ring (with the copy engine one thread does all of it); and one more,
-/// which finds out who shares the outputs.
-inline constexpr std::int32_t kProducerWarps = 2;
-inline constexpr std::int32_t kProducerThreads = kProducerWarps * kWarpThreads;
-
-[[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept {
-  return config.consumer_threads() + kProducerThreads + kWarpThreads;
-}
+[[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept { return config.cta_warps() * kWarpThreads; }
 
 /// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row block.
 struct KernelFamily {
@@ -85,8 +112,8 @@ inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
 
 /// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md. In fp8 a tile of few rows has twice the
 /// tokens, so as many bytes.
-[[nodiscard]] constexpr KernelConfig config_of(const KernelFamily& family, std::int32_t q_rows) noexcept {
-  KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows};
+[[nodiscard]] constexpr KernelConfig config_of(const KernelFamily& family, std::int32_t q_rows, Scope scope) noexcept {
+  KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows, .scope = scope};
   config.consumer_warps = family.head_dim > 128 ? 4 : 8;
   config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
   if (config.fp8() && q_rows == 16) config.tile_tokens *= 2;

@@ -22,12 +22,12 @@ const KernelFamilyEntries* family_of(DType kv_dtype, std::int32_t head_dim) noex
 
 }  // namespace
 
-const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows) noexcept {
+const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows, Scope scope) noexcept {
   const KernelFamilyEntries* family = family_of(kv_dtype, head_dim);
   if (family == nullptr) return nullptr;
   const KernelEntry* found = nullptr;
   for (const KernelEntry& entry : *family) {
-    if (entry.kernel == nullptr) continue;
+    if (entry.kernel == nullptr || entry.config.scope != scope) continue;
     found = &entry;
     if (entry.config.q_rows >= rows) break;
   }

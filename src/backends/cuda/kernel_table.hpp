@@ -16,7 +16,7 @@ struct KernelEntry {
   std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
 };
 
-using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks)>;
+using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks) * std::size(kScopes)>;
 
 /// One function a family, each defined in kernels/.
 [[nodiscard]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
@@ -29,8 +29,8 @@ using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks)>;
 [[nodiscard]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
 [[nodiscard]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
 
-/// The narrowest variant for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or the
-/// largest there is). Null when there is none: another type, or head_dim above 256.
-[[nodiscard]] const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows) noexcept;
+/// The narrowest variant of a scope for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or
+/// the largest there is). Null when there is none: another type, or head_dim above 256.
+[[nodiscard]] const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows, Scope scope) noexcept;
 
 }  // namespace lean::cuda

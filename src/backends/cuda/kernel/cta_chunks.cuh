@@ -68,6 +68,7 @@ class ChunkMerge {
   /// Once the chunk's own result is stored.
   __device__ __forceinline__ void run() {
     if (call_.pass == Pass::kWhole) {
+      consumer_sync<kConfig>();  // the chunk's own result is there
       push_chunk();
       if (!record_.chunk.ends_segment) return;
       consumer_sync<kConfig>();
@@ -130,7 +131,7 @@ class ChunkMerge {
   __device__ __forceinline__ void merge_output() {
     const std::int32_t depth = (call_.slots.layout.nodes_per_slot + 1) / 2;  // fixup::max_chunk_nodes(): levels + 1
     const std::int32_t warp_floats = LaneStack::warp_floats(depth);
-    const std::int32_t warps = min(kConfig.consumer_warps, quotient(kExchangeFloats, warp_floats));
+    const std::int32_t warps = min(kConfig.consumer_warps, quotient(kConfig.exchange_floats(), warp_floats));
     if (warp_ >= warps) return;
 #pragma unroll 1
     for (std::int32_t row = warp_; row < record_.rows; row += warps) {
@@ -149,8 +150,10 @@ class ChunkMerge {
     NodeQuad whole = stack.pop();
     while (!stack.empty()) whole.take_left(stack.pop());
     if (quad < kRowQuads<kConfig>) {
-      const RowEnd end = end_row<kConfig>(call_, record_, row, whole.state);
-      store_quad<kConfig>(call_, end, twisted_quad(row, quad) * kQuadDims, whole.o);
+      const RowEnd end = end_row<kConfig>(call_, record_, row, whole.state, quad == 0);
+      const std::int32_t dim = twisted_quad(row, quad) * kQuadDims;
+      store_pair<kConfig>(call_, end, dim, {whole.o.x[0], whole.o.x[1]});
+      store_pair<kConfig>(call_, end, dim + kPairDims, {whole.o.x[2], whole.o.x[3]});
     }
   }
 
@@ -196,15 +199,24 @@ class ChunkMerge {
   std::int32_t lane_;
 };
 
-/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each
-/// shared output.
 template <KernelConfig kConfig>
-__device__ __noinline__ void hand_over(std::int32_t record_place) {
+__device__ __noinline__ void hand_over_any(std::int32_t record_place) {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  if (memory.shared.call.chunk_tiles > 0) {
+  if (Asked<kConfig>(memory.shared.call).chunks()) {
     ChunkMerge<kConfig>(memory, memory.shared.records[record_place]).run();
   } else {
     merge_shared<kConfig>(record_place);
+  }
+}
+
+/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each
+/// shared output.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void hand_over(std::int32_t record_place) {
+  if constexpr (kConfig.step()) {
+    merge_shared<kConfig>(record_place);
+  } else {
+    hand_over_any<kConfig>(record_place);
   }
 }
 

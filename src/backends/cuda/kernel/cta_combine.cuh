@@ -9,22 +9,48 @@
 
 namespace lean::cuda {
 
-/// Called by all consumer threads with their warps' results of a segment. Half of a matrix product's rows at a time, which are
-/// all there are of a decode step's; a half without rows is left out.
+/// What the warps staged, merged.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void merge_staged(std::int32_t record_place, const StagedRows<kConfig>& rows) {
+  constexpr std::int32_t kSlices = kRowSlices<kConfig>;
+  const CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const SegmentRecord& record = memory.shared.records[record_place];
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount * kSlices;
+       i += kConfig.consumer_warps) {
+    const std::int32_t staged = i / kSlices;
+    const std::int32_t row = rows.row(staged);
+    if (row >= record.rows) return;
+    merge_slice<kConfig.token_warps()>(memory.shared, record, WarpParts<kConfig>{memory},
+                                       {.row = row, .row_of_parts = staged, .slice = i % kSlices, .slot = record.slot});
+  }
+}
+
+/// Likewise, by a call: it is there once, and the loop over tiles keeps its registers.
+template <KernelConfig kConfig>
+__device__ __noinline__ void merge_staged_turn(std::int32_t record_place, std::int32_t turn) {
+  merge_staged<kConfig>(record_place, {.turn = turn});
+}
+
+/// Called by all consumer threads with their warps' results of a segment. Rows that do not exist are left out.
 template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::int32_t record_place,
                                               const WarpTile<kConfig, kWhole>& tile) {
-  constexpr std::int32_t kHalfRows = kMmaRows / 2;
-  StagedRows rows{.parts = kConfig.token_warps(), .count = kConfig.row_warps() * kHalfRows, .of_sixteens = true};
-  static_assert(kConfig.consumer_warps * kHalfRows * kConfig.head_dim <= kExchangeFloats);
-  const SegmentRecord& record = memory.shared.records[record_place];
-  consumer_sync<kConfig>();  // what other warps use the area for is over
+  using Rows = StagedRows<kConfig>;
+  static_assert(kConfig.consumer_warps * Rows::kOfWarp * kConfig.head_dim <= kConfig.exchange_floats());
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    rows.first = half * kHalfRows;
-    if (rows.first >= record.rows) break;
-    tile.stage(memory, rows, half);
-    merge_parts<kConfig>(rows, record_place, record.slot);
+  for (int turn = 0; turn < Rows::kTurns; ++turn) {
+    const Rows rows{.turn = turn};
+    const std::int32_t count = memory.shared.records[record_place].rows;
+    if (rows.row(0) >= count) break;
+    consumer_sync<kConfig>();  // what other warps use the area for is over
+    tile.stage(memory, rows, count);
+    consumer_sync<kConfig>();
+    if constexpr (Rows::kTurns == 1) {
+      merge_staged<kConfig>(record_place, rows);
+    } else {
+      merge_staged_turn<kConfig>(record_place, turn);
+    }
   }
 }
 

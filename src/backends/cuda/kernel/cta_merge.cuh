@@ -28,11 +28,12 @@ struct DeviceAtomic {
   __device__ static void relax() { __nanosleep(20); }
 };
 
-/// Counts the worker in; true for all consumer threads when it is the last. Their stores come before, by the barrier in front.
+/// Counts the worker in; true for all consumer threads when it is the last. What they stored comes before.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool arrive(fixup::Counter& counter, std::int32_t contributors) {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if (threadIdx.x == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
+  consumer_sync<kConfig>();
+  if (ptx::thread_index() == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
   consumer_sync<kConfig>();
   return shared.arrived_last != 0;
 }
@@ -40,8 +41,9 @@ template <KernelConfig kConfig>
 /// The paper's fix-up: peers raise a flag; the host, for whom this returns true, waits for all of them.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool await_peers(const fixup::Slots& slots, const SegmentRecord& record) {
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const auto thread = static_cast<std::int32_t>(ptx::thread_index());
   if (record.contributor != 0) {
+    consumer_sync<kConfig>();
     if (thread == 0) fixup::signal<DeviceAtomic>(slots.counter(record.slots.slot(record.contributor)));
     return false;
   }
@@ -52,46 +54,20 @@ template <KernelConfig kConfig>
   return true;
 }
 
-/// O and (m, l) of the rows of every partial to the exchange area, a partial a warp. What other workers stored is not in this
-/// multiprocessor's L1, which the acquire of their arrivals emptied.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void stage_partials(CtaMemory<kConfig>& memory, const MergeRun& run, const StagedRows& rows) {
-  constexpr std::uint32_t kRowBytes = kConfig.head_dim * sizeof(float);
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const auto lane = static_cast<std::uint32_t>(thread % kWarpThreads);
-  const std::uint32_t part_bytes = static_cast<std::uint32_t>(rows.count) * kRowBytes;
-  const std::uint32_t m = ptx::shared_address(memory.shared.parts.m);
-  const std::uint32_t l = ptx::shared_address(memory.shared.parts.l);
-#pragma unroll 1
-  for (std::int32_t part = thread / kWarpThreads; part < rows.parts; part += kConfig.consumer_warps) {
-    const auto* partial = reinterpret_cast<const std::byte*>(run.at(part));
-    const std::byte* from = partial + static_cast<std::uint32_t>(rows.first) * kRowBytes;
-    const std::uint32_t to = ptx::shared_address(memory.exchange) + static_cast<std::uint32_t>(part) * part_bytes;
-#pragma unroll 4
-    for (std::uint32_t i = lane * 16; i < part_bytes; i += kWarpThreads * 16) ptx::async_copy_16(to + i, from + i, true);
-    const std::byte* states = partial + kConfig.q_rows * kRowBytes + rows.first * sizeof(float);  // fixup::PartialLayout
-    for (std::uint32_t i = lane; i < static_cast<std::uint32_t>(rows.count); i += kWarpThreads) {
-      const std::uint32_t place = (static_cast<std::uint32_t>(part * rows.count) + i) * sizeof(float);
-      ptx::async_copy_4(m + place, states + i * sizeof(float));
-      ptx::async_copy_4(l + place, states + (kConfig.q_rows + i) * sizeof(float));
-    }
-  }
-}
-
-/// As many rows at a time as the exchange area takes: one at least, since a run has kMaxOneLevel partials at most (kMaxWorkers, and
-/// FlashDecoding's limit of splits, see to that). One trip to memory: all of the partials is asked for before any is used.
+/// One trip to memory for up to kAhead partials, and a run has kMaxOneLevel at most (kMaxWorkers, and FlashDecoding's limit of splits,
+/// see to that).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
-  constexpr std::int32_t kStagedRows = CtaParts<kConfig>::kRows;
-  static_assert(fixup::kMaxOneLevel <= kStagedRows && kStagedRows * kConfig.head_dim <= kExchangeFloats);
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  const std::int32_t all_rows = memory.shared.records[record_place].rows;
-  const std::int32_t rows_at_once = all_rows * run.parts <= kStagedRows ? all_rows : quotient(kStagedRows, run.parts);
+  constexpr int kAhead = kConfig.step() ? 16 : 4;
+  constexpr std::int32_t kSlices = kRowSlices<kConfig>;
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const SegmentRecord& record = shared.records[record_place];
 #pragma unroll 1
-  for (StagedRows rows{.parts = run.parts}; rows.first < all_rows; rows.first += rows_at_once) {
-    rows.count = min(all_rows - rows.first, rows_at_once);
-    stage_partials<kConfig>(memory, run, rows);
-    merge_parts<kConfig>(rows, record_place, run.slot);
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < record.rows * kSlices;
+       i += kConfig.consumer_warps) {
+    const std::int32_t row = i / kSlices;
+    merge_slice<kAhead>(shared, record, SlotParts<kConfig>{run},
+                        {.row = row, .row_of_parts = row, .slice = i % kSlices, .slot = run.slot});
   }
 }
 
@@ -110,6 +86,7 @@ __device__ __noinline__ void merge_alone(std::int32_t record_place) {
     const MergeRun run = i < grouping.groups ? run_of_group(slots, record.slots, record.contributors, grouping, i)
                                              : run_of_groups(slots, record.slots, grouping);
     merge_run<kConfig>(run, record_place);
+    consumer_sync<kConfig>();  // the groups' results are there
   }
 }
 
@@ -117,7 +94,7 @@ __device__ __noinline__ void merge_alone(std::int32_t record_place) {
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_shared(std::int32_t record_place) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if (shared.call.fixup != Fixup::kLastArriver) return merge_alone<kConfig>(record_place);
+  if (!Asked<kConfig>(shared.call).last_arriver()) return merge_alone<kConfig>(record_place);
   const SegmentRecord& record = shared.records[record_place];
 #pragma unroll 1
   for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {

@@ -1,31 +1,24 @@
-// Parts: results of the same rows, staged side by side in the exchange area, and their merge. The warps of a CTA bring theirs at
-// a segment's end, and the last arriver those of the workers it shares an output with. One function merges both: a worker that
-// arrives last, which few do, has its code at hand.
+// Parts: results (O, m, l) of the same rows, and their merge. The warps of a CTA bring theirs at a segment's end, in shared memory;
+// the workers that share an output bring theirs in slots. A warp merges 64 dims of a row: a lane knows a part's state, and every lane
+// adds up its two elements of all parts, which it asks for before it uses one.
 #pragma once
 
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_output.cuh"
-#include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
 
-/// Which rows of the block are staged, of each part.
-struct StagedRows {
-  std::int32_t parts = 1;
-  std::int32_t count = 0;
-  std::int32_t first = 0;    // row of the block
-  bool of_sixteens = false;  // eight rows of each sixteen, as the halves of a matrix product hold them
-
-  [[nodiscard]] __device__ __forceinline__ std::int32_t row(std::int32_t staged) const {
-    return first + staged + (of_sixteens ? staged & ~7 : 0);
-  }
-};
-
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kRowQuads = kConfig.head_dim / kQuadDims;
+
+/// What a warp merges at once of a row.
+inline constexpr std::int32_t kPairDims = 2;
+inline constexpr std::int32_t kSliceDims = kWarpThreads * kPairDims;
+template <KernelConfig kConfig>
+inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims;
 
 /// Where four elements of a row are kept among the row's, staged or in a slot. The twist keeps warps free of bank conflicts when
 /// they stage theirs. Its own inverse.
@@ -33,69 +26,115 @@ inline constexpr std::int32_t kRowQuads = kConfig.head_dim / kQuadDims;
   return quad ^ (2 * (row & 3));
 }
 
-/// The weight of each part of each row, and how the row ends: a warp a row, a lane a part.
+/// Which rows of the block the warps stage at once: all, or in turn each half of a matrix product's.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void weigh_parts(CtaShared<kConfig>& shared, const StagedRows& rows, const SegmentRecord& record,
-                                            float* slot) {
-  static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads);
-  const auto thread = static_cast<std::int32_t>(ptx::thread_index());
-  const std::int32_t lane = thread % kWarpThreads;
-#pragma unroll 1
-  for (std::int32_t staged = thread / kWarpThreads; staged < rows.count; staged += kConfig.consumer_warps) {
-    const std::int32_t row = rows.row(staged);
-    if (row >= record.rows) continue;
-    const std::int32_t place = lane * rows.count + staged;
-    softmax::State state;
-    if (lane < rows.parts) state = {shared.parts.m[place], shared.parts.l[place]};
-    const float largest = ptx::warp_max(state.m);
-    const float weight = softmax::rescale_factor(state.m, largest);
-    if (lane < rows.parts) shared.parts.weights[place] = weight;
-    const softmax::State whole{largest, ptx::warp_sum(state.l * weight)};
-    if (lane != 0) continue;
-    if (slot != nullptr) {
-      const fixup::Partial to = shared.call.slots.layout.partial.at(slot);
-      to.m[row] = whole.m;
-      to.l[row] = whole.l;
-    } else {
-      shared.parts.ends[staged] = end_row<kConfig>(shared.call, record, row, whole);
-    }
-  }
-}
+struct StagedRows {
+  static constexpr std::int32_t kOfWarp = kConfig.staged_rows();
+  static constexpr std::int32_t kTurns = kMmaRows / kOfWarp;
+  static constexpr std::int32_t kCount = kConfig.row_warps() * kOfWarp;
 
-/// The parts of all staged rows, each scaled to the row's largest maximum and added up in index order, into `slot`, or into the
-/// output where that is null. By all consumer threads; what they staged or copied before is there, and may be overwritten after.
+  std::int32_t turn = 0;
+
+  /// Among the block's.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t row(std::int32_t staged) const {
+    return turn * kOfWarp + staged + (kTurns - 1) * (staged & ~(kOfWarp - 1));
+  }
+};
+
+/// What the token warps staged.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_parts(StagedRows rows, std::int32_t record_place, float* slot) {
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  CtaShared<kConfig>& shared = memory.shared;
-  const SegmentRecord& record = shared.records[record_place];
-  ptx::await_async_copies();
-  consumer_sync<kConfig>();
-  weigh_parts(shared, rows, record, slot);
-  consumer_sync<kConfig>();
-  const std::int32_t quads = rows.count * kRowQuads<kConfig>;  // of a part
+struct WarpParts {
+  static constexpr std::int32_t kRows = StagedRows<kConfig>::kCount;  // of a part
+
+  const CtaMemory<kConfig>& memory;
+
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t count() { return kConfig.token_warps(); }
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t row) const {
+    return {memory.shared.parts.m[part * kRows + row], memory.shared.parts.l[part * kRows + row]};
+  }
+  /// Where the first part has elements of a row, and the part after `part`, which has them at `at`.
+  [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
+    return memory.exchange + row * kConfig.head_dim + dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const {
+    return at + kRows * kConfig.head_dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ static float2 load(const float* at) { return *reinterpret_cast<const float2*>(at); }
+};
+
+/// The partials of a run, past the L1: other workers stored them.
+template <KernelConfig kConfig>
+struct SlotParts {
+  const MergeRun& run;
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t count() const { return run.parts; }
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t row) const {
+    const float* m = run.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
+    return {__ldcg(m), __ldcg(m + kConfig.q_rows)};
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
+    return run.first + row * kConfig.head_dim + dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t part) const {
+    return at + (part == 0 ? run.second - run.first : run.pitch);
+  }
+  [[nodiscard]] __device__ __forceinline__ static float2 load(const float* at) {
+    return __ldcg(reinterpret_cast<const float2*>(at));
+  }
+};
+
+/// Where a warp's merge goes: a slice of a row of the block.
+struct MergedSlice {
+  std::int32_t row = 0;
+  std::int32_t row_of_parts = 0;  // the same, among those that the parts hold
+  std::int32_t slice = 0;
+  float* slot = nullptr;  // null: to the output
+};
+
+/// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp; kAhead: parts asked for
+/// at once.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+__device__ __forceinline__ void merge_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
+                                            const MergedSlice& to) {
+  static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
+  const auto lane = static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
+  const std::int32_t dim = to.slice * kSliceDims + lane * kPairDims;  // as it is kept, twisted
+  softmax::State own;
+  if (lane < parts.count()) own = parts.state(lane, to.row_of_parts);
+  float2 total = {0.0F, 0.0F};
+  float weight = 0.0F;
+  softmax::State whole;
+  const float* at = parts.elements(to.row_of_parts, dim);
 #pragma unroll 1
-  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < quads; i += kConfig.consumer_threads()) {
-    const std::int32_t staged = i / kRowQuads<kConfig>;
-    const std::int32_t row = rows.row(staged);
-    if (row >= record.rows) continue;
-    const auto* four = reinterpret_cast<const float4*>(memory.exchange) + i;
-    const float* weight = shared.parts.weights + staged;
-    Quad total;
-#pragma unroll 4
-    for (std::int32_t part = 0; part < rows.parts; ++part) {
-      total.add(*four, *weight);
-      four += quads;
-      weight += rows.count;
+  for (std::int32_t first = 0; first < parts.count(); first += kAhead) {
+    float2 ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      ahead[i] = first + i < parts.count() ? parts.load(at) : float2{0.0F, 0.0F};
+      at = parts.next(at, first + i);
     }
-    const std::int32_t quad = i % kRowQuads<kConfig>;
-    if (slot != nullptr) {
-      reinterpret_cast<float4*>(slot)[row * kRowQuads<kConfig> + quad] = {total.x[0], total.x[1], total.x[2], total.x[3]};
-    } else {
-      store_quad<kConfig>(shared.call, shared.parts.ends[staged], twisted_quad(row, quad) * kQuadDims, total);
+    if (first == 0) {
+      whole.m = ptx::warp_max(own.m);
+      weight = softmax::rescale_factor(own.m, whole.m);
+      whole.l = ptx::warp_sum(own.l * weight);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
+      const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
+      total.x = fmaf(ahead[i].x, factor, total.x);
+      total.y = fmaf(ahead[i].y, factor, total.y);
     }
   }
-  consumer_sync<kConfig>();
+  if (to.slot != nullptr) {
+    *reinterpret_cast<float2*>(to.slot + to.row * kConfig.head_dim + dim) = total;
+    if (dim != 0) return;
+    const fixup::Partial partial = shared.call.slots.layout.partial.at(to.slot);
+    partial.m[to.row] = whole.m;
+    partial.l[to.row] = whole.l;
+  } else {
+    const RowEnd end = end_row<kConfig>(shared.call, record, to.row, whole, dim == 0);
+    store_pair<kConfig>(shared.call, end, twisted_quad(to.row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, total);
+  }
 }
 
 }  // namespace lean::cuda

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -12,6 +13,7 @@
 namespace lean::cuda {
 
 inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
+inline constexpr std::int32_t kQueryBytes = 2;
 
 /// Partials that one worker merges, of an output's contributors or of a group of them: what is known of them before they come.
 struct MergeRun {
@@ -65,6 +67,10 @@ struct SegmentRecord {
   }
 };
 
+/// From a staged row of queries to the next: rows that the copy engine brings lie apart, so that ldmatrix meets no bank twice.
+template <KernelConfig kConfig>
+inline constexpr std::int32_t kQueryRowBytes = kConfig.head_dim * kQueryBytes + (kConfig.bulk_queries() ? kPieceBytes : 0);
+
 /// The work line, the plan and their sums while they are built.
 struct CtaLine {
   schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
@@ -79,28 +85,21 @@ struct CtaFlatLine {
   FlatLine line;
 };
 
-/// A row of the output: where it lies, and what its merged elements are multiplied by.
-struct RowEnd {
-  std::uint16_t* to = nullptr;
-  float scale = 1.0F;
-};
-
-/// Of the parts in the exchange area (cta_parts.cuh).
+/// Of the warps' parts in the exchange area (cta_parts.cuh).
 template <KernelConfig kConfig>
 struct CtaParts {
-  static constexpr std::int32_t kRows = kConfig.consumer_warps * kMmaRows / 2;  // of all parts together
-  float m[kRows];                                                               // [part][row]
+  static constexpr std::int32_t kRows = kConfig.consumer_warps * kConfig.staged_rows();  // of all parts together
+  float m[kRows];                                                                        // [part][row]
   float l[kRows];
-  float weights[kRows];
-  RowEnd ends[least_of(kRows, kConfig.q_rows)];  // [row]
 };
 
 template <KernelConfig kConfig>
 struct CtaShared {
-  alignas(16) std::uint64_t stage_full[kMaxStages];
-  std::uint64_t stage_free[kMaxStages];
+  alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
+  std::uint64_t stage_free[max_stages(kConfig)];
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
+  std::uint64_t queries_full[kRecords];  // with bulk_queries()
   std::uint64_t sharing_known[kRecords];
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
@@ -112,19 +111,18 @@ struct CtaShared {
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
 };
 
-/// Bytes of the area where queries are staged, and parts of results side by side, some rows at a time (cta_parts.cuh).
-inline constexpr std::int32_t kExchangeBytes = 32 * 1024;
-inline constexpr std::int32_t kExchangeFloats = kExchangeBytes / static_cast<std::int32_t>(sizeof(float));
-
 /// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
 template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
-  alignas(16) float exchange[kExchangeFloats];
+  alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
+  alignas(16) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
   alignas(128) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
-  [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) { return rest + line_bytes(call.flat); }
+  [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) {
+    return rest + line_bytes(Asked<kConfig>(call).flat());
+  }
 
   [[nodiscard]] static constexpr LEAN_HD std::int32_t line_bytes(bool flat) noexcept {
     return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + 127) / 128 * 128);

@@ -48,10 +48,11 @@ using FlatStart = schedule::SequencePlace<std::int32_t>;
 struct FlatLine {
   FlatPlan plan;
   FlatStart start;
+  Sequence lengths;  // of that sequence
 };
 
 /// Up to this many sequences a flat line is built by each warp that walks it, for itself; more are summed by the whole CTA.
-inline constexpr std::int64_t kWarpBuildSequences = 2 * kWarpThreads;
+inline constexpr std::int64_t kWarpBuildSequences = kWarpThreads;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -84,6 +85,14 @@ struct DeviceCall {
   return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
 }
 
-inline constexpr std::int32_t kMaxStages = 16;
+/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
+/// waits longer. Copies by threads come slower and take all there is.
+inline constexpr std::int32_t kBulkRingBytes = 96 * 1024;
+
+/// Of a ring.
+[[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
+  if (config.scope != Scope::kDecodeStep) return 16;
+  return kBulkRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+}
 
 }  // namespace lean::cuda

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/fragment.cuh"
 #include "backends/cuda/kernel/queries.cuh"
+#include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/kernel/score_rules.cuh"
 #include "backends/cuda/kernel/stage_rows.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -26,6 +27,7 @@ class WarpTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
+  static constexpr int kSteps = kDims / kMmaDims;  // products of Q K^T in a row
 
   __device__ explicit WarpTile(const DeviceCall& call)
       : call_(call),
@@ -34,16 +36,23 @@ class WarpTile {
         token_warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads / kConfig.row_warps()),
         rows_(call.problem.head_dim, lane_) {}
 
-  /// Loads the queries of a row block through the exchange area, by all consumer threads together, and empties (O, m, l).
-  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const SegmentRecord& record) {
-    const std::uint32_t staged = ptx::shared_address(memory.exchange);
-    if (call_.problem.append.rotary_dim == 0) stage_queries(record, staged);  // else stage_turned_queries() did it
-    consumer_sync<kConfig>();
-#pragma unroll
-    for (int step = 0; step < kDims / kMmaDims; ++step) {
-      Held::template load_queries<kConfig>(query_[step], staged, row_warp_ * kMmaRows, lane_, step);
+  /// Takes the queries of a row block, with all consumer threads together, and empties (O, m, l).
+  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const Turn& turn) {
+    const SegmentRecord& record = memory.shared.records[turn.place];
+    if constexpr (kConfig.bulk_queries()) {
+      queries_ = ptx::shared_address(memory.queries[turn.place]);
+      ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
+      if constexpr (kConfig.holds_queries()) hold_queries();
+    } else {
+      queries_ = ptx::shared_address(memory.exchange);
+      if (!asked().turned_queries()) {  // else stage_turned_queries() did it
+        consumer_sync<kConfig>();       // what the segment before had there is read
+        stage_queries(record, queries_);
+      }
+      consumer_sync<kConfig>();
+      hold_queries();
+      if (asked().may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
     }
-    if (call_.may_rule) consumer_sync<kConfig>();  // apply_rules() uses the area too
     if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -76,16 +85,19 @@ class WarpTile {
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
     float scale[2] = {score_scale(0), score_scale(1)};
-    if (call_.may_rule) {
+    if (asked().may_rule()) {
       if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens) || memory.shared.lacks_pages != 0) {
         apply_rules(memory, record, tile_token);
         scale[0] = scale[1] = 1.0F;
-      } else if (call_.hides_values) {
+      } else if (asked().hides_values()) {
         seen_tokens(memory) = ~0U;
       }
     }
-    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
     const std::int32_t stage_end = tile_token + tile_tokens;
+    if constexpr (kConfig.step()) {  // else a rule
+      if (asked().pages() && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end, scale);
+    }
+    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
     const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
     float tile_max[2] = {softmax::kNegInf, softmax::kNegInf};
@@ -124,8 +136,8 @@ class WarpTile {
     }
   }
 
-  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and so is
-  /// what a mask hides from all rows of the warp.
+  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and what a mask
+  /// hides from all rows of the warp is selected away.
   __device__ void accumulate(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
     if constexpr (kConfig.fp8()) {
       if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(memory, stage, tile_tokens);
@@ -142,25 +154,44 @@ class WarpTile {
     }
   }
 
-  /// Stages this warp's part of a half of its rows.
-  __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows& rows, int half) const {
-    const std::int32_t group = lane_ / 4;
-    const std::int32_t place = token_warp_ * rows.count + row_warp_ * (kMmaRows / 2) + group;
-    float* row = memory.exchange + place * kDims;
+  /// Stages this warp's part, of rows below `count`.
+  __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows<kConfig>& rows, std::int32_t count) const {
+    constexpr int kHalves = rows.kOfWarp / (kMmaRows / 2);
 #pragma unroll
-    for (int piece = 0; piece < kDims; piece += Held::kPieceDims) {
-      const std::int32_t dim = piece + quad() * Held::kLaneDims;
-      Held::store(row + twisted_quad(group, dim / kQuadDims) * kQuadDims + dim % kQuadDims, o_ + piece / kColumnDims, half);
+    for (int half = 0; half < kHalves; ++half) {
+      if (row_of(rows.turn + half) - lane_ / 4 >= count) return;
+      stage_half(memory, row_warp_ * rows.kOfWarp + half * (kMmaRows / 2) + lane_ / 4, rows.kCount, rows.turn + half);
     }
-    if (quad() != 0) return;
-    memory.shared.parts.m[place] = max_[half];
-    memory.shared.parts.l[place] = sum_[half];
   }
 
   /// True when none of this warp's tokens is among the first `tile_tokens` of a tile.
   [[nodiscard]] __device__ bool idle(std::int32_t tile_tokens) const { return token_warp_ * kMmaTokens >= tile_tokens; }
 
  private:
+  __device__ __forceinline__ void stage_half(CtaMemory<kConfig>& memory, std::int32_t staged, std::int32_t part_rows,
+                                             int half) const {
+    const std::int32_t place = token_warp_ * part_rows + staged;
+    float* row = memory.exchange + place * kDims;
+    // The twist moves quads among eight neighbours: where the pieces of those lie is worked out once.
+    constexpr int kNear = 8 * kQuadDims / Held::kPieceDims;
+    std::int32_t near[kNear];
+#pragma unroll
+    for (int c = 0; c < kNear; ++c) {
+      const std::int32_t dim = c * Held::kPieceDims + quad() * Held::kLaneDims;
+      near[c] = twisted_quad(lane_ / 4, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
+    }
+#pragma unroll
+    for (int c = 0; c < kDims / Held::kPieceDims; ++c) {
+      const int column = c * Held::kPieceDims / kColumnDims;
+      Held::store(row + near[c % kNear] + c / kNear * 8 * kQuadDims, o_ + column, half);
+    }
+    if (quad() != 0) return;
+    memory.shared.parts.m[place] = max_[half];
+    memory.shared.parts.l[place] = sum_[half];
+  }
+
+  [[nodiscard]] __device__ __forceinline__ Asked<kConfig> asked() const { return Asked<kConfig>(call_); }
+
   using Rows = StageRows<kConfig, kWhole>;
   using Held = Fragment<kConfig.dtype>;
 
@@ -179,6 +210,27 @@ class WarpTile {
     return kConfig.fp8() ? score_scale_[half] : call_.log2_scale;
   }
 
+  /// Factors of one product of Q K^T.
+  struct QueryStep {
+    std::uint32_t x[4];
+  };
+
+  [[nodiscard]] __device__ __forceinline__ QueryStep load_query_step(int step) const {
+    QueryStep query;
+    Held::template load_queries<kConfig>(query.x, queries_, row_warp_ * kMmaRows, lane_, step);
+    return query;
+  }
+
+  __device__ __forceinline__ void hold_queries() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) query_[step] = load_query_step(step);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ QueryStep query_step(int step) const {
+    if constexpr (kConfig.holds_queries()) return query_[step];
+    return load_query_step(step);
+  }
+
   /// kType: of what is stored, which the variant's own type may stand for.
   template <DType kType>
   __device__ __forceinline__ void scores_of(std::uint32_t stage) {
@@ -188,16 +240,17 @@ class WarpTile {
       for (auto& s : scores_[run]) s[0] = s[1] = s[2] = s[3] = 0.0F;
 #pragma unroll
       for (int g = 0; g < Rows::kGroups; ++g) {
-        constexpr int kSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
+        constexpr int kGroupSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
         std::uint32_t k[2][Rows::kGroupPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kGroupSteps; ++step) {
+          const QueryStep query = query_step(g * kGroupSteps + step);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {  // in turn: a product waits for the one before it in its sum
             const uint2 factors = Fragment<kType>::key_factors(k[half], step);
-            ptx::multiply_add<kConfig.product_dtype()>(scores_[run][half], query_[g * kSteps + step], factors.x, factors.y);
+            ptx::multiply_add<kConfig.product_dtype()>(scores_[run][half], query.x, factors.x, factors.y);
           }
         }
       }
@@ -213,7 +266,7 @@ class WarpTile {
           ptx::pack<kProduct>(scores_[run][0][0], scores_[run][0][1]), ptx::pack<kProduct>(scores_[run][0][2], scores_[run][0][3]),
           ptx::pack<kProduct>(scores_[run][1][0], scores_[run][1][1]), ptx::pack<kProduct>(scores_[run][1][2], scores_[run][1][3])};
       const std::int32_t row = run_row(run);
-      const bool selects = call_.hides_values || row + kMmaTokens > tile_tokens;
+      if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
 #pragma unroll
       for (int g = 0; g < Rows::kGroups; ++g) {
         constexpr int kColumns = Rows::kGroupPieces * Held::kPieceDims / kColumnDims;
@@ -221,8 +274,8 @@ class WarpTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
-          if (!selects) continue;
-          const std::uint32_t kept = kept_tokens(memory, run * 8 + half * 4, tile_tokens - row - half * 8);
+          if (!asked().hides_values()) continue;
+          const std::uint32_t kept = kept_tokens(memory, run * 8 + half * 4);
 #pragma unroll
           for (std::uint32_t& x : v[half]) x &= kept;
         }
@@ -235,15 +288,10 @@ class WarpTile {
     }
   }
 
-  /// What counts of a register of V: its tokens, if they are among the `left` ones from the first token of 8 on, and seen. `score` is
-  /// the lane's first score of them.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t kept_tokens(CtaMemory<kConfig>& memory, int score,
-                                                                     std::int32_t left) const {
-    std::uint32_t seen = 3U;
-    if (call_.hides_values) seen = seen_tokens(memory) >> score;
-    const bool first = left > 2 * quad() && (seen & 1U) != 0;
-    const bool second = left > 2 * quad() + 1 && (seen & 2U) != 0;
-    return (first ? Held::kFirstToken : 0U) | (second ? ~Held::kFirstToken : 0U);
+  /// What counts of a register of V: its tokens, if they are seen. `score` is the lane's first score of them.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t kept_tokens(CtaMemory<kConfig>& memory, int score) const {
+    const std::uint32_t seen = seen_tokens(memory) >> score;
+    return ((seen & 1U) != 0 ? Held::kFirstToken : 0U) | ((seen & 2U) != 0 ? ~Held::kFirstToken : 0U);
   }
 
   /// Queries beside fp8 keys become fp16, the keys' scale a part of the scores'.
@@ -261,7 +309,7 @@ class WarpTile {
     std::uint32_t largest = 0;
 #pragma unroll
     for (auto& step : query_) {
-      largest = __vmaxu2(largest, __vmaxu2(step[half] & 0x7FFF7FFFU, step[half + 2] & 0x7FFF7FFFU));
+      largest = __vmaxu2(largest, __vmaxu2(step.x[half] & 0x7FFF7FFFU, step.x[half + 2] & 0x7FFF7FFFU));
     }
     largest = max(largest >> 16, largest & 0xFFFFU);
     largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
@@ -272,16 +320,32 @@ class WarpTile {
     for (auto& step : query_) {
 #pragma unroll
       for (int i = half; i < 4; i += 2) {
-        step[i] = ptx::pack<DType::kFloat16>(__uint_as_float(step[i] << 16) * up, __uint_as_float(step[i] & 0xFFFF0000U) * up);
+        std::uint32_t& x = step.x[i];
+        x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
       }
     }
     return __uint_as_float(power.down << 23);
   }
 
+  /// Scores, yet to be scaled, of tokens before `end` whose page lies outside the pool: these count as not there.
+  __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, std::int32_t tile_token, std::int32_t end,
+                                                     const float (&scale)[2]) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+#pragma unroll
+    for (int j = 0; j < kRuns * 4; ++j) {  // a token is that of two scores
+      const int run = j / 4, half = j / 2 % 2, i = j % 2;
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + run * run_tokens() + half * 8 + i;
+      if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
+      scores_[run][half][i] = copysignf(softmax::kNegInf, -scale[0]);
+      scores_[run][half][i + 2] = copysignf(softmax::kNegInf, -scale[1]);
+    }
+  }
+
   /// Every score in the log2 domain, after the rules.
   __device__ __forceinline__ void apply_rules(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
     constexpr int kScores = kRuns * 8;
-    static_assert(kScores * kConfig.consumer_threads() <= kExchangeFloats);
+    static_assert(kScores * kConfig.consumer_threads() <= kConfig.exchange_floats());
     volatile float* own = memory.exchange + ptx::thread_index();  // one in consumer_threads()
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
@@ -357,7 +421,8 @@ class WarpTile {
   std::int32_t lane_, row_warp_, token_warp_;
   Rows rows_;
   std::int32_t limit_[2], first_limit_;
-  std::uint32_t query_[kDims / kMmaDims][4];
+  std::uint32_t queries_ = 0;  // where they are staged
+  QueryStep query_[kSteps];    // where they are held
   float scores_[kRuns][2][4];
   float max_[2], sum_[2];
   float o_[kDims / kColumnDims][4];

@@ -15,7 +15,7 @@ template <typename TUnits>
   TUnits end = own;
 #pragma unroll
   for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) {
-    const TUnits left = __shfl_up_sync(0xFFFFFFFFU, end, static_cast<unsigned>(lanes));
+    const TUnits left = __shfl_up_sync(ptx::kAllLanes, end, static_cast<unsigned>(lanes));
     if (lane >= lanes) end += left;
   }
   return end - own;
@@ -39,12 +39,12 @@ __device__ __noinline__ void build_line() {
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, cost_model(), measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
-  const std::int64_t row_sequences = strip_sequences * kWarpThreads;
-  const auto rows = static_cast<std::int32_t>(call.shape.batch > row_sequences ? ceil_div(call.shape.batch, row_sequences) : 1);
+  // All strips that WorkLine::locate() looks at, sequences in them or not.
+  const auto rows = static_cast<std::int32_t>(ceil_div(min_of(call.shape.batch, DeviceLine::kStrips), kWarpThreads));
   for (std::int32_t row = thread / kWarpThreads; row < rows; row += warps) {
     const std::int32_t strip = row * kWarpThreads + thread % kWarpThreads;
     const schedule::LineSums own = rules.sum_sequences(strip * strip_sequences, (strip + 1) * strip_sequences);
@@ -63,7 +63,8 @@ __device__ __noinline__ void build_line() {
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.policy, cost_model(), call.shape.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+    built.plan = schedule::make_plan(sums, call.policy, cost_model(kConfig.tile()), call.shape.tile_tokens,
+                                     static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
 }
@@ -71,7 +72,7 @@ __device__ __noinline__ void build_line() {
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
   return {BasicDeviceLengths<kCumulative>(call.problem, &call.slots.header()),
-          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(), schedule::Measure::kCost};
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
@@ -79,7 +80,8 @@ using FlatSums = schedule::BasicLineSums<std::int32_t>;
 /// A flat line's policy is lean.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const FlatSums& sums) {
-  return schedule::make_plan(sums, Policy::lean(), cost_model(), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+  return schedule::make_plan(sums, Policy::lean(), cost_model(kConfig.tile()), kConfig.tile_tokens,
+                             static_cast<std::int32_t>(gridDim.x));
 }
 
 /// Where this worker's share begins, if it has one.
@@ -87,20 +89,40 @@ template <KernelConfig kConfig>
   return plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
 }
 
-/// A short flat line, by a warp for itself. A lane sums a strip of sequences, and the one whose strip holds the beginning of this
-/// worker's share tells where that is: nobody searches.
+/// What another lane read.
+template <bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ Sequence lengths_of_lane(Sequence lengths, int lane) {
+  lengths.kv_begin = __shfl_sync(ptx::kAllLanes, lengths.kv_begin, lane);
+  lengths.kv_end = __shfl_sync(ptx::kAllLanes, lengths.kv_end, lane);
+  lengths.q_tokens = __shfl_sync(ptx::kAllLanes, lengths.q_tokens, lane);
+  lengths.clamped = __shfl_sync(ptx::kAllLanes, static_cast<int>(lengths.clamped), lane) != 0;
+  if constexpr (kCumulative) {
+    lengths.q_first_token = __shfl_sync(ptx::kAllLanes, lengths.q_first_token, lane);
+    lengths.kv_first_token = __shfl_sync(ptx::kAllLanes, lengths.kv_first_token, lane);
+    lengths.first_page = __shfl_sync(ptx::kAllLanes, lengths.first_page, lane);
+  }
+  return lengths;
+}
+
+/// A short flat line, by a warp for itself: a lane a sequence. The one whose sequence holds the beginning of this worker's share tells
+/// where that is and how long: nobody searches, and nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
                                                                    const FlatRules<kConfig, kCumulative>& rules) {
-  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(call.shape.batch) + kWarpThreads - 1) / kWarpThreads;
-  const std::int64_t first = std::int64_t{threadIdx.x % kWarpThreads} * strip_sequences;
-  const FlatSums own = rules.sum_sequences(first, first + strip_sequences);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+  Sequence lengths;
+  FlatSums own;
+  if (lane < static_cast<std::int32_t>(call.shape.batch)) {
+    lengths = rules.lengths()(lane);
+    own = rules.sum_sequence(schedule::work_of(lengths));
+  }
   const std::int32_t begin = warp_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(sum_over_warp(own))};
   const std::int32_t place = share_place(line.plan);
-  const std::uint32_t holds = __ballot_sync(0xFFFFFFFFU, begin <= place && place - begin < own.cost);
+  const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
-  line.start = {std::int64_t{holder} * strip_sequences, __shfl_sync(0xFFFFFFFFU, begin, holder)};
+  line.start = {holder, __shfl_sync(ptx::kAllLanes, begin, holder)};
+  line.lengths = lengths_of_lane<kCumulative>(lengths, holder);
   return line;
 }
 
@@ -128,7 +150,10 @@ __device__ __noinline__ void build_flat_line() {
   const FlatPlan plan = flat_plan<kConfig>(sum_over_warp(sums));
   const std::int32_t place = share_place(plan);
   if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
-  if (threadIdx.x == 0) built.line.plan = plan;
+  if (threadIdx.x == 0) {
+    built.line.plan = plan;
+    if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
+  }
   __syncthreads();
 }
 

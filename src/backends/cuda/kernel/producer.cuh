@@ -8,7 +8,7 @@
 #include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
-#include "backends/cuda/kernel/rehearsal.cuh"
+#include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
@@ -27,9 +27,9 @@ template <typename TRules>
 }
 
 /// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
-template <typename TCursor>
+template <KernelConfig kConfig, typename TCursor>
 [[nodiscard]] __device__ bool next_segment(const DeviceCall& call, TCursor& cursor) {
-  if (call.pass == Pass::kWhole) return cursor.next_run();
+  if (!Asked<kConfig>(call).merge_only()) return cursor.next_run();
   while (cursor.next()) {
     if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
   }
@@ -37,9 +37,11 @@ template <typename TCursor>
 }
 
 /// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs or rows are new, else all.
-[[nodiscard]] __device__ inline std::int32_t copying_threads(const DeviceCall& call) {
-  if (!call.bulk_copies) return kProducerThreads;
-  return is_paged(call.problem.pages) || appends(call.problem) ? kWarpThreads : 1;
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t copying_threads(const DeviceCall& call) {
+  const Asked<kConfig> asked(call);
+  if (!asked.bulk_copies()) return kConfig.producer_threads();
+  return asked.pages() || asked.append() ? kWarpThreads : 1;
 }
 
 template <KernelConfig kConfig>
@@ -47,33 +49,36 @@ class Producer {
  public:
   __device__ Producer(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory)
       : call_(call),
+        asked_(call),
         shared_(shared),
         ring_memory_(ring_memory),
-        ring_(first_stage_turn(call)),
+        ring_(call.ring_stages),
         row_bytes_(call.problem.head_dim * kElementBytes),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
-    if (call.bulk_copies) return;
+    if (asked_.bulk_copies()) return;
     row_pieces_ = row_bytes_ / copy_bytes();
     first_row_ = thread_ / row_pieces_;
     first_piece_ = thread_ % row_pieces_;
-    row_stride_ = kProducerThreads / row_pieces_;
-    piece_stride_ = kProducerThreads % row_pieces_;
+    row_stride_ = kConfig.producer_threads() / row_pieces_;
+    piece_stride_ = kConfig.producer_threads() % row_pieces_;
   }
 
-  /// Called by the producer's copying_threads(), and by the sharing thread, which walks the same segments and says of each who shares
-  /// its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor: DeviceCursor
-  /// or FlatCursor.
+  /// Called by the producer's copying_threads(), and by the sharing thread, if there is one, which walks the same segments and says of
+  /// each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor:
+  /// DeviceCursor or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
     Part part;
-    for (Turn turn = first_record_turn(call_);; turn.advance()) {
+    for (Turn turn(kRecords);; turn.advance()) {
       const bool more = (thread_ == 0 || shares()) && next_part(cursor, part);
+      SegmentRecord& record = shared_.records[turn.place];
       if (shares()) {
         if (!more) return;
+        cursor.find_contributors();
+        ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
         announce_sharing(cursor, part, turn);
         continue;
       }
-      SegmentRecord& record = shared_.records[turn.place];
       if (thread_ == 0) {
         ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
         record.last = !more;
@@ -84,17 +89,25 @@ class Producer {
       }
       sync_copying_warp();
       if (record.last) return;
-      copy_segment(record);
+      copy_segment(record, turn.place, [&] {
+        if constexpr (!kConfig.has_sharing_warp()) {
+          cursor.find_contributors();
+          announce_sharing(cursor, part, turn);
+        }
+      });
       sync_copying_warp();
-      if (!call_.bulk_copies && thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[turn.place]);
+      if (!asked_.bulk_copies() && thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[turn.place]);
     }
   }
 
  private:
   static constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
+  static constexpr std::int32_t kQueryDimBytes = kConfig.head_dim * kQueryBytes;
+
+  static constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
 
   /// What a thread copies at once. Only rows of fp8 may begin anywhere.
-  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return kConfig.fp8() ? call_.copy_bytes : kPieceBytes; }
+  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return kOddPieces ? call_.copy_bytes : kPieceBytes; }
 
   /// From a row of a stage to the next.
   [[nodiscard]] __device__ std::int32_t stage_row_bytes() const {
@@ -106,13 +119,13 @@ class Producer {
     return static_cast<std::uint32_t>(first_row_ * stage_row_bytes() + first_piece_ * copy_bytes());
   }
   [[nodiscard]] __device__ std::uint32_t stage_stride() const {
-    if constexpr (!kConfig.fp8()) return kProducerThreads * kPieceBytes;
+    if constexpr (!kConfig.fp8()) return kConfig.producer_threads() * kPieceBytes;
     return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
   }
   [[nodiscard]] __device__ std::uint32_t stage_wrap() const { return static_cast<std::uint32_t>(stage_row_bytes() - row_bytes_); }
 
   __device__ void copy_piece(std::uint32_t to, const std::byte* from, bool exists) const {
-    if constexpr (kConfig.fp8()) {
+    if constexpr (kOddPieces) {
       if (call_.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
       ptx::async_copy(to, from, call_.copy_bytes, exists);
     } else {
@@ -120,9 +133,9 @@ class Producer {
     }
   }
 
-  [[nodiscard]] __device__ bool shares() const { return thread_ == kProducerThreads; }
+  [[nodiscard]] __device__ bool shares() const { return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads(); }
 
-  __device__ void sync_copying_warp() const { __syncwarp(copying_threads(call_) == 1 ? 1U : 0xFFFFFFFFU); }
+  __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : 0xFFFFFFFFU); }
 
   /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles of the output.
   struct Part {
@@ -132,12 +145,12 @@ class Producer {
 
   template <typename TCursor>
   [[nodiscard]] __device__ bool next_part(TCursor& cursor, Part& part) const {
-    const bool chunks = call_.chunk_tiles > 0 && call_.pass == Pass::kWhole;
+    const bool chunks = asked_.chunks() && !asked_.merge_only();
     const auto& segment = cursor.segment();
     if (chunks && part.tile_end < segment.tile_end) {
       part.tile_begin = part.tile_end;
     } else {
-      if (!next_segment(call_, cursor)) return false;
+      if (!next_segment<kConfig>(call_, cursor)) return false;
       part.tile_begin = segment.tile_begin;
     }
     part.tile_end = segment.tile_end;
@@ -161,7 +174,7 @@ class Producer {
     const std::int64_t first_token = lengths.kv_begin + std::int64_t{output.first_tile} * kConfig.tile_tokens;
     std::int64_t begin = first_token + std::int64_t{part.tile_begin} * kConfig.tile_tokens;
     // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
-    if (call_.chunk_tiles == 0) begin = max_of(begin, seen.begin);
+    if (!asked_.chunks()) begin = max_of(begin, seen.begin);
     const std::int64_t end = first_token + std::int64_t{part.tile_end} * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
@@ -170,13 +183,11 @@ class Producer {
     record.lengths = lengths;
     record.first_seen = seen.begin;
     record.token_begin = static_cast<std::int32_t>(min_of(begin, seen.end));
-    record.token_end = call_.pass == Pass::kMergeOnly ? record.token_begin : static_cast<std::int32_t>(min_of(end, seen.end));
+    record.token_end = asked_.merge_only() ? record.token_begin : static_cast<std::int32_t>(min_of(end, seen.end));
   }
 
   template <typename TCursor>
-  __device__ void announce_sharing(TCursor& cursor, const Part& part, const Turn& turn) {
-    cursor.find_contributors();
-    ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
+  __device__ __forceinline__ void announce_sharing(const TCursor& cursor, const Part& part, const Turn& turn) {
     SegmentRecord& record = shared_.records[turn.place];
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;
@@ -188,7 +199,7 @@ class Producer {
                     q_offset(o.strides, lengths_at(call_, cursor), first_head, call_.problem.cu_q_tokens != nullptr);
     if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call_.problem, output.kv_head);
     record.slot = nullptr;
-    if (call_.chunk_tiles > 0) {
+    if (asked_.chunks()) {
       record.chunk = place_chunk(cursor.segment(), part);
       record.slot = call_.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
     } else if (!record.sole()) {
@@ -227,46 +238,72 @@ class Producer {
   [[nodiscard]] __device__ HeadRows rows_of(const TensorView& tensor, const SegmentRecord& record) const {
     const Strides& strides = tensor.strides;
     const HeadPosition at{record.sequence, record.kv_head};
-    const std::int64_t offset = is_paged(call_.problem.pages)
-                                    ? page_offset(strides, 0, record.kv_head)
-                                    : kv_offset(strides, record.lengths, at, call_.problem.cu_kv_tokens != nullptr);
+    const std::int64_t offset = asked_.pages() ? page_offset(strides, 0, record.kv_head)
+                                               : kv_offset(strides, record.lengths, at, call_.problem.cu_kv_tokens != nullptr);
     return {&tensor == &call_.problem.k, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset,
             kElementBytes * strides.token, kElementBytes * strides.sequence};
   }
 
-  __device__ void copy_segment(const SegmentRecord& record) {
+  /// A row each, to where the record's queries are staged.
+  __device__ __forceinline__ void copy_queries(const SegmentRecord& record, std::int32_t record_place) {
+    std::uint64_t* full = &shared_.queries_full[record_place];
+    const std::int32_t rows = record.rows;
+    ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * kQueryDimBytes));
+    const Strides& strides = call_.problem.q.strides;
+    const std::uint16_t* token = query_row(call_, record, {});  // of a flat line: one row block, which begins with token 0
+    std::byte* to = cta_memory<kConfig>().queries[record_place];
+    const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
+    for (; to < end; token += strides.token) {
+      const std::uint16_t* from = token;
+      for (std::int32_t head = 0; head < call_.shape.group; ++head) {
+        ptx::bulk_copy(to, from, kQueryDimBytes, full);
+        to += kQueryRowBytes<kConfig>;
+        from += strides.head;
+      }
+    }
+  }
+
+  /// The queries are asked for after the first keys, which are longer under way, and before more would keep them waiting. `then`: done
+  /// once, by thread 0, when the first tiles are under way.
+  template <typename TThen>
+  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_place, const TThen& then) {
     const HeadRows k = rows_of(call_.problem.k, record);
     const HeadRows v = rows_of(call_.problem.v, record);
-    first_new_ = first_new_token(call_.problem, record.lengths);
-    for (std::int32_t token = record.token_begin; token < record.token_end;) {
+    if (asked_.append()) first_new_ = first_new_token(call_.problem, record.lengths);
+    std::int32_t token = record.token_begin;
+    do {  // once where there are no tokens
       const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
-      copy_tile(k, record, token, tokens);
-      copy_tile(v, record, token, tokens);
+      const bool first = token == record.token_begin;
+      const bool any = token < record.token_end;
+      if (any) copy_tile(k, record, token, tokens);
+      if (kConfig.bulk_queries() && first && thread_ == 0) copy_queries(record, record_place);
+      if (any) copy_tile(v, record, token, tokens);
+      if (first && thread_ == 0) then();
       token += tokens;
-    }
+    } while (token < record.token_end);
   }
 
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
-    if (call_.chunk_tiles > 0 && token < record.first_seen) {  // what no row sees is left out
+    if (asked_.chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
       stage += unseen * stage_row_bytes();
       token += unseen;
       tokens -= unseen;
     }
-    const bool has_new = token + tokens > first_new_;
+    const bool has_new = asked_.append() && token + tokens > first_new_;
     if (has_new) {
       const std::int32_t first_new = max(first_new_, token);
       make_rows(stage + (first_new - token) * stage_row_bytes(), rows.keys, record, first_new, token + tokens);
       tokens = first_new - token;
     }
-    if (call_.bulk_copies && tokens == 0) {
+    if (asked_.bulk_copies() && tokens == 0) {
       if (thread_ == 0) ptx::barrier_arrive(full);
-    } else if (call_.bulk_copies && is_paged(call_.problem.pages)) {
+    } else if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs(stage, full, rows, record, token, tokens);
-    } else if (call_.bulk_copies) {
+    } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       if (thread_ == 0) {
         ptx::barrier_arrive_expect(full, bytes);
@@ -293,7 +330,7 @@ class Producer {
   /// Rows of new tokens [begin, end), by all copying threads; known to each warp's first lane afterwards.
   __device__ void make_rows(std::byte* stage, bool keys, const SegmentRecord& record, std::int32_t begin, std::int32_t end) {
     const NewRows rows{.keys = keys, .begin = begin, .end = end, .stage = ptx::shared_address(stage)};
-    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads(call_))) report_lacking_page();
+    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads<kConfig>(call_))) report_lacking_page();
     __syncwarp();
   }
 
@@ -418,6 +455,7 @@ class Producer {
   }
 
   const DeviceCall& call_;
+  Asked<kConfig> asked_;
   CtaShared<kConfig>& shared_;
   std::byte* ring_memory_;
   Turn ring_;

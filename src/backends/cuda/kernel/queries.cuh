@@ -27,10 +27,11 @@ template <KernelConfig kConfig>
          q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) + at.token * problem.q.strides.token;
 }
 
-/// Where 8 dims of a row are staged; the twist keeps ldmatrix free of bank conflicts.
+/// Where 8 dims of a row are staged. Rows end to end are twisted, which keeps ldmatrix free of bank conflicts.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t query_address(std::uint32_t staged, std::int32_t row, std::int32_t piece) {
-  return staged + static_cast<std::uint32_t>(row * kQueryPieces<kConfig> + (piece ^ (row % 8))) * 16U;
+  const std::int32_t place = kConfig.bulk_queries() ? piece : piece ^ (row % 8);
+  return staged + static_cast<std::uint32_t>(row * kQueryRowBytes<kConfig> + place * kPieceBytes);
 }
 
 }  // namespace lean::cuda

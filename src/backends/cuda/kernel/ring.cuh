@@ -10,10 +10,7 @@ struct Turn {
   std::int32_t place = 0;
   std::uint32_t parity = 0;  // of the phase that ends this use of the place
 
-  /// Begins `used` places on.
-  __device__ explicit Turn(std::int32_t count, std::int32_t used = 0) : places(count) {
-    for (std::int32_t i = 0; i < used; ++i) advance();
-  }
+  __device__ explicit Turn(std::int32_t count) : places(count) {}
 
   __device__ __forceinline__ void advance() {
     if (++place == places) {

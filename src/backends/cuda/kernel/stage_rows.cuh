@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/fragment.cuh"
+#include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 
 namespace lean::cuda {
@@ -67,6 +68,18 @@ class StageRows {
     for (int c = 0; c < kGroupPieces; ++c) {
       v[c] = __byte_perm(read[c], read[c ^ 1], kThreeBits ? Held::kSecondFromOther : v_select_);
     }
+  }
+
+  /// Zeros in rows [begin, end) of a stage, by a warp, for itself: what they held must not reach a sum.
+  __device__ __forceinline__ void clear(std::uint32_t stage, std::int32_t begin, std::int32_t end, std::int32_t lane) const {
+    const std::uint32_t last = stage + static_cast<std::uint32_t>(end) * row_bytes_;
+#pragma unroll 1
+    for (std::uint32_t at = stage + static_cast<std::uint32_t>(begin) * row_bytes_ + static_cast<std::uint32_t>(lane * kPieceBytes);
+         at < last; at += kWarpThreads * kPieceBytes) {
+      ptx::store_shared(at, {0, 0, 0, 0});
+    }
+    ptx::fence_before_copies();
+    __syncwarp();
   }
 
  private:

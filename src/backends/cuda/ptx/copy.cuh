@@ -8,6 +8,12 @@
 
 namespace lean::cuda::ptx {
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasCopyEngine = false;
+#else
+inline constexpr bool kHasCopyEngine = true;
+#endif
+
 /// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets
 /// go of it first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
@@ -21,8 +27,6 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
       : "memory");
 #endif
 }
-
-__device__ __forceinline__ void prefetch_to_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");

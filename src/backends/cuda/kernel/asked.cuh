@@ -1,0 +1,38 @@
+// Asked: what a call asks for, as a variant's code sees it. What the variant's scope leaves out is a constant here, so that neither its
+// code nor its registers are there.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/device_call.hpp"
+#include "problem/append.hpp"
+#include "problem/pages.hpp"
+
+namespace lean::cuda {
+
+template <KernelConfig kConfig>
+struct Asked {
+  static constexpr bool kAnyCall = !kConfig.step();
+
+  const DeviceCall& call;
+
+  __device__ __forceinline__ explicit Asked(const DeviceCall& asked_call) : call(asked_call) {}
+
+  [[nodiscard]] __device__ __forceinline__ bool flat() const { return !kAnyCall || call.flat; }
+  [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.pass == Pass::kMergeOnly; }
+  [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup == Fixup::kLastArriver; }
+  [[nodiscard]] __device__ __forceinline__ bool chunks() const { return kAnyCall && call.chunk_tiles > 0; }
+  [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const {
+    return kAnyCall ? call.bulk_copies : kConfig.scope == Scope::kDecodeStep;
+  }
+  [[nodiscard]] __device__ __forceinline__ bool pages() const { return is_paged(call.problem.pages); }
+  [[nodiscard]] __device__ __forceinline__ bool append() const { return kAnyCall && appends(call.problem); }
+  [[nodiscard]] __device__ __forceinline__ bool turned_queries() const { return kAnyCall && call.problem.append.rotary_dim > 0; }
+  /// As DeviceCall has them.
+  [[nodiscard]] __device__ __forceinline__ bool score_rules() const { return kAnyCall && call.score_rules; }
+  [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.may_rule; }
+  [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.hides_values; }
+  [[nodiscard]] __device__ __forceinline__ bool tree_mask() const { return kAnyCall && call.problem.scores.tree_mask != nullptr; }
+};
+
+}  // namespace lean::cuda
