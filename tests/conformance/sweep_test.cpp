@@ -54,6 +54,37 @@ TEST(Conformance, EveryPolicyFixupAndWorkerCount) {
   }
 }
 
+/// What servers ask for all day, and a GPU has variants of its own for: whole head dims, heads or rows end to end, pages, few and
+/// many sequences, alike and ragged, so that workers stay without a share too.
+TEST(Conformance, DecodeStepsOfEveryGroupAndLayout) {
+  std::vector<std::vector<std::int32_t>> batches{{1409}, {131, 0, 517, 64, 1}, std::vector<std::int32_t>(40, 70)};
+  if (on_cuda()) batches.emplace_back(300, 33);
+  const int nth = on_cuda() ? 1 : full_or_reduced(11, 53);  // the CPU backend has no variants for these
+  int turn = 0;
+  for (const DType dtype : dtypes()) {
+    for (const KvType kv_type : {KvType::kAsQueries, KvType::kE4M3}) {
+      if (kv_type != KvType::kAsQueries && dtype == DType::kFloat32) continue;
+      for (const std::int32_t d : {64, 128, 256}) {
+        for (const auto& [group, n_q] : {std::pair{1, 1}, {4, 1}, {8, 2}, {13, 1}, {6, 5}, {16, 4}, {25, 4}}) {
+          for (const auto& [layout, page_tokens] : {std::pair{"bhsd", 0}, {"bshd", 0}, {"bhsd", 64}, {"bshd", 16}}) {
+            for (const std::vector<std::int32_t>& lens : batches) {
+              if (turn++ % nth != 0) continue;
+              Case c{.dtype = dtype, .kv_type = kv_type, .q_heads = 2 * group, .head_dim = d, .lens = lens, .n_q = {n_q}};
+              c.page_tokens = page_tokens;
+              c.causal = n_q > 1;
+              c.sinks = group == 4;
+              c.window_left = group == 13 ? 100 : -1;
+              c.k_layout = c.v_layout = layout;
+              c.workers = 132;
+              expect_right_on_every_isa(c);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Conformance, EveryQueryTokenCount) {
   std::vector<std::int32_t> counts{1, 2, 4, 8, 16, 37};
   for (std::int32_t n_q = 3; on_cuda() && n_q < 16; ++n_q) counts.push_back(n_q);
