@@ -48,7 +48,7 @@ class Batch {
                                     .group = problem_.q_heads / problem_.kv_heads,
                                     .q_rows = tile.q_rows,
                                     .tile_tokens = tile.tile_tokens};
-    return {LengthSource(problem_), shape, cpu::cost_model(), schedule::Measure::kCost};
+    return {LengthSource(problem_), shape, cpu::cost_model(tile), schedule::Measure::kCost};
   }
 
  private:

@@ -108,6 +108,7 @@ def main() -> int:
         print("0 passed, 1 failed")
         return 1
     kernels = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    kernels = {name: kernel for name, kernel in kernels.items() if "scope" in kernel}  # a record from before there were scopes
     kernels |= kernels_in(lines)
     RECORD.write_text(json.dumps(kernels, indent=1, sort_keys=True) + "\n")
 

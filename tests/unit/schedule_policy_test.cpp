@@ -259,6 +259,24 @@ TEST(SchedulePolicy, EightOutputsOn132WorkersTake128WithOneSegmentEach) {
   }
 }
 
+/// 1000 tiles on 128 workers instead of 132: 7.8 tiles against 7.6, 3.8 units more of 16 a tile.
+TEST(SchedulePolicy, LiningUpTakesNoMoreOfAWorkersTimeThanItMay) {
+  for (const std::int32_t units : {0, 3, 4, 100}) {
+    const CostModel model = {.segment_units = 0, .align_percent = 5, .align_units = units};
+    Checker split(alike(8, 125, model), Measure::kCost);
+    ASSERT_EQ(split.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(split.plan(Policy::lean(), 132).workers, units < 4 ? 132 : 128) << units;
+    // 128 outputs of 8 tiles: a worker one, or 132 workers 7.8 tiles; 3.9 units more.
+    Checker whole(alike(128, 8, model), Measure::kCost);
+    ASSERT_EQ(whole.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(whole.plan(Policy::lean(), 132).workers, units < 4 ? 132 : 128) << units;
+    // 260 outputs of 8 tiles: two a worker on 130, or 15.76 tiles each; 3.9 units more.
+    Checker rounds(alike(260, 8, model), Measure::kCost);
+    ASSERT_EQ(rounds.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(rounds.plan(Policy::lean(), 132).whole_outputs, units >= 4) << units;
+  }
+}
+
 TEST(SchedulePolicy, OutputsThatFillTheMachineWithinFivePercentStayWhole) {
   const CostModel model = {.segment_units = 8, .min_worker_tiles = 1, .sliver_tiles = 2, .align_percent = 5};
   for (const std::int32_t outputs : {126, 132, 256, 264, 380, 1010, 1056}) {

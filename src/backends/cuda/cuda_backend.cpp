@@ -85,7 +85,7 @@ constexpr std::array kRefused = {
 bool in_chunks(const Policy& policy) noexcept { return policy.kind == Policy::Kind::kFixedChunk; }
 
 /// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it. Variants of
-/// either scope have the same tiles.
+/// all scopes have the same tiles.
 const KernelEntry* kernel_for(P problem, const Policy& policy, Scope scope = Scope::kAnyCall) noexcept {
   const std::int64_t rows = in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
   return find_kernel(problem.k.dtype, problem.head_dim, rows, scope);
@@ -146,11 +146,10 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
 /// Whatever the lengths: every kv head of a sequence is one output, the policy is lean, and 32 bits count it.
-bool is_flat(P problem, const Policy& policy, const tile::TileConfig& config, std::int32_t workers) noexcept {
-  const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
+bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, const schedule::CostModel& model,
+             std::int32_t workers) noexcept {
   return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
-         schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, cost_model(config),
-                                workers);
+         schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, model, workers);
 }
 
 /// Whatever the call asks for, the variants for decode steps have it.
@@ -228,7 +227,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const tile::TileConfig config = any.config.tile();
   const std::int32_t workers = worker_count(options);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
-  const bool flat = is_flat(problem, options.policy, config, workers);
+  const bool flat = is_flat(problem, options.policy, shape, cost_model(config), workers);
   DeviceCall call{.problem = problem,
                   .shape = shape,
                   .policy = options.policy,

@@ -29,10 +29,8 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool append() const { return kAnyCall && appends(call.problem); }
   [[nodiscard]] __device__ __forceinline__ bool turned_queries() const { return kAnyCall && call.problem.append.rotary_dim > 0; }
   /// As DeviceCall has them.
-  [[nodiscard]] __device__ __forceinline__ bool score_rules() const { return kAnyCall && call.score_rules; }
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.may_rule; }
   [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.hides_values; }
-  [[nodiscard]] __device__ __forceinline__ bool tree_mask() const { return kAnyCall && call.problem.scores.tree_mask != nullptr; }
 };
 
 }  // namespace lean::cuda

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
 
@@ -164,7 +165,7 @@ class ChunkMerge {
     const std::int32_t contributor = first + lane_;
     const std::int32_t own = contributor < record_.contributors ? __ldcg(&slots.node_list(slot_map.slot(contributor)).count) : 0;
     const std::int32_t begin = warp_before(own);
-    const std::int32_t nodes = __shfl_sync(0xFFFFFFFFU, begin + own, kWarpThreads - 1);
+    const std::int32_t nodes = __shfl_sync(ptx::kAllLanes, begin + own, kWarpThreads - 1);
     const bool mine = quad < kRowQuads<kConfig>;
 #pragma unroll 1
     for (std::int32_t base = 0; base < nodes; base += kAhead) {
@@ -173,8 +174,8 @@ class ChunkMerge {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (base + i >= nodes) break;
-        const std::int32_t owner = __popc(__ballot_sync(0xFFFFFFFFU, begin + own <= base + i));
-        const std::int32_t node = base + i - __shfl_sync(0xFFFFFFFFU, begin, owner);
+        const std::int32_t owner = __popc(__ballot_sync(ptx::kAllLanes, begin + own <= base + i));
+        const std::int32_t node = base + i - __shfl_sync(ptx::kAllLanes, begin, owner);
         const std::int64_t slot = slot_map.slot(first + owner);
         const fixup::ChunkNode& name = slots.node_list(slot).nodes[node];
         const std::int64_t index = __ldcg(reinterpret_cast<const long long*>(&name.index));

@@ -15,6 +15,7 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
 #include "softmax/state.hpp"
@@ -64,7 +65,7 @@ class WarpTile {
       max_[half] = softmax::kNegInf;
       sum_[half] = 0.0F;
     }
-    first_limit_ = __reduce_min_sync(0xFFFFFFFFU, min(limit_[0], limit_[1]));
+    first_limit_ = __reduce_min_sync(ptx::kAllLanes, min(limit_[0], limit_[1]));
 #pragma unroll
     for (auto& column : o_) {
 #pragma unroll
@@ -116,10 +117,10 @@ class WarpTile {
     }
 #pragma unroll
     for (float& m : tile_max) {
-      m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFU, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFU, m, 2));
+      m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 2));
     }
-    if (__any_sync(0xFFFFFFFFU, tile_max[0] > max_[0] || tile_max[1] > max_[1])) rescale(tile_max);
+    if (__any_sync(ptx::kAllLanes, tile_max[0] > max_[0] || tile_max[1] > max_[1])) rescale(tile_max);
     // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
     const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
 #pragma unroll
@@ -149,8 +150,8 @@ class WarpTile {
   __device__ void finish() {
 #pragma unroll
     for (float& l : sum_) {
-      l += __shfl_xor_sync(0xFFFFFFFFU, l, 1);
-      l += __shfl_xor_sync(0xFFFFFFFFU, l, 2);
+      l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
+      l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
   }
 
@@ -312,8 +313,8 @@ class WarpTile {
       largest = __vmaxu2(largest, __vmaxu2(step.x[half] & 0x7FFF7FFFU, step.x[half + 2] & 0x7FFF7FFFU));
     }
     largest = max(largest >> 16, largest & 0xFFFFU);
-    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
-    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+    largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 1));
+    largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 2));
     const QueryPower power = query_power(largest);
     const float up = __uint_as_float(power.up << 23);
 #pragma unroll

@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
@@ -135,7 +136,7 @@ class Producer {
 
   [[nodiscard]] __device__ bool shares() const { return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads(); }
 
-  __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : 0xFFFFFFFFU); }
+  __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 
   /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles of the output.
   struct Part {
@@ -354,7 +355,7 @@ class Producer {
       lacking += page_end - begin;
     }
     if (lacking > 0) report_lacking_page();
-    lacking = __reduce_add_sync(0xFFFFFFFFU, lacking);
+    lacking = __reduce_add_sync(ptx::kAllLanes, lacking);
     if (thread_ == 0) ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>((tokens - lacking) * row_bytes_));
     __syncwarp();
     for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {

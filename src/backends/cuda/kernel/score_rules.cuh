@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/elements.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
 #include "problem/tree_mask.hpp"
@@ -71,7 +72,7 @@ namespace lean::cuda {
 [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_by_warp(std::uint32_t seen) {
   seen |= seen >> 2;
 #pragma unroll
-  for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) seen |= __shfl_xor_sync(0xFFFFFFFFU, seen, lanes);
+  for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) seen |= __shfl_xor_sync(ptx::kAllLanes, seen, lanes);
   return seen;
 }
 

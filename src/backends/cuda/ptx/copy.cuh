@@ -47,11 +47,6 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
 }
 
-/// 4 bytes by this thread.
-__device__ __forceinline__ void async_copy_4(std::uint32_t shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
-}
-
 /// 16, 8 or 4 bytes by this thread; 0 where `exists` is false.
 __device__ __forceinline__ void async_copy(std::uint32_t shared, const void* global, std::int32_t bytes, bool exists) {
   if (bytes == 16) return async_copy_16(shared, global, exists);
