@@ -70,14 +70,16 @@ class BenchCommand final : public Command {
         ->group("GPU");
     app.add_option("--peers", settings_.peers, "JSON lines of other libraries' times, printed beside each row")->group("GPU");
     app.add_flag("--resume", settings_.resume, "Go on with the file of --out: rows it has are not measured again")->group("GPU");
+    app.add_flag("--dependent-launch", settings_.dependent, "Measure calls by programmatic dependent launch too")->group("GPU");
     app.add_option("--trace", settings_.trace, "CSV with a column ContextTokens: adds rows of its requests to tier b")
         ->group("GPU");
   }
 
   void refuse_options_of_the_other(Backend backend) const {
     const bool on_gpu = backend == Backend::kCuda;
-    const std::vector<std::string> others = on_gpu ? std::vector<std::string>{"--threads", "--kv-mib"}
-                                                   : std::vector<std::string>{"--tier", "--peers", "--resume", "--trace"};
+    const std::vector<std::string> others =
+        on_gpu ? std::vector<std::string>{"--threads", "--kv-mib"}
+               : std::vector<std::string>{"--tier", "--peers", "--resume", "--trace", "--dependent-launch"};
     for (const std::string& option : others) {
       if (app_->count(option) > 0) throw BadArgument(option + " goes with --backend " + (on_gpu ? "cpu" : "cuda"));
     }

@@ -23,15 +23,18 @@ struct BenchSettings {
   bool resume = false;     // GPU: rows that `out` has are not measured again
   std::string trace;       // GPU: more rows from its requests
   std::string peers;       // GPU: a result file of other libraries
+  bool dependent = false;  // GPU: kDependentLaunch is measured too
 };
 
 struct Implementation {
   const char* name;
   Policy policy;
+  bool dependent_launch = false;
 };
 
 inline constexpr Implementation kImplementations[] = {
     {"lean", Policy::lean()}, {"lean/fixed_split", Policy::fixed_split()}, {"lean/data_parallel", Policy::data_parallel()}};
+inline constexpr Implementation kDependentLaunch = {"lean/dependent_launch", Policy::lean(), true};
 
 inline constexpr std::uint64_t kBenchSeed = 1;
 

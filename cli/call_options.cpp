@@ -68,6 +68,7 @@ void require_accepted(const Status& status) {
                                     {"options.determinism", "--determinism"},
                                     {"options.workers", "--workers"},
                                     {"options.cpu_isa", "--isa"},
+                                    {"options.dependent_launch", "--dependent-launch"},
                                     {"batch x q_heads", "--lens, --q-heads"},
                                     {"q_heads", "--q-heads"},
                                     {"kv_heads", "--kv-heads"},
@@ -104,6 +105,8 @@ void CallOptions::add_to(CLI::App& app) {
   add_schedule_to(app);
   add_choice(app, "--fixup", fixup_, kFixups, "Who merges shared outputs; last-arriver by default")->group(group);
   add_choice(app, "--isa", isa_, kIsas, "CPU: instruction set; best by default: the widest this machine runs")->group(group);
+  app.add_flag("--dependent-launch", dependent_launch_, "GPU: calls may start before what is ahead of them on the stream has ended")
+      ->group(group);
   backend_.add_to(app, "the CPU");
 }
 
@@ -113,7 +116,8 @@ Options CallOptions::options() const {
                         .fixup = fixup_,
                         .determinism = determinism_,
                         .workers = workers_,
-                        .cpu_isa = isa_};
+                        .cpu_isa = isa_,
+                        .dependent_launch = dependent_launch_};
   require_accepted(option_preconditions().check(resolve(options)));
   if (options.backend == Backend::kCuda && isa_ != CpuIsa::kBest)
     throw BadArgument("--isa", name_of(isa_), "goes with --backend cpu");

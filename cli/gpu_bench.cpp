@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <set>
 
@@ -35,7 +36,12 @@ std::int64_t bytes_needed(const ProblemSpec& spec) {
 class GpuBench {
  public:
   GpuBench(const BenchSettings& settings, const Peers& peers, LineSink<GpuLine>& sink)
-      : settings_(settings), peers_(peers), sink_(sink) {}
+      : settings_(settings),
+        peers_(peers),
+        sink_(sink),
+        implementations_(std::begin(kImplementations), std::end(kImplementations)) {
+    if (settings.dependent) implementations_.push_back(kDependentLaunch);
+  }
 
   void run(const std::vector<GpuRow>& rows) {
     for (const GpuRow& row : rows) {
@@ -54,7 +60,7 @@ class GpuBench {
   [[nodiscard]] std::vector<GpuLine> lines_of(const GpuRow& row) const {
     std::vector<GpuLine> lines;
     const PeerTime* peer = row.missing.empty() ? peers_.best(row.spec) : nullptr;
-    for (const Implementation& implementation : kImplementations) {
+    for (const Implementation& implementation : implementations_) {
       lines.push_back({.row = row.id, .tier = row.tier, .impl = implementation.name, .spec = row.spec});
       if (peer != nullptr && lines.size() == 1) lines.back().peer = *peer;
     }
@@ -111,7 +117,7 @@ class GpuBench {
     std::vector<std::unique_ptr<PreparedCall>> calls;
     std::vector<GpuLine*> timed;
     for (std::size_t i = 0; i < lines.size(); ++i) {
-      if (auto call = first_call(problem, oracle, kImplementations[i], lines[i])) {
+      if (auto call = first_call(problem, oracle, implementations_[i], lines[i])) {
         calls.push_back(std::move(call));
         timed.push_back(&lines[i]);
       }
@@ -127,6 +133,7 @@ class GpuBench {
       problem.poison_outputs();
       call->run();
       judge(problem, oracle, *call, line);
+      line.work = work_of(problem, call->options());
       return call;
     } catch (const std::exception& error) {
       fail(line, error);
@@ -136,7 +143,19 @@ class GpuBench {
   }
 
   static Options options_of(const Implementation& implementation) {
-    return {.backend = Backend::kCuda, .policy = implementation.policy};
+    return {.backend = Backend::kCuda, .policy = implementation.policy, .dependent_launch = implementation.dependent_launch};
+  }
+
+  static GpuWork work_of(const DecodeProblem& problem, const Options& options) {
+    const schedule::ScheduleMap map = map_of(problem.shape(), options);
+    GpuWork work{.workers = map.plan.workers,
+                 .contributors = map.max_contributors,
+                 .tile_bytes = 2 * map.shape.tile_tokens * problem.spec().head_dim * bytes_of(problem.spec().kv_type())};
+    for (const schedule::WorkerShare& share : map.workers) {
+      work.tiles = std::max(work.tiles, share.tiles);
+      work.segments = std::max(work.segments, static_cast<std::int64_t>(share.segments.size()));
+    }
+    return work;
   }
 
   /// Keeps the worse of this verdict and an earlier one.
@@ -182,6 +201,7 @@ class GpuBench {
   const BenchSettings& settings_;
   const Peers& peers_;
   LineSink<GpuLine>& sink_;
+  std::vector<Implementation> implementations_;
   GpuInstruments instruments_;
   Progress progress_;
   TimeLimit limit_{settings_.max_seconds};

@@ -53,6 +53,11 @@ void add_measurement(Json& json, const GpuLine& line) {
   json["rounds"] = line.call.chained.us.size();
   json["chain_calls"] = line.call.chain_calls;
   json["copies"] = line.copies;
+  json["workers"] = line.work.workers;
+  json["worker_tiles"] = line.work.tiles;
+  json["worker_segments"] = line.work.segments;
+  json["contributors"] = line.work.contributors;
+  json["tile_bytes"] = line.work.tile_bytes;
   json["error_ratio"] = line.verdict.error_ratio;
   json["rows_checked"] = line.verdict.rows_checked;
 }

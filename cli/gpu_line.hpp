@@ -23,6 +23,15 @@ struct GpuContext {
   std::string peers_device;  // empty: no peers
 };
 
+/// What the schedule gives to whom: tools/fit_cost_model.py explains times by these.
+struct GpuWork {
+  std::int32_t workers = 0;
+  std::int64_t tiles = 0;         // most of a worker
+  std::int64_t segments = 0;      // most of a worker
+  std::int32_t contributors = 0;  // most of an output
+  std::int64_t tile_bytes = 0;    // K and V of a whole tile
+};
+
 struct GpuLine {
   std::string row{};
   char tier = 'a';
@@ -32,6 +41,7 @@ struct GpuLine {
   GpuCallTimes ceiling{};
   std::string ceiling_kernel{};
   std::int64_t copies = 0;
+  GpuWork work{};
   GpuState state_before{};
   GpuState state_after{};
   Verdict verdict{};

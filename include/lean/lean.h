@@ -151,6 +151,8 @@ typedef struct lean_options {
   int32_t cpu_isa;      /* 0: best */
   const lean_executor* executor;
   void* stream;
+  int32_t dependent_launch; /* boolean */
+  int32_t check_workspace;  /* boolean */
 } lean_options;
 
 typedef struct lean_workspace {

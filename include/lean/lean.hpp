@@ -55,7 +55,8 @@ struct Workspace {
 [[nodiscard]] LEAN_API Status reset_workspace(const Workspace& workspace, const Options& options) noexcept;
 
 /// The first fault a call on this workspace saw in device-resident data (bad_lengths, bad_page_index) since the
-/// last reset; ok if none. CPU: at once. CUDA: synchronises options.stream.
+/// last reset, or with options.check_workspace in the workspace (workspace_dirty, workspace_in_use); ok if none.
+/// CPU: at once. CUDA: synchronises options.stream.
 [[nodiscard]] LEAN_API Status sticky_status(const Workspace& workspace, const Options& options) noexcept;
 
 /// Checks host-readable length arrays of the problem: cumulative lengths start at 0, never fall, end within the

@@ -71,6 +71,12 @@ struct Options {
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own
   void* stream = nullptr;              // CUDA only: a cudaStream_t
+  /// CUDA, compute capability 9.0 and newer: programmatic dependent launch. The kernel may start while the one before it on the
+  /// stream still runs, touches none of the call's memory until that one has ended, and lets the one after it start as early.
+  bool dependent_launch = false;
+  /// CUDA: a kernel before and one after the call find out whether the workspace serves another call at the same time, or counters are
+  /// not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and refuses.
+  bool check_workspace = false;
 };
 
 }  // namespace lean

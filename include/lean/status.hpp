@@ -15,8 +15,8 @@ enum class StatusCode : std::int32_t {
   kTooLarge = 3,             // a product of sizes leaves the range the library computes in
   kWorkspaceTooSmall = 4,    // a workspace pointer is null or its size is below workspace_size()
   kWorkspaceMisaligned = 5,  // a workspace pointer is not aligned to kWorkspaceAlignment
-  kWorkspaceDirty = 6,       // debug builds: counters were not zero at entry; call reset_workspace()
-  kWorkspaceInUse = 7,       // debug builds: a second call in flight uses the same workspace state
+  kWorkspaceDirty = 6,       // counters were not zero at entry; call reset_workspace(). CUDA: see check_workspace
+  kWorkspaceInUse = 7,       // a second call in flight uses the same workspace state. CUDA: see check_workspace
   kBadLengths = 8,           // sticky: a device-side length lay outside [0, capacity] and was clamped
   kBadPageIndex = 9,         // sticky: a reachable page index lay outside the pool and was skipped
   kBackendError = 10,        // the backend's runtime (CUDA, the thread pool) refused

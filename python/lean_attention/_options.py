@@ -29,6 +29,9 @@ class Options:
         depend on that sequence alone), "not_guaranteed".
     workers: 0 means all threads, or one a multiprocessor.
     cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
+    dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
+        may start before the one ahead of it on the stream has ended, and lets the next one do so.
+    check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
 
     Raises ValueError when a name is unknown; combinations that make no sense are refused by the call itself.
     """
@@ -40,6 +43,8 @@ class Options:
     determinism: Determinism = "run_to_run"
     workers: int = 0
     cpu_isa: str = "best"
+    dependent_launch: bool = False
+    check_workspace: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("policy", _POLICIES), ("fixup", _FIXUPS), ("determinism", _DETERMINISMS), ("cpu_isa", _CPU_ISAS)):
@@ -58,6 +63,8 @@ class Options:
             _DETERMINISMS.index(self.determinism),
             self.workers,
             _CPU_ISAS.index(self.cpu_isa),
+            int(self.dependent_launch),
+            int(self.check_workspace),
         )
 
 

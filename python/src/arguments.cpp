@@ -79,7 +79,9 @@ Options decoded_options(PyObject* tuple) {
           .fixup = static_cast<Fixup>(choice(tuple, 3)),
           .determinism = static_cast<Determinism>(choice(tuple, 4)),
           .workers = choice(tuple, 5),
-          .cpu_isa = static_cast<CpuIsa>(choice(tuple, 6))};
+          .cpu_isa = static_cast<CpuIsa>(choice(tuple, 6)),
+          .dependent_launch = choice(tuple, 7) != 0,
+          .check_workspace = choice(tuple, 8) != 0};
 }
 
 Call::Call(PyObject* const* arguments) : arguments_(arguments) {

@@ -102,7 +102,9 @@ Options to_cpp(const lean_options& c) noexcept {
           .determinism = static_cast<Determinism>(c.determinism),
           .workers = c.workers,
           .cpu_isa = static_cast<CpuIsa>(c.cpu_isa),
-          .stream = c.stream};
+          .stream = c.stream,
+          .dependent_launch = c.dependent_launch != 0,
+          .check_workspace = c.check_workspace != 0};
 }
 
 /// A problem and options as the C++ interface takes them; `status` says why not.

@@ -115,6 +115,14 @@ Status sticky_status(const Workspace& workspace, const Options& options) noexcep
   if (code == StatusCode::kBadPageIndex) {
     return refuse(code, "pages", static_cast<std::int64_t>(code), "a page id lay outside [0, page_count); its tokens were skipped");
   }
+  if (code == StatusCode::kWorkspaceDirty) {
+    return refuse(code, "workspace.state", static_cast<std::int64_t>(code),
+                  "counters were not 0 when a call began: zero the state or call reset_workspace()");
+  }
+  if (code == StatusCode::kWorkspaceInUse) {
+    return refuse(code, "workspace.state", static_cast<std::int64_t>(code),
+                  "served two calls in flight; or reset_workspace() after an aborted one");
+  }
   return refuse(code, "lengths", static_cast<std::int64_t>(code),
                 "a length array held a value outside [0, capacity]; it was clamped");
 }

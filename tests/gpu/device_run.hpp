@@ -31,6 +31,7 @@ class DeviceRun {
   [[nodiscard]] const Problem& problem() const { return problem_; }
   [[nodiscard]] Problem& problem() { return problem_; }
   [[nodiscard]] const Options& options() const { return options_; }
+  [[nodiscard]] Options& options() { return options_; }
   [[nodiscard]] Workspace workspace() const { return workspace_.get(); }
   /// The device's length array, writable.
   [[nodiscard]] std::int32_t* kv_lengths() const { return const_cast<std::int32_t*>(problem_.kv_lengths); }

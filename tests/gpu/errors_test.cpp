@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "fixup/workspace.hpp"
 #include "gpu/device_run.hpp"
 #include "gpu/test_kernels.hpp"
 #include "support/tables.hpp"
@@ -144,6 +145,30 @@ TEST(Errors, R15_ADirtyStateEndsAndAResetMendsIt) {
       EXPECT_TRUE(call.clean());
     }
   }
+}
+
+/// With one worker a call touches no counter, so it may run on a dirty state.
+TEST(Errors, R15_ACheckedCallReportsADirtyState) {
+  const Stream stream;
+  Case c = kCase;
+  c.workers = 1;
+  DeviceRun call(c);
+  call.options().check_workspace = true;
+  call.options().stream = stream.get();
+  const Workspace workspace = call.workspace();
+  const auto bits = call.bits(stream.get());
+  ASSERT_TRUE(sticky_status(workspace, call.options()).ok());
+  const std::uint32_t one = 1;
+  demand(cudaMemcpy(static_cast<std::byte*>(workspace.state) + fixup::kStateHeaderBytes, &one, sizeof(one), cudaMemcpyHostToDevice),
+         "cudaMemcpy");
+  EXPECT_EQ(call.bits(stream.get()), bits);
+  const Status status = sticky_status(workspace, call.options());
+  EXPECT_EQ(status.code, StatusCode::kWorkspaceDirty) << status.message;
+  EXPECT_NE(std::strstr(status.message, "workspace.state"), nullptr) << status.message;
+  ASSERT_TRUE(reset_workspace(workspace, call.options()).ok());
+  EXPECT_EQ(call.bits(stream.get()), bits);
+  EXPECT_TRUE(sticky_status(workspace, call.options()).ok());
+  EXPECT_TRUE(call.clean());
 }
 
 }  // namespace

@@ -65,6 +65,34 @@ TEST(Streams, R35_TwoWorkspacesInFlight) {
   for (const DeviceRun& call : calls) EXPECT_TRUE(call.clean());
 }
 
+/// One worker touches no counter, so two calls may share a state here without harm; that they do is told.
+TEST(Streams, R36_ACheckedCallReportsAWorkspaceInUse) {
+  const Stream streams[2];
+  DeviceRun slow({.q_heads = 1, .kv_heads = 1, .lens = {400'000}, .workers = 1});  // milliseconds
+  DeviceRun quick({.q_heads = 1, .kv_heads = 1, .lens = {37}, .workers = 1});
+  slow.options().check_workspace = quick.options().check_workspace = true;
+  const auto slow_bits = slow.bits(streams[0].get());
+  const auto quick_bits = quick.bits(streams[1].get());
+  Options options = quick.options();
+  const Workspace shared = slow.workspace();
+  const auto share_on = [&](const Stream& stream) {
+    slow.enqueue(streams[0].get());
+    options.stream = stream.get();
+    demand(decode(quick.problem(), options, shared));
+    streams[0].wait();
+    return sticky_status(shared, options);
+  };
+  EXPECT_TRUE(share_on(streams[0]).ok()) << "one after the other";
+  const Status status = share_on(streams[1]);
+  EXPECT_EQ(status.code, StatusCode::kWorkspaceInUse) << status.message;
+  EXPECT_NE(std::strstr(status.message, "workspace.state"), nullptr) << status.message;
+  ASSERT_TRUE(reset_workspace(shared, options).ok());
+  EXPECT_TRUE(share_on(streams[0]).ok()) << "after a reset";
+  EXPECT_EQ(slow.output_bytes(streams[0].get()), slow_bits);
+  EXPECT_EQ(quick.output_bytes(streams[1].get()), quick_bits);
+  EXPECT_TRUE(slow.clean());
+}
+
 /// Alone in its process under tools/gpu_test.py, these are the first calls.
 TEST(Streams, R37_FirstCallsOfEightThreadsMayRace) {
   constexpr int kThreads = 8;

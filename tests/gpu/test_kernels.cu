@@ -1,6 +1,7 @@
 #include "gpu/test_kernels.hpp"
 
 #include "backends/cuda/ptx/fp8.cuh"
+#include "backends/cuda/ptx/grid.cuh"
 
 namespace lean::gpu {
 namespace {
@@ -35,8 +36,20 @@ __global__ void hog_bandwidth_kernel(uint4* memory, std::size_t count, const std
   }
 }
 
-__global__ void copy_ints_kernel(std::int32_t* to, const std::int32_t* from, std::int32_t count) {
-  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < count; i += static_cast<std::int32_t>(blockDim.x)) to[i] = from[i];
+__device__ void copy(const IntCopy& ints) {
+  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < ints.count; i += static_cast<std::int32_t>(blockDim.x)) {
+    ints.to[i] = ints.from[i];
+  }
+}
+
+__global__ void copy_ints_kernel(IntCopy ints) { copy(ints); }
+
+__global__ void copy_ints_late_kernel(IntCopy first, IntCopy second, std::uint64_t delay) {
+  cuda::ptx::start_dependents();
+  const std::uint64_t end = nanoseconds() + delay;
+  while (nanoseconds() < end) __nanosleep(200);
+  copy(first);
+  copy(second);
 }
 
 __global__ void count_kernel(const std::uint32_t* words, std::size_t count, std::uint32_t pattern, unsigned long long* others) {
@@ -59,7 +72,7 @@ __global__ void convert_fp8_kernel(std::uint32_t* halves, Fp8Conversion conversi
 
 __global__ void trap_kernel() { __trap(); }
 
-std::uint64_t nanoseconds_of(std::chrono::milliseconds limit) { return static_cast<std::uint64_t>(limit.count()) * 1000000U; }
+std::uint64_t nanoseconds_of(std::chrono::nanoseconds time) { return static_cast<std::uint64_t>(time.count()); }
 
 }  // namespace
 
@@ -79,8 +92,13 @@ void hog_bandwidth(const Stream& stream, const DeviceBuffer& memory, const Signa
 }
 
 void copy_ints(const Stream& stream, std::int32_t* to, const std::int32_t* from, std::int32_t count) {
-  copy_ints_kernel<<<1, 128, 0, stream.get()>>>(to, from, count);
+  copy_ints_kernel<<<1, 256, 0, stream.get()>>>({to, from, count});
   demand(cudaGetLastError(), "copy_ints");
+}
+
+void copy_ints_late(const Stream& stream, IntCopy first, IntCopy second, std::chrono::microseconds delay) {
+  copy_ints_late_kernel<<<1, 256, 0, stream.get()>>>(first, second, nanoseconds_of(delay));
+  demand(cudaGetLastError(), "copy_ints_late");
 }
 
 std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t pattern) {

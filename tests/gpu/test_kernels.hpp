@@ -21,6 +21,15 @@ void hog_bandwidth(const Stream& stream, const DeviceBuffer& memory, const Signa
 /// to[i] = from[i], on the device.
 void copy_ints(const Stream& stream, std::int32_t* to, const std::int32_t* from, std::int32_t count);
 
+struct IntCopy {
+  std::int32_t* to;
+  const std::int32_t* from;
+  std::int32_t count;
+};
+
+/// Lets dependent kernels start, then waits for `delay`, then makes both copies.
+void copy_ints_late(const Stream& stream, IntCopy first, IntCopy second, std::chrono::microseconds delay);
+
 /// How many of the buffer's 32-bit words are not `pattern`. Waits.
 [[nodiscard]] std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t pattern);
 

@@ -120,6 +120,7 @@ const std::vector<Refusal>& refusals() {
          o.fixup = Fixup::kHostBlock;
          o.executor = &kAnyOrder;
        }},
+      {kUnsupported, "options.dependent_launch = 1: ", [](Problem&, Options& o) { o.dependent_launch = true; }},
       {StatusCode::kTooLarge, "options.policy.splits = 128: ",
        [](Problem& p, Options& o) {
          p.batch = 1 << 30;
@@ -252,6 +253,7 @@ TEST(CpuRefusals, R30_SupportsAgreesWithDecodeForEveryPairOfFeatures) {
       [](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; },
       [](Problem&, Options& o) { o.fixup = Fixup::kHostBlock; },
       [](Problem&, Options& o) { o.cpu_isa = CpuIsa::kScalar; },
+      [](Problem&, Options& o) { o.check_workspace = true; },
   };
   for (const Refusal& refusal : refusals()) {
     if (refusal.code != StatusCode::kTooLarge) features.push_back(refusal.ask);  // another policy would serve it, and run

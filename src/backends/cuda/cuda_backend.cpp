@@ -8,6 +8,7 @@
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
+#include "backends/cuda/workspace_check.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"
@@ -96,9 +97,6 @@ bool end_to_end(P problem) noexcept {
   return problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
 }
 
-/// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
-constexpr std::int64_t kMinRunBytes = 2048;
-
 /// The copy engine takes tiles whole, or page by page.
 bool copies_runs(P problem, const Device& device) noexcept {
   if (!device.copies_in_bulk() || !end_to_end(problem) || copy_bytes(problem) != kPieceBytes) return false;
@@ -167,18 +165,32 @@ Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std
       error != cudaSuccess) {
     return cuda_status(error, "cudaFuncSetAttribute");
   }
-  cudaLaunchAttribute attributes[1];
-  attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = 1;
+  const bool waits_for_others = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole;
+  cudaLaunchAttribute attribute{};
+  if (waits_for_others) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else if (call.dependent_launch) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(static_cast<unsigned>(cta_threads(entry.config)));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = waits_for_others || call.dependent_launch ? 1 : 0;
   void* arguments[] = {&call};
   return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
+}
+
+Status launch_passes(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
+                     cudaStream_t stream) noexcept {
+  const Status status = launch(entry, call, grid, shared_bytes, stream);
+  if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
+  call.pass = Pass::kMergeOnly;
+  return launch(entry, call, grid, shared_bytes, stream);
 }
 
 }  // namespace
@@ -199,12 +211,23 @@ Status supports(const Problem& problem, const Options& options) noexcept {
     return status;
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& entry = *kernel_for(problem, options.policy);
+  const KernelEntry* const found = kernel_for(problem, options.policy);
+  if (found == nullptr) {
+    return refuse(kUnsupported, "head_dim", problem.head_dim,
+                  "this build has no kernels for it and the type of k (LEAN_CUDA_FAMILIES)");
+  }
+  const KernelEntry& entry = *found;
   const std::int32_t workers = worker_count(options);
   if (const Status status = fixup::check_pairing(problem, options, entry.config.tile(), workers); !status.ok()) return status;
   if (workers > kMaxWorkers) return refuse(kUnsupported, "options.workers", workers, "the CUDA backend takes 1024 at most");
   if (ring_size(entry, device, problem, false).stages < kMinStages) {
     return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
+  }
+  if (options.dependent_launch && !device.launches_dependents()) {
+    return refuse(kUnsupported, "options.dependent_launch", 1, "needs a device of compute capability 9.0 or newer");
+  }
+  if (options.dependent_launch && options.fixup == Fixup::kHostBlock) {
+    return refuse(kUnsupported, "options.dependent_launch", 1, "host_block needs a cooperative launch, which has no dependents");
   }
   if (options.fixup == Fixup::kHostBlock && (!device.cooperative || workers > device.multiprocessors)) {
     return refuse(kUnsupported, "options.workers", workers, "host_block needs all workers resident: one a multiprocessor at most");
@@ -246,7 +269,8 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .may_rule = may_have_score_rules(problem, options.policy),
                   .hides_values = hides_values(problem, options.policy),
                   .vector_queries = rows_aligned(problem.q, 16),
-                  .vector_output = rows_aligned(problem.o, 8)};
+                  .vector_output = rows_aligned(problem.o, 8),
+                  .dependent_launch = options.dependent_launch};
   const KernelEntry& step = *kernel_for(problem, options.policy, call.bulk_copies ? Scope::kDecodeStep : Scope::kStridedStep);
   const bool takes_step = device.copies_in_bulk() && is_decode_step(problem, options, step.config, call) &&
                           ring_size(step, device, problem, flat).stages >= kMinStages;
@@ -256,10 +280,12 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   call.stage_bytes = ring.stage_bytes;
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
-  if (const Status status = launch(entry, call, workers, shared_bytes, stream); !status.ok()) return status;
-  if (options.fixup != Fixup::kTwoKernels) return {};
-  call.pass = Pass::kMergeOnly;
-  return launch(entry, call, workers, shared_bytes, stream);
+  if (!options.check_workspace) return launch_passes(entry, call, workers, shared_bytes, stream);
+  const fixup::Counter ticket = next_ticket();
+  if (const Status status = claim_workspace(call.slots, ticket, stream); !status.ok()) return status;
+  const Status status = launch_passes(entry, call, workers, shared_bytes, stream);
+  const Status released = release_workspace(call.slots, ticket, stream);
+  return status.ok() ? released : status;
 }
 
 Status clear_state(const Workspace& workspace, const Options& options) noexcept {

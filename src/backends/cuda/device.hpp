@@ -16,6 +16,7 @@ struct Device {
   bool cooperative = false;
 
   [[nodiscard]] bool copies_in_bulk() const noexcept { return major >= 9; }
+  [[nodiscard]] bool launches_dependents() const noexcept { return major >= 9; }
 };
 
 /// The calling thread's current device. Codes: ok, unsupported (none that runs this build's kernels).

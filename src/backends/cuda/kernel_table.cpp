@@ -15,7 +15,7 @@ const KernelFamilyEntries* family_of(DType kv_dtype, std::int32_t head_dim) noex
   if (kv_dtype == DType::kFloat32) return nullptr;
   const Family* families = kv_dtype == DType::kFloat16 ? kF16 : (kv_dtype == DType::kBFloat16 ? kBF16 : kFp8);
   for (std::size_t width = 0; width < std::size(kHeadDims); ++width) {
-    if (head_dim <= kHeadDims[width]) return &families[width]();
+    if (head_dim <= kHeadDims[width]) return families[width] != nullptr ? &families[width]() : nullptr;
   }
   return nullptr;
 }

@@ -18,19 +18,19 @@ struct KernelEntry {
 
 using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks) * std::size(kScopes)>;
 
-/// One function a family, each defined in kernels/.
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
+/// One function a family, each defined in kernels/. Weak: null where the build leaves the family out (LEAN_CUDA_FAMILIES).
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
+[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
 
 /// The narrowest variant of a scope for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or
-/// the largest there is). Null when there is none: another type, or head_dim above 256.
+/// the largest there is). Null when there is none: another type, head_dim above 256, or a family that is left out.
 [[nodiscard]] const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows, Scope scope) noexcept;
 
 }  // namespace lean::cuda

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/line_build.cuh"
 #include "backends/cuda/kernel/producer.cuh"
 #include "backends/cuda/kernel/ring.cuh"
+#include "backends/cuda/ptx/grid.cuh"
 
 namespace lean::cuda {
 
@@ -138,6 +139,10 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   if (consumes) {
     if (threadIdx.x == 0) init_barriers(call, memory.shared);
     if (warp > 0) copy_call(call, memory.shared, static_cast<std::int32_t>(threadIdx.x) - kWarpThreads);
+  }
+  if (call.dependent_launch) {
+    ptx::start_dependents();
+    ptx::await_earlier_kernels();
   }
   if (!call.short_line) {
     __syncthreads();

@@ -78,12 +78,16 @@ struct DeviceCall {
   bool hides_values = false;    // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
   bool vector_output = false;   // four neighbouring outputs may be stored at once
+  bool dependent_launch = false;
 };
 
 /// Which of the sequence's pages holds a token.
 [[nodiscard]] LEAN_HD inline std::int32_t page_of(const DeviceCall& call, std::int32_t token) noexcept {
   return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
 }
+
+/// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
+inline constexpr std::int32_t kMinRunBytes = 2048;
 
 /// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
 /// waits longer. Copies by threads come slower and take all there is.

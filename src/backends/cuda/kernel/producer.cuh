@@ -8,8 +8,10 @@
 #include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
+#include "backends/cuda/kernel/page_copies.cuh"
 #include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
+#include "backends/cuda/kernel/row_pieces.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
@@ -54,7 +56,7 @@ class Producer {
         shared_(shared),
         ring_memory_(ring_memory),
         ring_(call.ring_stages),
-        row_bytes_(call.problem.head_dim * kElementBytes),
+        row_bytes_(row_bytes<kConfig>(call)),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
     if (asked_.bulk_copies()) return;
     row_pieces_ = row_bytes_ / copy_bytes();
@@ -105,15 +107,8 @@ class Producer {
   static constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
   static constexpr std::int32_t kQueryDimBytes = kConfig.head_dim * kQueryBytes;
 
-  static constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
-
-  /// What a thread copies at once. Only rows of fp8 may begin anywhere.
-  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return kOddPieces ? call_.copy_bytes : kPieceBytes; }
-
-  /// From a row of a stage to the next.
-  [[nodiscard]] __device__ std::int32_t stage_row_bytes() const {
-    return kConfig.fp8() ? kConfig.stage_row_bytes(call_.problem.head_dim) : row_bytes_;
-  }
+  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return piece_bytes<kConfig>(call_); }
+  [[nodiscard]] __device__ std::int32_t stage_row_bytes() const { return cuda::stage_row_bytes<kConfig>(call_); }
 
   /// Where this thread's first piece of all rows lies in a stage, and how far on its next.
   [[nodiscard]] __device__ std::uint32_t first_in_stage() const {
@@ -124,15 +119,6 @@ class Producer {
     return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
   }
   [[nodiscard]] __device__ std::uint32_t stage_wrap() const { return static_cast<std::uint32_t>(stage_row_bytes() - row_bytes_); }
-
-  __device__ void copy_piece(std::uint32_t to, const std::byte* from, bool exists) const {
-    if constexpr (kOddPieces) {
-      if (call_.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
-      ptx::async_copy(to, from, call_.copy_bytes, exists);
-    } else {
-      ptx::async_copy_16(to, from, exists);
-    }
-  }
 
   [[nodiscard]] __device__ bool shares() const { return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads(); }
 
@@ -228,14 +214,6 @@ class Producer {
     return chunk;
   }
 
-  /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
-  struct HeadRows {
-    bool keys;
-    const std::byte* first;
-    std::int64_t token_bytes;
-    std::int64_t page_bytes;
-  };
-
   [[nodiscard]] __device__ HeadRows rows_of(const TensorView& tensor, const SegmentRecord& record) const {
     const Strides& strides = tensor.strides;
     const HeadPosition at{record.sequence, record.kv_head};
@@ -284,8 +262,8 @@ class Producer {
     } while (token < record.token_end);
   }
 
+  /// Of a tile that has K copied first, then V.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
-    ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
     if (asked_.chunks() && token < record.first_seen) {  // what no row sees is left out
@@ -294,16 +272,16 @@ class Producer {
       token += unseen;
       tokens -= unseen;
     }
-    const bool has_new = asked_.append() && token + tokens > first_new_;
-    if (has_new) {
-      const std::int32_t first_new = max(first_new_, token);
-      make_rows(stage + (first_new - token) * stage_row_bytes(), rows.keys, record, first_new, token + tokens);
-      tokens = first_new - token;
-    }
+    const std::int32_t end = token + tokens;
+    const bool has_new = asked_.append() && end > first_new_;
+    if (has_new) tokens = max(first_new_, token) - token;
+    if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens);
+    ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
+    if (has_new) make_rows(stage + tokens * stage_row_bytes(), rows.keys, record, token + tokens, end);
     if (asked_.bulk_copies() && tokens == 0) {
       if (thread_ == 0) ptx::barrier_arrive(full);
     } else if (asked_.bulk_copies() && asked_.pages()) {
-      copy_page_runs(stage, full, rows, record, token, tokens);
+      copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       if (thread_ == 0) {
@@ -311,7 +289,7 @@ class Producer {
         ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
       }
     } else {
-      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, record, token, tokens);
+      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, token, tokens);
       if (has_new || copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
@@ -322,118 +300,27 @@ class Producer {
     ring_.advance();
   }
 
-  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
-                                  std::int32_t tokens) {
-    if (is_paged(call_.problem.pages)) return copy_page_rows(stage, rows, record, token, tokens);
-    copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
+  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, std::int32_t token, std::int32_t tokens) {
+    if (is_paged(call_.problem.pages)) return copy_page_rows<kConfig>(call_, rows, stage, token, tokens, pages_);
+    copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens);
   }
 
   /// Rows of new tokens [begin, end), by all copying threads; known to each warp's first lane afterwards.
   __device__ void make_rows(std::byte* stage, bool keys, const SegmentRecord& record, std::int32_t begin, std::int32_t end) {
     const NewRows rows{.keys = keys, .begin = begin, .end = end, .stage = ptx::shared_address(stage)};
-    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads<kConfig>(call_))) report_lacking_page();
+    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads<kConfig>(call_))) report_lacking_page(call_, shared_);
     __syncwarp();
-  }
-
-  /// What each page holds of the tile, by a lane a page and the copy engine. Rows of pages outside the pool become 0.
-  __device__ void copy_page_runs(std::byte* stage, std::uint64_t* full, const HeadRows& rows, const SegmentRecord& record,
-                                 std::int32_t token, std::int32_t tokens) {
-    const PagedKv& pages = call_.problem.pages;
-    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
-    const std::int32_t end = token + tokens;
-    const std::int32_t first_page = page_of(call_, token) + thread_;
-    const std::int32_t last_page = page_of(call_, end - 1);
-    std::int32_t lacking = 0;  // tokens
-    for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
-      if (in_pool(pages, ids[page])) continue;
-      const std::int32_t page_begin = page * pages.page_tokens;
-      const std::int32_t begin = max(page_begin, token);
-      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
-      for (std::int32_t at = (begin - token) * row_bytes_; at < (page_end - token) * row_bytes_; at += 16) {
-        ptx::store_shared(ptx::shared_address(stage + at), {0, 0, 0, 0});
-      }
-      lacking += page_end - begin;
-    }
-    if (lacking > 0) report_lacking_page();
-    lacking = __reduce_add_sync(ptx::kAllLanes, lacking);
-    if (thread_ == 0) ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>((tokens - lacking) * row_bytes_));
-    __syncwarp();
-    for (std::int32_t page = first_page; page <= last_page; page += kWarpThreads) {
-      const std::int32_t id = ids[page];
-      if (!in_pool(pages, id)) continue;
-      const std::int32_t page_begin = page * pages.page_tokens;
-      const std::int32_t begin = max(page_begin, token);
-      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
-      ptx::bulk_copy(stage + (begin - token) * row_bytes_,
-                     rows.first + id * rows.page_bytes + (begin - page_begin) * rows.token_bytes,
-                     static_cast<std::uint32_t>((page_end - begin) * row_bytes_), full);
-    }
-  }
-
-  /// As copy_rows() without pages: page by page where a page keeps all threads busy, else row by row.
-  __device__ void copy_page_rows(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
-                                 std::int32_t tokens) {
-    const PagedKv& pages = call_.problem.pages;
-    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
-    if (pages.page_tokens < row_stride_) return copy_single_rows(stage, rows, ids, token, tokens);
-    const std::int32_t end = token + tokens;
-    const std::int32_t first_page = page_of(call_, token);
-    const std::int32_t last_page = page_of(call_, end - 1);
-    for (std::int32_t page = first_page; page <= last_page; ++page) {
-      const std::int32_t id = ids[page];
-      const bool exists = in_pool(pages, id);
-      if (!exists) report_lacking_page();
-      const std::int32_t page_begin = page * pages.page_tokens;
-      const std::int32_t begin = max(page_begin, token);
-      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
-      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
-      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * stage_row_bytes());
-      copy_rows(to, from, rows.token_bytes, page_end - begin, exists);
-    }
-  }
-
-  __device__ void copy_single_rows(std::uint32_t stage, const HeadRows& rows, const std::int32_t* ids, std::int32_t token,
-                                   std::int32_t tokens) {
-    const PagedKv& pages = call_.problem.pages;
-    std::uint32_t to = stage + first_in_stage();
-    std::int32_t piece = first_piece_;
-    for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
-      const std::int32_t page = page_of(call_, token + row);
-      const std::int32_t id = ids[page];
-      const bool exists = in_pool(pages, id);
-      if (!exists) report_lacking_page();
-      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes +
-                              (token + row - page * pages.page_tokens) * rows.token_bytes + piece * copy_bytes();
-      copy_piece(to, from, exists);
-      row += row_stride_;
-      piece += piece_stride_;
-      if (piece >= row_pieces_) {
-        piece -= row_pieces_;
-        ++row;
-        to += stage_wrap();
-      }
-    }
-  }
-
-  /// Before the stage is announced full: consumers then look at every token's page.
-  __device__ void report_lacking_page() {
-    fixup::StateHeader& header = call_.slots.header();
-    if (header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadPageIndex);
-    *static_cast<volatile std::int32_t*>(&shared_.lacks_pages) = 1;
-    __threadfence_block();
-    ptx::fence_before_copies();
   }
 
   /// The pieces of all rows in turn, dealt out over the threads. Where whole rows are dealt out, a thread keeps its place in them.
-  /// Where `exists` is false all of it becomes 0.
-  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens, bool exists) const {
+  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens) const {
     const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
     std::uint32_t to = stage + first_in_stage();
     if (piece_stride_ == 0) {
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        copy_piece(to, from, exists);
+        copy_piece<kConfig>(call_, to, from, true);
         to += stage_stride();
         from += from_stride;
       }
@@ -442,7 +329,7 @@ class Producer {
     const std::int64_t from_wrap = step - row_bytes_;
     std::int32_t piece = first_piece_;
     for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
-      copy_piece(to, from, exists);
+      copy_piece<kConfig>(call_, to, from, true);
       row += row_stride_;
       piece += piece_stride_;
       from += from_stride;
@@ -462,6 +349,7 @@ class Producer {
   Turn ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
+  LanePages<kConfig> pages_;            // of the tile that is being copied
   std::int32_t first_new_ = INT32_MAX;  // of the segment's sequence
   std::int32_t nodes_ = 0;              // on the stack of the segment's chunks
   // Rows copied by threads: pieces of a row, this thread's first piece, and how far it is to its next.

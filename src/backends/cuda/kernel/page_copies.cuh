@@ -1,0 +1,148 @@
+// What pages hold of a tile. Pages outside the pool are reported, and their rows become 0. The copies are called, not inlined: calls
+// without pages then fetch no instruction of them.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/row_pieces.cuh"
+#include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "problem/pages.hpp"
+
+namespace lean::cuda {
+
+/// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
+struct HeadRows {
+  bool keys;
+  const std::byte* first;
+  std::int64_t token_bytes;
+  std::int64_t page_bytes;
+};
+
+/// The pages that a lane looks up of a tile. By the copy engine a lane has a page; by threads a warp has runs of rows, and a lane a row of
+/// each run.
+template <KernelConfig kConfig>
+struct LanePages {
+  static constexpr std::int32_t kRunRows = most_of(1, least_of(kWarpThreads, kConfig.tile_tokens / kConfig.producer_warps()));
+  static constexpr std::int32_t kRuns = kConfig.tile_tokens / (kConfig.producer_warps() * kRunRows);
+  static_assert(kRuns * kConfig.producer_warps() * kRunRows == kConfig.tile_tokens);
+
+  std::int32_t ids[kRuns];
+
+  /// Counted from the tile's first token.
+  [[nodiscard]] static __device__ std::int32_t first_row(std::int32_t run) {
+    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
+    return (run * kConfig.producer_warps() + warp) * kRunRows;
+  }
+};
+
+[[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
+
+/// Of [token, token + tokens). Asked for before the wait for a stage; the same for K and V.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ LanePages<kConfig> ask_for_pages(const DeviceCall& call, const SegmentRecord& record,
+                                                                          std::int32_t token, std::int32_t tokens) {
+  using Pages = LanePages<kConfig>;
+  const std::int32_t* ids = page_ids(call.problem.pages, record.lengths, record.sequence);
+  Pages found{};
+  if (Asked<kConfig>(call).bulk_copies()) {
+    const std::int32_t page = page_of(call, token) + lane();
+    if (tokens > 0 && page <= page_of(call, token + tokens - 1)) found.ids[0] = ids[page];
+    return found;
+  }
+#pragma unroll
+  for (std::int32_t run = 0; run < Pages::kRuns; ++run) {
+    const std::int32_t row = Pages::first_row(run) + lane();
+    if (lane() < Pages::kRunRows && row < tokens) found.ids[run] = ids[page_of(call, token + row)];
+  }
+  return found;
+}
+
+/// Where tokens of a head go, the barrier that is told of their bytes, and the page this lane copies from.
+struct PageRuns {
+  std::byte* stage;
+  std::uint64_t* full;
+  std::int32_t token;
+  std::int32_t tokens;
+  std::int32_t page_id;
+};
+
+/// Before the stage is announced full: consumers then look at every token's page.
+template <KernelConfig kConfig>
+__device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  fixup::StateHeader& header = call.slots.header();
+  if (header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadPageIndex);
+  *static_cast<volatile std::int32_t*>(&shared.lacks_pages) = 1;
+  __threadfence_block();
+  ptx::fence_before_copies();
+}
+
+/// By the copy engine; by a warp, a lane a page.
+template <KernelConfig kConfig>
+__device__ __noinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
+  static_assert(kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
+  const PagedKv& pages = call.problem.pages;
+  const auto row_bytes = static_cast<std::int32_t>(rows.token_bytes);  // they lie end to end
+  const std::int32_t end = runs.token + runs.tokens;
+  const std::int32_t last_page = page_of(call, end - 1);
+  const bool holds = page_of(call, runs.token) + lane() <= last_page;
+  const std::int32_t page_begin = (holds ? page_of(call, runs.token) + lane() : last_page) * pages.page_tokens;
+  const std::int32_t begin = max(page_begin, runs.token);
+  const std::int32_t bytes = holds ? (min(pages.page_tokens, end - page_begin) - (begin - page_begin)) * row_bytes : 0;
+  const bool lacks = holds && !in_pool(pages, runs.page_id);
+  std::byte* to = runs.stage + (begin - runs.token) * row_bytes;
+  if (lacks) {
+    for (std::int32_t at = 0; at < bytes; at += kPieceBytes) ptx::store_shared(ptx::shared_address(to + at), {0, 0, 0, 0});
+    report_lacking_page(call, cta_memory<kConfig>().shared);
+  }
+  const std::int32_t copied = __reduce_add_sync(ptx::kAllLanes, lacks ? 0 : bytes);
+  if (lane() == 0) ptx::barrier_arrive_expect(runs.full, static_cast<std::uint32_t>(copied));
+  __syncwarp();
+  if (bytes > 0 && !lacks) {
+    ptx::bulk_copy(to, rows.first + runs.page_id * rows.page_bytes + (begin - page_begin) * rows.token_bytes,
+                   static_cast<std::uint32_t>(bytes), runs.full);
+  }
+}
+
+/// By all producers: a lane finds out where a row lies, and tells those that copy it.
+template <KernelConfig kConfig>
+__device__ __noinline__ void copy_page_rows(const DeviceCall& call, const HeadRows rows, std::uint32_t stage, std::int32_t token,
+                                            std::int32_t tokens, const LanePages<kConfig> pages) {
+  using Pages = LanePages<kConfig>;
+  const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
+  const std::int32_t rows_at_once = most_of(1, kWarpThreads / row_pieces);
+  const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
+  const std::int32_t own_piece = lane() - own_row * row_pieces;
+  const auto step = static_cast<std::uint32_t>(rows_at_once * stage_row_bytes<kConfig>(call));
+#pragma unroll
+  for (std::int32_t run = 0; run < Pages::kRuns; ++run) {
+    const std::int32_t first = Pages::first_row(run);
+    const std::int32_t count = min(Pages::kRunRows, tokens - first);
+    const std::byte* place = nullptr;
+    if (lane() < count) {
+      const std::int32_t at = token + first + lane();
+      const std::int32_t in_page = at - page_of(call, at) * call.problem.pages.page_tokens;
+      if (in_pool(call.problem.pages, pages.ids[run])) {
+        place = rows.first + pages.ids[run] * rows.page_bytes + in_page * rows.token_bytes;
+      } else {
+        report_lacking_page(call, cta_memory<kConfig>().shared);
+      }
+    }
+    std::uint32_t to = stage + static_cast<std::uint32_t>((first + own_row) * stage_row_bytes<kConfig>(call));
+#pragma unroll 4
+    for (std::int32_t row = 0; row < count; row += rows_at_once) {
+      const auto from = reinterpret_cast<const std::byte*>(
+          __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), (row + own_row) % kWarpThreads));
+      if (own_row < rows_at_once && row + own_row < count) {
+        for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
+          const std::int32_t at = piece * piece_bytes<kConfig>(call);
+          copy_piece<kConfig>(call, to + static_cast<std::uint32_t>(at), from != nullptr ? from + at : rows.first, from != nullptr);
+        }
+      }
+      to += step;
+    }
+  }
+}
+
+}  // namespace lean::cuda

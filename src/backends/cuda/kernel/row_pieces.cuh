@@ -1,0 +1,43 @@
+// Rows of K and V that threads copy, piece by piece.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/asked.cuh"
+#include "backends/cuda/ptx/copy.cuh"
+
+namespace lean::cuda {
+
+/// Only rows of fp8 may begin anywhere.
+template <KernelConfig kConfig>
+inline constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
+
+/// What a thread copies at once.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t piece_bytes(const DeviceCall& call) {
+  return kOddPieces<kConfig> ? call.copy_bytes : kPieceBytes;
+}
+
+/// Of a row in memory.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t row_bytes(const DeviceCall& call) {
+  return (kConfig.step() ? kConfig.head_dim : call.problem.head_dim) * bytes_of(kConfig.dtype);
+}
+
+/// From a row of a stage to the next.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t stage_row_bytes(const DeviceCall& call) {
+  return kConfig.fp8() && !kConfig.step() ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);
+}
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_piece(const DeviceCall& call, std::uint32_t to, const std::byte* from, bool exists) {
+  if constexpr (kOddPieces<kConfig>) {
+    if (call.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
+    ptx::async_copy(to, from, call.copy_bytes, exists);
+  } else {
+    ptx::async_copy_16(to, from, exists);
+  }
+}
+
+}  // namespace lean::cuda

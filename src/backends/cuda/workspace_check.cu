@@ -1,0 +1,57 @@
+#include "backends/cuda/workspace_check.hpp"
+
+#include <atomic>
+
+#include "backends/cuda/device.hpp"
+
+namespace lean::cuda {
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+__device__ void report(fixup::StateHeader& header, StatusCode code) {
+  atomicCAS(&header.sticky_code, 0, static_cast<fixup::Counter>(code));
+}
+
+/// One CTA.
+__global__ void claim(const fixup::Slots slots, const fixup::Counter ticket) {
+  __shared__ bool mine;
+  fixup::StateHeader& header = slots.header();
+  if (threadIdx.x == 0) {
+    mine = atomicCAS(&header.owner, 0, ticket) == 0;
+    if (!mine) report(header, StatusCode::kWorkspaceInUse);
+  }
+  __syncthreads();
+  if (!mine) return;  // the other call's counters are its own business
+  bool dirty = false;
+  for (std::int64_t i = threadIdx.x; i < slots.layout.counters(); i += kThreads) dirty |= slots.counters()[i] != 0;
+  if (__syncthreads_or(dirty) != 0 && threadIdx.x == 0) report(header, StatusCode::kWorkspaceDirty);
+}
+
+/// One thread.
+__global__ void release(const fixup::Slots slots, const fixup::Counter ticket) { atomicCAS(&slots.header().owner, ticket, 0); }
+
+Status launch(const void* kernel, unsigned threads, fixup::Slots slots, fixup::Counter ticket, void* stream) noexcept {
+  void* arguments[] = {&slots, &ticket};
+  return cuda_status(cudaLaunchKernel(kernel, dim3(1), dim3(threads), arguments, 0, static_cast<cudaStream_t>(stream)),
+                     "cudaLaunchKernel");
+}
+
+}  // namespace
+
+fixup::Counter next_ticket() noexcept {
+  static std::atomic<fixup::Counter> last{0};
+  fixup::Counter ticket = 0;
+  while (ticket == 0) ticket = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return ticket;
+}
+
+Status claim_workspace(const fixup::Slots& slots, fixup::Counter ticket, void* stream) noexcept {
+  return launch(reinterpret_cast<const void*>(claim), kThreads, slots, ticket, stream);
+}
+
+Status release_workspace(const fixup::Slots& slots, fixup::Counter ticket, void* stream) noexcept {
+  return launch(reinterpret_cast<const void*>(release), 1, slots, ticket, stream);
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,112 @@
+// Programmatic dependent launch: a call starts while the kernel ahead of it still runs, and reads nothing that one may still write.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "gpu/device_run.hpp"
+#include "gpu/test_kernels.hpp"
+#include "support/reduced.hpp"
+#include "support/tables.hpp"
+
+namespace lean::gpu {
+namespace {
+
+using namespace std::chrono_literals;
+using support::full_or_reduced;
+
+constexpr std::int32_t kCapacity = 1009;
+
+bool launches_dependents() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+
+/// A decode step by the copy engine, one by threads, one of many sequences, and calls that no decode step's variant serves.
+std::vector<Case> cases() {
+  const Case step{.q_heads = 6,
+                  .lens = std::vector<std::int32_t>(5, kCapacity),
+                  .q_layout = "bhsd",
+                  .k_layout = "bhsd",
+                  .v_layout = "bhsd",
+                  .workers = 0};
+  std::vector<Case> all(5, step);
+  all[1].k_layout = all[1].v_layout = "bshd";
+  all[2].lens.assign(40, kCapacity);
+  all[3].softcap = 1.5F;
+  all[4].policy = Policy::fixed_split(5);
+  all[4].fixup = Fixup::kTwoKernels;
+  return all;
+}
+
+/// Lengths and queries are wrong until the kernel ahead ends: it lets the call start, waits, and then writes both.
+TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
+  if (!launches_dependents()) GTEST_SKIP() << "needs compute capability 9.0";
+  const Stream stream;
+  for (const Case& c : cases()) {
+    const auto batch = static_cast<std::int32_t>(c.lens.size());
+    DeviceRun call(c);
+    auto* const queries = static_cast<std::int32_t*>(const_cast<void*>(call.problem().q.data));
+    const std::int32_t query_words = batch * c.q_heads * c.head_dim / 2;
+    const DeviceBuffer kept_queries(sizeof(std::int32_t) * static_cast<std::size_t>(query_words));
+    const DeviceBuffer lengths(sizeof(std::int32_t) * static_cast<std::size_t>(2 * batch));
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(2 * batch), kCapacity);
+    for (std::int32_t b = 0; b < batch; ++b) chosen[static_cast<std::size_t>(b)] = 1 + 37 * b % kCapacity;
+    lengths.copy_from(chosen.data());
+    copy_ints(stream, kept_queries.as<std::int32_t>(), queries, query_words);
+
+    std::vector<std::uint8_t> bits[2];
+    for (int set = 0; set < 2; ++set) {
+      copy_ints(stream, call.kv_lengths(), lengths.as<std::int32_t>() + set * batch, batch);
+      bits[set] = call.bits(stream.get());
+    }
+    EXPECT_TRUE(call.matches()) << support::to_text(c);  // the whole capacity, as in the case
+    EXPECT_NE(bits[0], bits[1]);
+
+    call.options().dependent_launch = true;
+    for (int round = 0; round < full_or_reduced(200, 5); ++round) {
+      const int set = round % 2;
+      demand(cudaMemsetAsync(queries, 0xFF, kept_queries.size_bytes(), stream.get()), "cudaMemsetAsync");  // NaN
+      demand(cudaMemsetAsync(call.kv_lengths(), 0, sizeof(std::int32_t) * static_cast<std::size_t>(batch), stream.get()),
+             "cudaMemsetAsync");
+      call.poison_outputs(stream.get());
+      copy_ints_late(stream, {call.kv_lengths(), lengths.as<std::int32_t>() + set * batch, batch},
+                     {queries, kept_queries.as<std::int32_t>(), query_words}, 20us);
+      call.enqueue(stream.get());
+      ASSERT_EQ(call.output_bytes(stream.get()), bits[set]) << "round " << round << ", " << support::to_text(c);
+    }
+    EXPECT_TRUE(call.clean());
+  }
+}
+
+/// Calls that start early, one after the other on one workspace: counters and slots are still the one's ahead.
+TEST(DependentLaunch, R46_CallsBehindEachOtherShareAWorkspace) {
+  if (!launches_dependents()) GTEST_SKIP() << "needs compute capability 9.0";
+  const Stream stream;
+  for (const Case& c : cases()) {
+    DeviceRun call(c);
+    const auto alone = call.bits(stream.get());
+    call.options().dependent_launch = true;
+    const Graph graph(stream, cudaStreamCaptureModeGlobal, [&] {
+      for (int depth = 0; depth < 10; ++depth) call.enqueue(stream.get());
+    });
+    for (int round = 0; round < full_or_reduced(100, 3); ++round) {
+      call.poison_outputs(stream.get());
+      for (int depth = 0; depth < 10; ++depth) call.enqueue(stream.get());
+      ASSERT_EQ(call.output_bytes(stream.get()), alone) << "round " << round << ", " << support::to_text(c);
+      call.poison_outputs(stream.get());
+      graph.launch(stream);
+      ASSERT_EQ(call.output_bytes(stream.get()), alone) << "replay " << round << ", " << support::to_text(c);
+    }
+    EXPECT_TRUE(call.clean());
+  }
+}
+
+TEST(DependentLaunch, R30_HostBlockIsRefused) {
+  DeviceRun call(cases()[0]);
+  call.options().dependent_launch = true;
+  EXPECT_EQ(supports(call.problem(), call.options()).ok(), launches_dependents());
+  call.options().fixup = Fixup::kHostBlock;
+  const Status status = supports(call.problem(), call.options());
+  EXPECT_EQ(status.code, StatusCode::kUnsupported);
+  EXPECT_NE(std::strstr(status.message, "options.dependent_launch = 1"), nullptr) << status.message;
+}
+
+}  // namespace
+}  // namespace lean::gpu
