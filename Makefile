@@ -1,5 +1,5 @@
 # The short commands. Each installs what it misses (tools/setup.sh) and says so.
-#   make demo      build and run the main job on real request lengths
+#   make demo      build and run the main job on real request lengths, on the GPU if there is one
 #   make test      every test there is, over three builds and Python; ends with "N passed, M failed"
 #   make python-test  the Python package alone: builds its wheel, installs it in .venv-python, runs its tests
 #   make wheel     the wheel with its manylinux tag in dist/
@@ -20,8 +20,8 @@ build:
 	cmake --preset cpu
 	cmake --build --preset cpu --target lean_cli lean
 
-demo: build
-	build/bin/lean demo
+demo:
+	tools/demo.sh
 
 test:
 	tools/setup.sh check
