@@ -2,13 +2,14 @@
 """What a segment, a merge and a second level of merging cost on a GPU, from lines of `lean bench --backend cuda --out FILE`: the
 figures behind cost_model() in src/backends/cuda/kernel_config.hpp.
 
-A line says how many tiles and segments the busiest worker had, and how many workers share an output. The reading of that worker's
-tiles takes its share of the pure read of the same run; what the call takes beyond that is fitted, by least squares:
+A line says how many segments the busiest worker had, how many workers share an output, and how many work at all. What the call takes
+beyond the pure read of the same run is fitted, by least squares:
 
     us - read = call + segment x (segments - 1) + merge x [some output is shared] + level x [by more than 32 workers]
+                + idle x read x (grid - workers) / workers
 
-Lines count of the rows and schedules asked for, where nearly all multiprocessors work until the end, so that the read is what bounds a
-tile's time.
+`idle` is the part of a missing worker's reading that the others cannot take over: 1 where each reads as fast as it can, 0 where the
+memory is the limit whoever asks. Lines count of the rows and schedules asked for, where nearly all multiprocessors work.
 
 Usage: fit_cost_model.py FILE... [--rows PATTERN] [--impls lean,...]
 """
@@ -23,7 +24,7 @@ TILE_UNITS = 16       # CostModel::tile_units
 TILE_BYTES = 65536    # of the tiles that align_units counts
 ONE_LEVEL = 32        # fixup::kMaxOneLevel
 BUSY = 0.9            # of the most workers of any line
-COSTS = ("call", "segment", "merge", "level")
+COSTS = ("call", "segment", "merge", "level", "idle")
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
@@ -42,14 +43,9 @@ def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     return [rows[i][n] / rows[i][i] for i in range(n)]
 
 
-def terms(line: dict) -> list[float]:
-    return [1.0, line["worker_segments"] - 1.0, float(line["contributors"] > 1), float(line["contributors"] > ONE_LEVEL)]
-
-
-def beyond_read(line: dict) -> float:
-    """What the call takes beyond the reading of its busiest worker, us."""
-    most = line["worker_tiles"] * line["workers"] * line["tile_bytes"]
-    return line["us"] - line["ceiling_us"] * max(1.0, most / line["kv_bytes"])
+def terms(line: dict, grid: int) -> list[float]:
+    idle = line["ceiling_us"] * (grid - line["workers"]) / line["workers"]
+    return [1.0, line["worker_segments"] - 1.0, float(line["contributors"] > 1), float(line["contributors"] > ONE_LEVEL), idle]
 
 
 def main() -> int:
@@ -68,16 +64,18 @@ def main() -> int:
         print(f"fit_cost_model: {len(lines)} lines are too few", file=sys.stderr)
         return 1
 
+    rows = [terms(line, grid) for line in lines]
+    beyond_read = [line["us"] - line["ceiling_us"] for line in lines]
     columns = range(len(COSTS))
-    matrix = [[sum(terms(line)[i] * terms(line)[j] for line in lines) for j in columns] for i in columns]
-    right = [sum(terms(line)[i] * beyond_read(line) for line in lines) for i in columns]
-    fitted = solve(matrix, right)
-    rest = [beyond_read(line) - sum(a * b for a, b in zip(fitted, terms(line))) for line in lines]
+    fitted = solve([[sum(row[i] * row[j] for row in rows) for j in columns] for i in columns],
+                   [sum(row[i] * us for row, us in zip(rows, beyond_read)) for i in columns])
+    rest = [us - sum(a * b for a, b in zip(fitted, row)) for row, us in zip(rows, beyond_read)]
 
     tile_us = sum(line["ceiling_us"] / line["kv_bytes"] for line in lines) / len(lines) * TILE_BYTES * grid
     print(f"{len(lines)} lines, {grid} workers; a tile of {TILE_BYTES // 1024} KB takes a worker {tile_us:.2f} us")
-    for name, cost in zip(COSTS, fitted):
+    for name, cost in zip(COSTS[:-1], fitted):
         print(f"{name:8} {cost:6.2f} us = {cost / tile_us:5.2f} tiles = {TILE_UNITS * cost / tile_us:5.1f} units")
+    print(f"{COSTS[-1]:8} {fitted[-1]:6.2f} of a missing worker's reading")
     print(f"left over: {math.sqrt(sum(r * r for r in rest) / len(rest)):.2f} us rms, {max(map(abs, rest)):.2f} us at most")
     return 0
 

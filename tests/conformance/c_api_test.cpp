@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstring>
 
 #include "support/reduced.hpp"
@@ -130,6 +131,14 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   problem_.struct_size = sizeof(problem_);
   options_.struct_size = 4;
   EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
+  // A caller of the first release: what was added since has its default, whatever lies behind the struct.
+  options_.dependent_launch = 1;
+  options_.struct_size = offsetof(lean_options, dependent_launch);
+  EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);
+  options_.struct_size = sizeof(options_);
+  if (options_.backend == LEAN_CPU) {
+    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_UNSUPPORTED);
+  }
 }
 
 TEST_F(CApi, R31_UnknownEnumeratorsAreRefused) {

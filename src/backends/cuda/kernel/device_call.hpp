@@ -89,6 +89,9 @@ struct DeviceCall {
 /// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
 inline constexpr std::int32_t kMinRunBytes = 2048;
 
+/// Rows of pages of so many tokens are copied page by page; of shorter ones, looked up a lane a row (docs/cuda-backend.md has figures).
+inline constexpr std::int32_t kMinPageRows = 64;
+
 /// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
 /// waits longer. Copies by threads come slower and take all there is.
 inline constexpr std::int32_t kBulkRingBytes = 96 * 1024;

@@ -1,5 +1,4 @@
-// What pages hold of a tile. Pages outside the pool are reported, and their rows become 0. The copies are called, not inlined: calls
-// without pages then fetch no instruction of them.
+// What pages hold of a tile. Pages outside the pool are reported, and their rows become 0.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +79,7 @@ __device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& 
 
 /// By the copy engine; by a warp, a lane a page.
 template <KernelConfig kConfig>
-__device__ __noinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
+__device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
   static_assert(kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
   const PagedKv& pages = call.problem.pages;
   const auto row_bytes = static_cast<std::int32_t>(rows.token_bytes);  // they lie end to end
@@ -105,7 +104,8 @@ __device__ __noinline__ void copy_page_runs(const DeviceCall& call, const HeadRo
   }
 }
 
-/// By all producers: a lane finds out where a row lies, and tells those that copy it.
+/// Rows of short pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called:
+/// inlined, it is a third of the kernel.
 template <KernelConfig kConfig>
 __device__ __noinline__ void copy_page_rows(const DeviceCall& call, const HeadRows rows, std::uint32_t stage, std::int32_t token,
                                             std::int32_t tokens, const LanePages<kConfig> pages) {

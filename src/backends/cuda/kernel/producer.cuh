@@ -289,7 +289,7 @@ class Producer {
         ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
       }
     } else {
-      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, token, tokens);
+      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, record, token, tokens);
       if (has_new || copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
@@ -300,9 +300,15 @@ class Producer {
     ring_.advance();
   }
 
-  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, std::int32_t token, std::int32_t tokens) {
-    if (is_paged(call_.problem.pages)) return copy_page_rows<kConfig>(call_, rows, stage, token, tokens, pages_);
-    copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens);
+  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
+                                  std::int32_t tokens) {
+    if (!is_paged(call_.problem.pages)) {
+      copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
+    } else if (call_.problem.pages.page_tokens < kMinPageRows) {
+      copy_page_rows<kConfig>(call_, rows, stage, token, tokens, pages_);
+    } else {
+      copy_pages(stage, rows, record, token, tokens);
+    }
   }
 
   /// Rows of new tokens [begin, end), by all copying threads; known to each warp's first lane afterwards.
@@ -312,15 +318,37 @@ class Producer {
     __syncwarp();
   }
 
+  /// Rows of long pages, by all threads page by page.
+  __device__ void copy_pages(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
+                             std::int32_t tokens) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+    const std::int32_t end = token + tokens;
+    const std::int32_t first_page = page_of(call_, token);
+    const std::int32_t last_page = page_of(call_, end - 1);
+    for (std::int32_t page = first_page; page <= last_page; ++page) {
+      const std::int32_t id = ids[page];
+      const bool exists = in_pool(pages, id);
+      if (!exists) report_lacking_page(call_, shared_);
+      const std::int32_t page_begin = page * pages.page_tokens;
+      const std::int32_t begin = max(page_begin, token);
+      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
+      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
+      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * stage_row_bytes());
+      copy_rows(to, from, rows.token_bytes, page_end - begin, exists);
+    }
+  }
+
   /// The pieces of all rows in turn, dealt out over the threads. Where whole rows are dealt out, a thread keeps its place in them.
-  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens) const {
+  /// Where `exists` is false all of it becomes 0.
+  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens, bool exists) const {
     const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
     std::uint32_t to = stage + first_in_stage();
     if (piece_stride_ == 0) {
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        copy_piece<kConfig>(call_, to, from, true);
+        copy_piece<kConfig>(call_, to, from, exists);
         to += stage_stride();
         from += from_stride;
       }
@@ -329,7 +357,7 @@ class Producer {
     const std::int64_t from_wrap = step - row_bytes_;
     std::int32_t piece = first_piece_;
     for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
-      copy_piece<kConfig>(call_, to, from, true);
+      copy_piece<kConfig>(call_, to, from, exists);
       row += row_stride_;
       piece += piece_stride_;
       from += from_stride;
