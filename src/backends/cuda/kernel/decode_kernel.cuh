@@ -108,8 +108,9 @@ template <KernelConfig kConfig>
   return warp == 0 || warp == kConfig.producer_warps();
 }
 
-/// The walking warps' part of a flat line: built, where it is short, and walked. Cumulative lengths are code of their own, since
-/// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md).
+/// The walking warps' part of a flat line: built, where it is short, and walked. In a decode step cumulative lengths are code of their
+/// own, since whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one
+/// walk serves both, and is a sixth of the kernel less.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     } else {
       consume<kConfig, false>(call, memory);
     }
-  } else if (asked.flat() && !call.cumulative) {
+  } else if (kConfig.step() && !call.cumulative) {
     walk_flat_line<kConfig, false>(call, memory);
   } else if (asked.flat()) {
     walk_flat_line<kConfig, true>(call, memory);
