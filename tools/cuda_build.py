@@ -46,7 +46,7 @@ def nvcc() -> str:
 def build(options: argparse.Namespace) -> list[str] | None:
     """The build's output, or None if it failed."""
     environment = os.environ | {"CUDACXX": nvcc()}
-    configure = ["cmake", "--preset", "cuda", f"-DLEAN_CUDA_ARCHITECTURES={options.architectures}"]
+    configure = ["cmake", "--preset", "cuda", "-DLEAN_CUDA_REPORT=ON", f"-DLEAN_CUDA_ARCHITECTURES={options.architectures}"]
     if subprocess.run(configure, cwd=ROOT, env=environment, check=False).returncode != 0:
         return None
     command = ["cmake", "--build", "--preset", "cuda", "--parallel", str(options.jobs)]
