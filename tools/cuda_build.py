@@ -24,11 +24,12 @@ MULTIPROCESSOR_REGISTERS = 65536
 
 # Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Those of any call lie mostly
 # outside the loop over tiles, where what merges chunks and turns queries is called (docs/cuda-backend.md).
-STEP_LIMITS = {(128, 128): 96, (256, 64): 160}
-FP8_STEP_LIMITS = {(128, 16): 32, (128, 32): 32, (128, 64): 32, (128, 128): 192, (256, 16): 128, (256, 32): 128, (256, 64): 352}
-LIMITS = {(64, 16): 32, (64, 32): 32, (64, 64): 32, (64, 128): 64, (128, 16): 160, (128, 32): 608, (128, 64): 576,
-          (128, 128): 1024, (256, 16): 192, (256, 32): 384, (256, 64): 1344}
-FP8_LIMITS = LIMITS | {(128, 16): 288, (128, 32): 320, (128, 64): 320, (128, 128): 768, (256, 16): 352, (256, 64): 1152}
+STEP_LIMITS = {(128, 128): 64, (256, 64): 160}
+FP8_STEP_LIMITS = {(128, 16): 32, (128, 32): 32, (128, 64): 32, (128, 128): 176, (256, 16): 128, (256, 32): 128, (256, 64): 304}
+LIMITS = {(64, 128): 32, (128, 16): 96, (128, 32): 480, (128, 64): 416, (128, 128): 864,
+          (256, 16): 128, (256, 32): 288, (256, 64): 1248}
+FP8_LIMITS = {(64, 128): 32, (128, 16): 256, (128, 32): 272, (128, 64): 272, (128, 128): 752,
+              (256, 16): 288, (256, 32): 304, (256, 64): 1008}
 
 KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS_5DTypeE(\d)ELi(\d+)ELi(\d+)ELNS0_5ScopeE(\d)E\w*' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a segment, a merge and a second level of merging cost on a GPU, from lines of `lean bench --backend cuda --out FILE`: the
-figures behind cost_model() in src/backends/cuda/kernel_config.hpp.
+"""What a segment, a merge and a second level of merging cost on a GPU, from lines of `lean bench --backend cuda --out FILE`: to
+hold cost_model() in src/backends/cuda/kernel_config.hpp against.
 
 A line says how many segments the busiest worker had, how many workers share an output, and how many work at all. What the call takes
 beyond the pure read of the same run is fitted, by least squares:

@@ -19,7 +19,7 @@ inline constexpr std::int64_t kStateHeaderBytes = 256;
 inline constexpr std::int64_t kAlignmentBytes = 256;
 
 struct StateHeader {
-  Counter owner = 0;        // 1 while a call is in flight
+  Counter owner = 0;        // not 0 while a call holds the workspace
   Counter sticky_code = 0;  // StatusCode of the first fault seen in device-resident data
 };
 

@@ -133,7 +133,7 @@ struct CostModel {
   std::int32_t min_worker_tiles = 1;   // a worker gets at least this much, else fewer workers run
   std::int32_t sliver_tiles = 0;       // no cut closer than this to an output's edge
   std::int32_t align_percent = 0;      // up to this many percent are given up to cut at outputs' edges,
-  std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time: about what a segment's end and a merge cost
+  std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved
 
   [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }
 

@@ -85,8 +85,8 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
-/// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are shifts. A
-/// segment's end and a merge cost the time of 3 tiles of 64 KB: so much may be lost by lining up with outputs.
+/// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are shifts.
+/// Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/cuda-backend.md has them, and a fit).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
   const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
   return {.tile_units = 16,
