@@ -104,12 +104,30 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   }
 }
 
-/// Rows of short pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called:
-/// inlined, it is a third of the kernel.
+/// A run of rows, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row.
 template <KernelConfig kConfig>
-__device__ __noinline__ void copy_page_rows(const DeviceCall& call, const HeadRows rows, std::uint32_t stage, std::int32_t token,
-                                            std::int32_t tokens, const LanePages<kConfig> pages) {
+__device__ __forceinline__ void copy_whole_run(const std::byte* place, std::uint32_t stage) {
+  constexpr std::int32_t kRowPieces = kConfig.head_dim * bytes_of(kConfig.dtype) / kPieceBytes;
+  static_assert(kRowPieces <= kWarpThreads && kWarpThreads % kRowPieces == 0);
+  constexpr std::int32_t kRowsAtOnce = kWarpThreads / kRowPieces;
+  const std::int32_t own_row = lane() / kRowPieces;
+  const std::int32_t own_piece = lane() % kRowPieces * kPieceBytes;
+  stage += static_cast<std::uint32_t>(lane() * kPieceBytes);
+#pragma unroll
+  for (std::int32_t row = 0; row < LanePages<kConfig>::kRunRows; row += kRowsAtOnce) {
+    const auto from = reinterpret_cast<const std::byte*>(
+        __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), row + own_row));
+    ptx::async_copy_16(stage + static_cast<std::uint32_t>(row * kRowPieces * kPieceBytes), from + own_piece, true);
+  }
+}
+
+/// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and reads
+/// the call from shared memory: inlined, it is a third of the kernel.
+template <KernelConfig kConfig>
+__device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
+                                            const LanePages<kConfig> pages) {
   using Pages = LanePages<kConfig>;
+  const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
   const std::int32_t rows_at_once = most_of(1, kWarpThreads / row_pieces);
   const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
@@ -129,8 +147,14 @@ __device__ __noinline__ void copy_page_rows(const DeviceCall& call, const HeadRo
         report_lacking_page(call, cta_memory<kConfig>().shared);
       }
     }
-    std::uint32_t to = stage + static_cast<std::uint32_t>((first + own_row) * stage_row_bytes<kConfig>(call));
-#pragma unroll 4
+    std::uint32_t to = stage + static_cast<std::uint32_t>(first * stage_row_bytes<kConfig>(call));
+    if constexpr (kConfig.step()) {
+      if (__all_sync(ptx::kAllLanes, place != nullptr || lane() >= Pages::kRunRows)) {
+        copy_whole_run<kConfig>(place, to);
+        continue;
+      }
+    }
+    to += static_cast<std::uint32_t>(own_row * stage_row_bytes<kConfig>(call));
     for (std::int32_t row = 0; row < count; row += rows_at_once) {
       const auto from = reinterpret_cast<const std::byte*>(
           __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), (row + own_row) % kWarpThreads));

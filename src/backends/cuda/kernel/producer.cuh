@@ -305,7 +305,7 @@ class Producer {
     if (!is_paged(call_.problem.pages)) {
       copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
     } else if (call_.problem.pages.page_tokens < kMinPageRows) {
-      copy_page_rows<kConfig>(call_, rows, stage, token, tokens, pages_);
+      copy_page_rows<kConfig>(rows, stage, token, tokens, pages_);
     } else {
       copy_pages(stage, rows, record, token, tokens);
     }
