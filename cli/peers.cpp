@@ -10,9 +10,9 @@
 namespace lean::cli {
 namespace {
 
-/// Layouts are the library's own choice: each peer is taken at its best.
-Json key_of(const Json& lens, std::int32_t q_heads, std::int32_t kv_heads, std::int32_t head_dim, const std::string& dtype) {
-  return Json::array({lens, q_heads, kv_heads, head_dim, dtype});
+/// Layouts and pages are the library's own choice: each peer is taken at its best. `kv_dtype`: as in the file, where fp8 is E4M3.
+Json key_of(const Json& lens, std::int32_t q_heads, std::int32_t kv_heads, std::int32_t head_dim, const std::string& kv_dtype) {
+  return Json::array({lens, q_heads, kv_heads, head_dim, kv_dtype});
 }
 
 std::string key_of(const Json& line) {
@@ -49,7 +49,8 @@ Peers::Peers(const std::string& path) {
 
 const PeerTime* Peers::best(const ProblemSpec& spec) const {
   if (spec.q_tokens != 1 || best_.empty()) return nullptr;
-  const auto found = best_.find(key_of(Json(spec.kv_lens), spec.q_heads, spec.kv_heads, spec.head_dim, name_of(spec.dtype)).dump());
+  const std::string kv_dtype = spec.kv_type() == DType::kFloat8E4M3 ? "fp8" : name_of(spec.kv_type());
+  const auto found = best_.find(key_of(Json(spec.kv_lens), spec.q_heads, spec.kv_heads, spec.head_dim, kv_dtype).dump());
   return found == best_.end() ? nullptr : &found->second;
 }
 
