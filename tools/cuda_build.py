@@ -35,8 +35,8 @@ KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 REGISTERS = re.compile(r"Used (\d+) registers")
 TYPES = {"1": "f16", "2": "bf16", "3": "fp8"}
-SCOPES = ["step", "strided", "any"]  # kernel_config.hpp's Scope
-PRODUCERS = {"step": 1, "strided": 4, "any": 3}  # warps beside the consumers
+SCOPES = ["step", "strided", "chunk", "any"]  # kernel_config.hpp's Scope
+PRODUCERS = {"step": 1, "strided": 4, "chunk": 1, "any": 3}  # warps beside the consumers
 
 
 def nvcc() -> str:

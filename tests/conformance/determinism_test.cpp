@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <thread>
+#include <tuple>
 
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
@@ -150,6 +151,55 @@ TEST(Conformance, R44_BatchInvariantBitsDependOnTheSequenceAlone) {
             EXPECT_EQ(bits_of_last_token(built, sequence), bits) << reproducer(other);
           }
         }
+      }
+    }
+  }
+}
+
+/// A backend may have several kernels for it: end to end, as rows or in pages, alone or beside others, for one token or the last of many.
+TEST(Conformance, R44_BatchInvariantBitsAreTheSameInEveryLayout) {
+  if (!target_serves({.policy = Policy::fixed_chunk()})) GTEST_SKIP() << "the target has no fixed_chunk";
+  const TestExecutor executor(ExecutorKind::kPool, 4);
+  for (const DType dtype : dtypes()) {
+    for (const auto& [q_heads, head_dim, kv_type] :
+         {std::tuple{2, 64, KvType::kAsQueries}, std::tuple{8, 128, KvType::kAsQueries}, std::tuple{32, 128, KvType::kAsQueries},
+          std::tuple{6, 256, KvType::kAsQueries}, std::tuple{8, 128, KvType::kE4M3}, std::tuple{8, 64, KvType::kE5M2}}) {
+      const Case alone{.dtype = dtype,
+                       .kv_type = kv_type,
+                       .q_heads = q_heads,
+                       .head_dim = head_dim,
+                       .lens = {2777},
+                       .k_layout = "bhsd",
+                       .v_layout = "bhsd",
+                       .input = Input::kPeaks,
+                       .ids = {7},
+                       .policy = Policy::fixed_chunk(256),
+                       .determinism = Determinism::kBatchInvariant,
+                       .workers = 1};
+      TestProblem first(alone);
+      if (!served(first, options_of(alone, executor))) continue;
+      ASSERT_TRUE(run_and_check(first, reference::decode(first.problem()), options_of(alone, executor)));
+      const auto bits = first.output_bits(0);
+      std::vector<Case> others(7, alone);
+      others[0].workers = 7;
+      others[1].lens = {2777, 5, 0, 4099};
+      others[1].ids = {7, 1, 2, 3};
+      others[1].workers = 40;
+      others[2].k_layout = others[2].v_layout = "bshd";
+      others[3].page_tokens = 16;
+      others[4].page_tokens = 48;
+      others[4].k_layout = others[4].v_layout = "bshd";
+      others[5].n_q = {3};
+      others[5].causal = true;
+      others[6].n_q = {19};
+      others[6].causal = true;
+      for (std::size_t i = 2; i < others.size(); ++i) others[i].workers = 3 + static_cast<std::int32_t>(i);
+      for (const Case& other : others) {
+        TestProblem built(other);
+        const Options options = options_of(other, executor);
+        if (!served(built, options)) continue;
+        ASSERT_TRUE(run(built, options));
+        EXPECT_EQ(bits_of_last_token(built, 0), bits) << reproducer(other);
       }
     }
   }

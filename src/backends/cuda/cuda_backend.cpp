@@ -143,16 +143,21 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 /// More would make groups of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
-/// Whatever the lengths: every kv head of a sequence is one output, the policy is lean, and 32 bits count it.
+/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
 bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, const schedule::CostModel& model,
              std::int32_t workers) noexcept {
-  return policy.kind == Policy::Kind::kLean && schedule::row_capacity(problem) <= shape.q_rows &&
+  return schedule::measure_of(policy.kind) == schedule::Measure::kCost && schedule::row_capacity(problem) <= shape.q_rows &&
          schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, model, workers);
 }
 
-/// Whatever the call asks for, the variants for decode steps have it.
+Scope step_scope(const DeviceCall& call) noexcept {
+  if (call.chunk_tiles > 0) return Scope::kChunkStep;
+  return call.bulk_copies ? Scope::kDecodeStep : Scope::kStridedStep;
+}
+
+/// Whatever the call asks for, the variant for decode steps has it.
 bool is_decode_step(P problem, const Options& options, const KernelConfig& config, const DeviceCall& call) noexcept {
-  return call.flat && call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim &&
+  return call.flat && call.shape.q_rows == config.q_rows && (call.bulk_copies || !config.bulk_step()) && call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim &&
          !call.score_rules && problem.scores.tree_mask == nullptr && !call.hides_values && !appends(problem) &&
          problem.append.rotary_dim == 0 && options.fixup == Fixup::kLastArriver;
 }
@@ -250,7 +255,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const tile::TileConfig config = any.config.tile();
   const std::int32_t workers = worker_count(options);
   const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
-  const bool flat = is_flat(problem, options.policy, shape, cost_model(config), workers);
   DeviceCall call{.problem = problem,
                   .shape = shape,
                   .policy = options.policy,
@@ -261,8 +265,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
-                  .flat = flat,
-                  .short_line = flat && problem.batch <= kWarpBuildSequences,
+                  .flat = is_flat(problem, options.policy, shape, cost_model(config), workers),
                   .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = copies_runs(problem, device),
                   .score_rules = has_score_rules(problem, options.policy),
@@ -271,14 +274,16 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch};
-  const KernelEntry& step = *kernel_for(problem, options.policy, call.bulk_copies ? Scope::kDecodeStep : Scope::kStridedStep);
+  const KernelEntry& step = *kernel_for(problem, options.policy, step_scope(call));
   const bool takes_step = device.copies_in_bulk() && is_decode_step(problem, options, step.config, call) &&
-                          ring_size(step, device, problem, flat).stages >= kMinStages;
+                          ring_size(step, device, problem, true).stages >= kMinStages;
   const KernelEntry& entry = takes_step ? step : any;
-  const RingSize ring = ring_size(entry, device, problem, flat);
+  call.flat = call.flat && (takes_step || options.policy.kind == Policy::Kind::kLean);
+  call.short_line = call.flat && problem.batch <= kWarpBuildSequences;
+  const RingSize ring = ring_size(entry, device, problem, call.flat);
   call.ring_stages = ring.stages;
   call.stage_bytes = ring.stage_bytes;
-  const std::int64_t shared_bytes = entry.fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
+  const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   if (!options.check_workspace) return launch_passes(entry, call, workers, shared_bytes, stream);
   const fixup::Counter ticket = next_ticket();

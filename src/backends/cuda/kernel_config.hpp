@@ -27,9 +27,10 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 enum class Scope : std::int32_t {
   kDecodeStep,   // flat line, d the variant's own, tiles or pages by the copy engine, last arriver; lse, sinks, windows, causal n_q
   kStridedStep,  // likewise, where rows or pages are too short for the copy engine, and threads copy them
+  kChunkStep,    // kDecodeStep under fixed_chunk, without windows; for 16 rows
   kAnyCall
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kAnyCall};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kChunkStep, Scope::kAnyCall};
 
 struct KernelConfig {
   DType dtype = DType::kFloat16;    // of K and V, and of queries; kFloat8E4M3 stands for E5M2 too, beside queries of fp16 and bf16
@@ -40,6 +41,8 @@ struct KernelConfig {
   Scope scope = Scope::kAnyCall;
 
   [[nodiscard]] constexpr bool step() const noexcept { return scope != Scope::kAnyCall; }
+  /// The copy engine brings K and V, whatever the call.
+  [[nodiscard]] constexpr bool bulk_step() const noexcept { return scope == Scope::kDecodeStep || scope == Scope::kChunkStep; }
   [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
   [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
@@ -64,7 +67,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
   /// Producers feed the ring: with the copy engine a warp does, or one thread. A CTA gets its registers for four warps at a time.
   [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept {
-    return scope == Scope::kDecodeStep ? 1 : (scope == Scope::kStridedStep ? 4 : 2);
+    return bulk_step() ? 1 : (scope == Scope::kStridedStep ? 4 : 2);
   }
   [[nodiscard]] constexpr std::int32_t producer_threads() const noexcept { return producer_warps() * kWarpThreads; }
   /// Whether one more warp finds out who shares the outputs; else a producer does, once a segment's first tiles are under way.
@@ -120,7 +123,11 @@ inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
   return config;
 }
 
-/// Above 128 dims the accumulators of 128 rows do not fit the registers.
-[[nodiscard]] constexpr std::int32_t max_row_block(std::int32_t head_dim) noexcept { return head_dim > 128 ? 64 : 128; }
+/// Above 128 dims the accumulators of 128 rows do not fit the registers; and one query token, which chooses the variant with fixed_chunk,
+/// seldom has more than 16.
+[[nodiscard]] constexpr std::int32_t max_row_block(std::int32_t head_dim, Scope scope) noexcept {
+  if (scope == Scope::kChunkStep) return kMmaRows;
+  return head_dim > 128 ? 64 : 128;
+}
 
 }  // namespace lean::cuda

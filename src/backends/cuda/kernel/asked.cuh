@@ -21,10 +21,12 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool flat() const { return !kAnyCall || call.flat; }
   [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.pass == Pass::kMergeOnly; }
   [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup == Fixup::kLastArriver; }
-  [[nodiscard]] __device__ __forceinline__ bool chunks() const { return kAnyCall && call.chunk_tiles > 0; }
-  [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const {
-    return kAnyCall ? call.bulk_copies : kConfig.scope == Scope::kDecodeStep;
+  [[nodiscard]] __device__ __forceinline__ bool chunks() const {
+    return kAnyCall ? call.chunk_tiles > 0 : kConfig.scope == Scope::kChunkStep;
   }
+  /// A window may begin inside a tile.
+  [[nodiscard]] __device__ __forceinline__ bool windowed_chunks() const { return kAnyCall && chunks(); }
+  [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const { return kAnyCall ? call.bulk_copies : kConfig.bulk_step(); }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return is_paged(call.problem.pages); }
   [[nodiscard]] __device__ __forceinline__ bool append() const { return kAnyCall && appends(call.problem); }
   [[nodiscard]] __device__ __forceinline__ bool turned_queries() const { return kAnyCall && call.problem.append.rotary_dim > 0; }

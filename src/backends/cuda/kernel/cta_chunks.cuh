@@ -1,6 +1,7 @@
-// The end of a chunk under fixed_chunk (docs/fixup.md): its result becomes a node of the worker's stack, which lies in the slot of the
-// segment, and is merged with its siblings there. At a segment's end the nodes of all contributors go through one stack more, in
-// shared memory, into the output. By all consumer threads together.
+// The end of a chunk under fixed_chunk (docs/fixup.md): what the warps staged of it becomes a node of the worker's stack, which lies in the
+// slot of the segment, and is merged with its siblings there, a warp a row; where no other worker has a part of the output, the last node
+// takes in all that are left and goes to the output. Else, at the segment's end, whoever arrives last takes the nodes of all contributors
+// through one stack more, in shared memory. By all consumer threads together.
 #pragma once
 
 #include <cstdint>
@@ -11,213 +12,268 @@
 
 namespace lean::cuda {
 
-/// Four elements of a row of a tree node, and the row's state.
-struct NodeQuad {
-  Quad o;
-  softmax::State state;
+/// Merges a node's left sibling into it.
+__device__ __forceinline__ void take_left(RowSlice& node, const RowSlice& left) {
+  const softmax::MergeStep step = softmax::merge_step(left.state, node.state);
+  node.o.x = softmax::merge_element(step, left.o.x, node.o.x);
+  node.o.y = softmax::merge_element(step, left.o.y, node.o.y);
+  node.state = step.merged;
+}
 
-  /// Merges the node's left sibling into it.
-  __device__ __forceinline__ void take_left(const NodeQuad& left) {
-    const softmax::MergeStep step = softmax::merge_step(left.state, state);
-#pragma unroll
-    for (int i = 0; i < kQuadDims; ++i) o.x[i] = softmax::merge_element(step, left.o.x[i], o.x[i]);
-    state = step.merged;
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ RowSlice load_node(const fixup::Partial& node, std::int32_t row, std::int32_t slice) {
+  return {.o = __ldcg(reinterpret_cast<const float2*>(node.o + row * kConfig.head_dim + dim_of_lane(slice))),
+          .state = {.m = __ldcg(node.m + row), .l = __ldcg(node.l + row)}};
+}
+
+/// The chunk's own result, as the warps staged it, or in the slot.
+template <KernelConfig kConfig>
+struct StagedNode {
+  [[nodiscard]] __device__ __forceinline__ RowSlice operator()(std::int32_t, std::int32_t staged, std::int32_t slice) const {
+    return gather_slice<kConfig.token_warps(), kConfig>(WarpParts<kConfig>{cta_memory<kConfig>()}, staged, slice);
+  }
+};
+template <KernelConfig kConfig>
+struct StoredNode {
+  fixup::Partial node;
+
+  [[nodiscard]] __device__ __forceinline__ RowSlice operator()(std::int32_t row, std::int32_t, std::int32_t slice) const {
+    return load_node<kConfig>(node, row, slice);
   }
 };
 
-/// A lane's own stack of nodes.
-class LaneStack {
+/// Pushes the chunk's node. All slices of a row by one warp, always the same for a row: what it stores, it alone reads until the segment
+/// ends.
+template <KernelConfig kConfig, typename TNode, typename TRows>
+__device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TNode& own, const TRows& rows) {
+  constexpr int kSlices = kRowSlices<kConfig>;
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const ChunkPlace& chunk = record.chunk;
+  const fixup::Slots& slots = shared.call.slots;
+  const std::int64_t slot = record.slots.slot(record.contributor);
+  const fixup::Partial to = slots.partial(slot, chunk.place - chunk.merges);
+  if (ptx::thread_index() == 0 && !chunk.ends_output) {
+    fixup::NodeList& list = slots.node_list(slot);
+    list.nodes[chunk.place - chunk.merges] = chunk.node;
+    list.count = chunk.place - chunk.merges + 1;
+  }
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount; i += kConfig.consumer_warps) {
+    const std::int32_t row = rows.row(i);
+    if (row >= record.rows) return;
+    RowSlice left[kSlices];  // asked for before the chunk's own result is gathered
+    if (chunk.merges > 0) {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) left[slice] = load_node<kConfig>(slots.partial(slot, chunk.place - 1), row, slice);
+    }
+    RowSlice node[kSlices];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) node[slice] = own(row, i, slice);
+#pragma unroll 1
+    for (std::int32_t below = 1; below <= chunk.merges; ++below) {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        take_left(node[slice], left[slice]);
+        if (below < chunk.merges) left[slice] = load_node<kConfig>(slots.partial(slot, chunk.place - below - 1), row, slice);
+      }
+    }
+    __syncwarp();  // all lanes have read the states below
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if (chunk.ends_output) {
+        output_slice<kConfig>(shared, record, row, slice, node[slice]);
+      } else {
+        store_slice<kConfig>(to, row, slice, node[slice]);
+      }
+    }
+  }
+}
+
+/// Of a row block, those that exist or not.
+template <KernelConfig kConfig>
+struct BlockRows {
+  static constexpr std::int32_t kCount = kConfig.q_rows;
+
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t row(std::int32_t i) { return i; }
+};
+
+/// A warp's stack of slices of nodes: the newest in registers, so that a merge waits for no memory.
+class SliceStack {
  public:
-  static constexpr std::int32_t kNodeFloats = kQuadDims + 2;
+  /// Of nodes of `depth` levels.
+  [[nodiscard]] __device__ static std::int32_t floats(std::int32_t depth) { return depth * kWarpThreads * 4; }
 
-  /// Floats of a warp's stacks.
-  [[nodiscard]] __device__ static std::int32_t warp_floats(std::int32_t depth) { return depth * kNodeFloats * kWarpThreads; }
+  __device__ explicit SliceStack(float* memory) : below_(reinterpret_cast<float4*>(memory) + lane()) {}
 
-  __device__ LaneStack(float* warp_memory, std::int32_t depth, std::int32_t lane)
-      : o_(reinterpret_cast<float4*>(warp_memory) + lane),
-        states_(reinterpret_cast<softmax::State*>(warp_memory + depth * kQuadDims * kWarpThreads) + lane) {}
-
-  __device__ __forceinline__ void push(const NodeQuad& node) {
-    o_[count_ * kWarpThreads] = {node.o.x[0], node.o.x[1], node.o.x[2], node.o.x[3]};
-    states_[count_ * kWarpThreads] = node.state;
+  __device__ __forceinline__ void push(const RowSlice& slice) {
+    if (count_ > 0) {
+      *below_ = {top_.o.x, top_.o.y, top_.state.m, top_.state.l};
+      below_ += kWarpThreads;
+    }
+    top_ = slice;
     ++count_;
   }
-  [[nodiscard]] __device__ __forceinline__ NodeQuad pop() {
-    --count_;
-    const float4 o = o_[count_ * kWarpThreads];
-    return {.o = {{o.x, o.y, o.z, o.w}}, .state = states_[count_ * kWarpThreads]};
+  [[nodiscard]] __device__ __forceinline__ RowSlice pop() {
+    const RowSlice popped = top_;
+    if (--count_ > 0) {
+      below_ -= kWarpThreads;
+      top_ = {.o = {below_->x, below_->y}, .state = {.m = below_->z, .l = below_->w}};
+    }
+    return popped;
   }
   [[nodiscard]] __device__ __forceinline__ bool empty() const { return count_ == 0; }
 
  private:
-  float4* o_;
-  softmax::State* states_;
+  float4* below_;
+  RowSlice top_;
   std::int32_t count_ = 0;
 };
 
+/// The nodes of all contributors of an output, in order: a lane looks up a node, and all lanes merge it.
 template <KernelConfig kConfig>
-class ChunkMerge {
+class NodeMerge {
  public:
-  __device__ ChunkMerge(CtaMemory<kConfig>& memory, const SegmentRecord& record)
-      : call_(memory.shared.call),
-        record_(record),
-        stacks_(memory.exchange),
-        thread_(static_cast<std::int32_t>(threadIdx.x)),
-        warp_(thread_ / kWarpThreads),
-        lane_(thread_ % kWarpThreads) {}
+  __device__ explicit NodeMerge(std::int32_t record_place)
+      : memory_(cta_memory<kConfig>()), record_(memory_.shared.records[record_place]), slots_(memory_.shared.call.slots) {}
 
-  /// Once the chunk's own result is stored.
-  __device__ __forceinline__ void run() {
-    if (call_.pass == Pass::kWhole) {
-      consumer_sync<kConfig>();  // the chunk's own result is there
-      push_chunk();
-      if (!record_.chunk.ends_segment) return;
-      consumer_sync<kConfig>();
-      if (!record_.sole() && !merges_output()) return;
+  /// Into the output: as many warps as have room for their stacks, a slice of a row each.
+  __device__ __forceinline__ void run() const {
+    constexpr std::int32_t kSlices = kRowSlices<kConfig>;
+    const std::int32_t stack_floats = SliceStack::floats((slots_.layout.nodes_per_slot + 1) / 2);  // fixup::max_chunk_nodes(): levels + 1
+    const std::int32_t warps = min(kConfig.consumer_warps, quotient(kConfig.exchange_floats(), stack_floats));
+    const auto warp = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
+    if (warp >= warps) return;
+#pragma unroll 1
+    for (std::int32_t i = warp; i < record_.rows * kSlices; i += warps) {
+      const std::int32_t row = i / kSlices;
+      const std::int32_t slice = i % kSlices;
+      SliceStack stack(memory_.exchange + warp * stack_floats);
+#pragma unroll 1
+      for (std::int32_t first = 0; first < record_.contributors; first += kWarpThreads) take_in(stack, first, row, slice);
+      RowSlice whole = stack.pop();
+      while (!stack.empty()) take_left(whole, stack.pop());
+      output_slice<kConfig>(memory_.shared, record_, row, slice, whole);
     }
-    merge_output();
-    consumer_sync<kConfig>();  // the stacks' room is free again
   }
 
  private:
-  /// Nodes asked for at once. More would be faster here, but what this function takes of registers, the loop over tiles spills: 40 bytes
-  /// more with 3.
-  static constexpr std::int32_t kAhead = 1;
+  /// Nodes whose elements are asked for at once. More would be faster for any call, but what a function takes of registers, the loop over
+  /// tiles spills there.
+  static constexpr std::int32_t kAhead = kConfig.step() ? 16 : 1;
 
-  [[nodiscard]] __device__ __forceinline__ static NodeQuad load(const fixup::Partial& node, std::int32_t row, std::int32_t quad) {
-    const float4 o = __ldcg(reinterpret_cast<const float4*>(node.o_row(row)) + quad);
-    return {.o = {{o.x, o.y, o.z, o.w}}, .state = {.m = __ldcg(node.m + row), .l = __ldcg(node.l + row)}};
+  /// What a lane knows of one node.
+  struct Node {
+    const float* row = nullptr;
+    softmax::State state;
+    std::int32_t merges = 0;
+  };
+
+  [[nodiscard]] __device__ __forceinline__ Node find(std::int64_t slot, std::int32_t place, std::int32_t row) const {
+    const fixup::ChunkNode& name = slots_.node_list(slot).nodes[place];
+    const std::int64_t index = __ldcg(reinterpret_cast<const long long*>(&name.index));
+    const fixup::ChunkNode node{.level = __ldcg(&name.level), .index = index};
+    const fixup::Partial at = slots_.partial(slot, place);
+    return {.row = at.o + row * kConfig.head_dim,
+            .state = {.m = __ldcg(at.m + row), .l = __ldcg(at.l + row)},
+            .merges = fixup::push_after(record_.chunk.output_first, true, node).merges};
   }
 
-  /// The chunk's node onto the stack in the segment's slot, a warp a row.
-  __device__ __forceinline__ void push_chunk() {
-    const ChunkPlace& chunk = record_.chunk;
-    const fixup::Slots& slots = call_.slots;
-    const std::int64_t slot = record_.slots.slot(record_.contributor);
-    const std::int32_t place = chunk.place - chunk.merges;
-    if (thread_ == 0) {
-      fixup::NodeList& list = slots.node_list(slot);
-      list.nodes[place] = chunk.node;
-      list.count = place + 1;
-    }
-    if (chunk.merges == 0) return;
-    const fixup::Partial to = slots.partial(slot, place);
+  /// Of contributors [first, first + 32).
+  __device__ __forceinline__ void take_in(SliceStack& stack, std::int32_t first, std::int32_t row, std::int32_t slice) const {
+    const std::int32_t contributor = first + lane();
+    const std::int32_t own =
+        contributor < record_.contributors ? __ldcg(&slots_.node_list(record_.slots.slot(contributor)).count) : 0;
+    const std::int32_t end = warp_before(own) + own;
+    const std::int32_t nodes = __shfl_sync(ptx::kAllLanes, end, kWarpThreads - 1);
 #pragma unroll 1
-    for (std::int32_t row = warp_; row < record_.rows; row += kConfig.consumer_warps) {
-      NodeQuad whole;
-#pragma unroll 1
-      for (std::int32_t quad = lane_; quad < kRowQuads<kConfig>; quad += kWarpThreads) {
-        whole = load(slots.partial(slot, chunk.place), row, quad);
-#pragma unroll 1
-        for (std::int32_t below = 1; below <= chunk.merges; ++below) {
-          whole.take_left(load(slots.partial(slot, chunk.place - below), row, quad));
-        }
-        reinterpret_cast<float4*>(to.o_row(row))[quad] = {whole.o.x[0], whole.o.x[1], whole.o.x[2], whole.o.x[3]};
+    for (std::int32_t base = 0; base < nodes; base += kWarpThreads) {
+      const std::int32_t wanted = base + lane();
+      std::int32_t owner = 0;  // contributors whose nodes all lie before it
+#pragma unroll
+      for (std::int32_t step = kWarpThreads / 2; step > 0; step /= 2) {
+        if (__shfl_sync(ptx::kAllLanes, end, owner + step - 1) <= wanted) owner += step;
       }
-      __syncwarp();  // all lanes have read the states below
-      if (lane_ != 0) continue;
-      to.m[row] = whole.state.m;
-      to.l[row] = whole.state.l;
+      const std::int32_t before = __shfl_sync(ptx::kAllLanes, end - own, owner);
+      Node node;
+      if (wanted < nodes) node = find(record_.slots.slot(first + owner), wanted - before, row);
+      take_in(stack, node, min(kWarpThreads, nodes - base), slice);
     }
   }
 
-  /// Whether this worker is the one to merge the shared output: one level, its shape is the chunks' alone.
-  [[nodiscard]] __device__ __forceinline__ bool merges_output() {
-    if (call_.fixup == Fixup::kTwoKernels) return false;
-    if (call_.fixup == Fixup::kHostBlock) return await_peers<kConfig>(call_.slots, record_);
-    return arrive<kConfig>(call_.slots.counter(record_.slots.slot(0)), record_.contributors);
-  }
-
-  /// As many warps as have room for their stacks, a row each.
-  __device__ __forceinline__ void merge_output() {
-    const std::int32_t depth = (call_.slots.layout.nodes_per_slot + 1) / 2;  // fixup::max_chunk_nodes(): levels + 1
-    const std::int32_t warp_floats = LaneStack::warp_floats(depth);
-    const std::int32_t warps = min(kConfig.consumer_warps, quotient(kConfig.exchange_floats(), warp_floats));
-    if (warp_ >= warps) return;
+  /// `count` nodes, of which each lane knows one.
+  __device__ __forceinline__ void take_in(SliceStack& stack, const Node& known, std::int32_t count, std::int32_t slice) const {
 #pragma unroll 1
-    for (std::int32_t row = warp_; row < record_.rows; row += warps) {
-#pragma unroll 1
-      for (std::int32_t first = 0; first < kRowQuads<kConfig>; first += kWarpThreads) {
-        LaneStack stack(stacks_ + warp_ * warp_floats, depth, lane_);
-        merge_quads(stack, row, first + lane_);
-      }
-    }
-  }
-
-  /// A quad a lane, of all contributors' nodes in order.
-  __device__ __forceinline__ void merge_quads(LaneStack& stack, std::int32_t row, std::int32_t quad) {
-#pragma unroll 1
-    for (std::int32_t first = 0; first < record_.contributors; first += kWarpThreads) take_in(stack, first, row, quad);
-    NodeQuad whole = stack.pop();
-    while (!stack.empty()) whole.take_left(stack.pop());
-    if (quad < kRowQuads<kConfig>) {
-      const RowEnd end = end_row<kConfig>(call_, record_, row, whole.state, quad == 0);
-      const std::int32_t dim = twisted_quad(row, quad) * kQuadDims;
-      store_pair<kConfig>(call_, end, dim, {whole.o.x[0], whole.o.x[1]});
-      store_pair<kConfig>(call_, end, dim + kPairDims, {whole.o.x[2], whole.o.x[3]});
-    }
-  }
-
-  /// The nodes of contributors [first, first + 32), some ahead of the merges.
-  __device__ __forceinline__ void take_in(LaneStack& stack, std::int32_t first, std::int32_t row, std::int32_t quad) {
-    const fixup::Slots& slots = call_.slots;
-    const schedule::SlotMap& slot_map = record_.slots;
-    const std::int32_t contributor = first + lane_;
-    const std::int32_t own = contributor < record_.contributors ? __ldcg(&slots.node_list(slot_map.slot(contributor)).count) : 0;
-    const std::int32_t begin = warp_before(own);
-    const std::int32_t nodes = __shfl_sync(ptx::kAllLanes, begin + own, kWarpThreads - 1);
-    const bool mine = quad < kRowQuads<kConfig>;
-#pragma unroll 1
-    for (std::int32_t base = 0; base < nodes; base += kAhead) {
-      NodeQuad ahead[kAhead];
-      std::int32_t merges[kAhead];
+    for (std::int32_t base = 0; base < count; base += kAhead) {
+      float2 ahead[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= nodes) break;
-        const std::int32_t owner = __popc(__ballot_sync(ptx::kAllLanes, begin + own <= base + i));
-        const std::int32_t node = base + i - __shfl_sync(ptx::kAllLanes, begin, owner);
-        const std::int64_t slot = slot_map.slot(first + owner);
-        const fixup::ChunkNode& name = slots.node_list(slot).nodes[node];
-        const std::int64_t index = __ldcg(reinterpret_cast<const long long*>(&name.index));
-        merges[i] = fixup::push_after(record_.chunk.output_first, true, {.level = __ldcg(&name.level), .index = index}).merges;
-        if (mine) ahead[i] = load(slots.partial(slot, node), row, quad);
+        const auto from = reinterpret_cast<const float*>(
+            __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(known.row), base + i));
+        if (base + i < count) ahead[i] = __ldcg(reinterpret_cast<const float2*>(from + dim_of_lane(slice)));
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= nodes) break;
+        if (base + i >= count) break;
+        RowSlice node{.o = ahead[i],
+                      .state = {.m = __shfl_sync(ptx::kAllLanes, known.state.m, base + i),
+                                .l = __shfl_sync(ptx::kAllLanes, known.state.l, base + i)}};
+        const std::int32_t merges = __shfl_sync(ptx::kAllLanes, known.merges, base + i);
 #pragma unroll 1
-        for (std::int32_t m = 0; m < merges[i]; ++m) ahead[i].take_left(stack.pop());
-        stack.push(ahead[i]);
+        for (std::int32_t m = 0; m < merges; ++m) take_left(node, stack.pop());
+        stack.push(node);
       }
     }
   }
 
-  const DeviceCall& call_;
+  CtaMemory<kConfig>& memory_;
   const SegmentRecord& record_;
-  float* stacks_;
-  std::int32_t thread_;
-  std::int32_t warp_;
-  std::int32_t lane_;
+  const fixup::Slots& slots_;
 };
+
+/// Whether this worker is the one to merge the shared output: one level, its shape is the chunks' alone.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool merges_nodes(const DeviceCall& call, const SegmentRecord& record) {
+  if (Asked<kConfig>(call).merge_only()) return true;
+  if (!Asked<kConfig>(call).last_arriver()) {
+    return call.fixup == Fixup::kHostBlock && await_peers<kConfig>(call.slots, record);
+  }
+  return arrive<kConfig>(call.slots.counter(record.slots.slot(0)), record.contributors);
+}
+
+/// Called by all consumer threads at the end of a segment of chunks whose output is shared. Not inlined, so that the loop over tiles keeps
+/// its registers.
+template <KernelConfig kConfig>
+__device__ __noinline__ void merge_shared_nodes(std::int32_t record_place) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  if (!merges_nodes<kConfig>(shared.call, shared.records[record_place])) return;
+  NodeMerge<kConfig>(record_place).run();
+  consumer_sync<kConfig>();  // the stacks' room is free again
+}
 
 template <KernelConfig kConfig>
 __device__ __noinline__ void hand_over_any(std::int32_t record_place) {
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  if (Asked<kConfig>(memory.shared.call).chunks()) {
-    ChunkMerge<kConfig>(memory, memory.shared.records[record_place]).run();
-  } else {
-    merge_shared<kConfig>(record_place);
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const Asked<kConfig> asked(shared.call);
+  if (!asked.chunks()) return merge_shared<kConfig>(record_place);
+  const SegmentRecord& record = shared.records[record_place];
+  if (!asked.merge_only()) {
+    consumer_sync<kConfig>();  // the chunk's own result is there
+    const StoredNode<kConfig> own{shared.call.slots.partial(record.slots.slot(record.contributor), record.chunk.place)};
+    push_chunk<kConfig>(record, own, BlockRows<kConfig>());
   }
+  if (record.chunk.ends_shared) merge_shared_nodes<kConfig>(record_place);
 }
 
-/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each
-/// shared output.
+/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each shared
+/// output.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void hand_over(std::int32_t record_place) {
-  if constexpr (kConfig.step()) {
-    merge_shared<kConfig>(record_place);
-  } else {
+  if constexpr (!kConfig.step()) {
     hand_over_any<kConfig>(record_place);
+  } else if constexpr (kConfig.scope == Scope::kChunkStep) {
+    merge_shared_nodes<kConfig>(record_place);
+  } else {
+    merge_shared<kConfig>(record_place);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/cta_chunks.cuh"
 #include "backends/cuda/kernel/cta_parts.cuh"
 #include "backends/cuda/kernel/lean_tile.cuh"
 
@@ -15,6 +16,7 @@ __device__ __forceinline__ void merge_staged(std::int32_t record_place, const St
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const SegmentRecord& record = memory.shared.records[record_place];
+  if constexpr (kConfig.scope == Scope::kChunkStep) return push_chunk<kConfig>(record, StagedNode<kConfig>(), rows);
 #pragma unroll 1
   for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount * kSlices;
        i += kConfig.consumer_warps) {

@@ -91,20 +91,28 @@ struct MergedSlice {
   float* slot = nullptr;  // null: to the output
 };
 
+/// A slice of a row: a lane's two elements, and the row's state, which all lanes know.
+struct RowSlice {
+  float2 o = {0.0F, 0.0F};
+  softmax::State state;
+};
+
+/// A lane's first dim of a slice, as rows are kept: twisted.
+[[nodiscard]] __device__ __forceinline__ std::int32_t dim_of_lane(std::int32_t slice) {
+  return slice * kSliceDims + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kPairDims;
+}
+
 /// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp; kAhead: parts asked for
 /// at once.
 template <int kAhead, KernelConfig kConfig, typename TParts>
-__device__ __forceinline__ void merge_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
-                                            const MergedSlice& to) {
+[[nodiscard]] __device__ __forceinline__ RowSlice gather_slice(const TParts& parts, std::int32_t row, std::int32_t slice) {
   static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
   const auto lane = static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
-  const std::int32_t dim = to.slice * kSliceDims + lane * kPairDims;  // as it is kept, twisted
   softmax::State own;
-  if (lane < parts.count()) own = parts.state(lane, to.row_of_parts);
-  float2 total = {0.0F, 0.0F};
+  if (lane < parts.count()) own = parts.state(lane, row);
+  RowSlice whole;
   float weight = 0.0F;
-  softmax::State whole;
-  const float* at = parts.elements(to.row_of_parts, dim);
+  const float* at = parts.elements(row, dim_of_lane(slice));
 #pragma unroll 1
   for (std::int32_t first = 0; first < parts.count(); first += kAhead) {
     float2 ahead[kAhead];
@@ -114,26 +122,47 @@ __device__ __forceinline__ void merge_slice(const CtaShared<kConfig>& shared, co
       at = parts.next(at, first + i);
     }
     if (first == 0) {
-      whole.m = ptx::warp_max(own.m);
-      weight = softmax::rescale_factor(own.m, whole.m);
-      whole.l = ptx::warp_sum(own.l * weight);
+      whole.state.m = ptx::warp_max(own.m);
+      weight = softmax::rescale_factor(own.m, whole.state.m);
+      whole.state.l = ptx::warp_sum(own.l * weight);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
-      total.x = fmaf(ahead[i].x, factor, total.x);
-      total.y = fmaf(ahead[i].y, factor, total.y);
+      whole.o.x = fmaf(ahead[i].x, factor, whole.o.x);
+      whole.o.y = fmaf(ahead[i].y, factor, whole.o.y);
     }
   }
+  return whole;
+}
+
+/// Into a slot; the first slice brings the row's state along.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice, const RowSlice& whole) {
+  const std::int32_t dim = dim_of_lane(slice);
+  *reinterpret_cast<float2*>(to.o + row * kConfig.head_dim + dim) = whole.o;
+  if (dim != 0) return;
+  to.m[row] = whole.state.m;
+  to.l[row] = whole.state.l;
+}
+
+/// Into the output.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, std::int32_t row,
+                                             std::int32_t slice, const RowSlice& whole) {
+  const std::int32_t dim = dim_of_lane(slice);
+  const RowEnd end = end_row<kConfig>(shared.call, record, row, whole.state, dim == 0);
+  store_pair<kConfig>(shared.call, end, twisted_quad(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
+}
+
+template <int kAhead, KernelConfig kConfig, typename TParts>
+__device__ __forceinline__ void merge_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
+                                            const MergedSlice& to) {
+  const RowSlice whole = gather_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
   if (to.slot != nullptr) {
-    *reinterpret_cast<float2*>(to.slot + to.row * kConfig.head_dim + dim) = total;
-    if (dim != 0) return;
-    const fixup::Partial partial = shared.call.slots.layout.partial.at(to.slot);
-    partial.m[to.row] = whole.m;
-    partial.l[to.row] = whole.l;
+    store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
   } else {
-    const RowEnd end = end_row<kConfig>(shared.call, record, to.row, whole, dim == 0);
-    store_pair<kConfig>(shared.call, end, twisted_quad(to.row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, total);
+    output_slice<kConfig>(shared, record, to.row, to.slice, whole);
   }
 }
 

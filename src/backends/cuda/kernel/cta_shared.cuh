@@ -15,6 +15,8 @@ namespace lean::cuda {
 inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
 inline constexpr std::int32_t kQueryBytes = 2;
 
+[[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
+
 /// Partials that one worker merges, of an output's contributors or of a group of them: what is known of them before they come.
 struct MergeRun {
   const float* first = nullptr;
@@ -35,7 +37,8 @@ struct ChunkPlace {
   std::int32_t place = 0;         // on the stack
   std::int32_t merges = 0;        // with this many nodes below it
   fixup::ChunkNode node;          // what is left of them
-  bool ends_segment = false;
+  bool ends_output = false;       // the last chunk of an output that nobody shares
+  bool ends_shared = false;       // the segment's last chunk, of an output that is shared
 };
 
 /// One segment, or with fixed_chunk one chunk of it, as the producer announces it to the other warps.

@@ -69,7 +69,7 @@ struct DeviceCall {
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
   std::int32_t chunk_tiles = 0;           // fixed_chunk: tiles of a chunk; else 0
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
-  bool flat = false;                      // the line is flat whatever the lengths, and fits schedule::narrow_units()
+  bool flat = false;                      // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
   bool short_line = false;                // flat, of kWarpBuildSequences at most
   bool cumulative = false;                // lengths are, of some kind
   bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
@@ -98,7 +98,7 @@ inline constexpr std::int32_t kBulkRingBytes = 96 * 1024;
 
 /// Of a ring.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
-  if (config.scope != Scope::kDecodeStep) return 16;
+  if (!config.bulk_step()) return 16;
   return kBulkRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }
 

@@ -1,6 +1,10 @@
 // Instantiates a family: every row block of one type and head dimension. Each family has a translation unit of its own.
 #pragma once
 
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
 #include "backends/cuda/kernel/decode_kernel.cuh"
 #include "backends/cuda/kernel_table.hpp"
 
@@ -8,7 +12,7 @@ namespace lean::cuda {
 
 template <KernelFamily kFamily, std::int32_t kRows, Scope kScope>
 [[nodiscard]] constexpr KernelEntry entry_of() noexcept {
-  if constexpr (kRows > max_row_block(kFamily.head_dim)) {
+  if constexpr (kRows > max_row_block(kFamily.head_dim, kScope)) {
     return {};
   } else {
     constexpr KernelConfig kConfig = config_of(kFamily, kRows, kScope);
@@ -18,13 +22,14 @@ template <KernelFamily kFamily, std::int32_t kRows, Scope kScope>
   }
 }
 
+/// Every row block in every scope.
+template <KernelFamily kFamily, std::size_t... kIndex>
+[[nodiscard]] constexpr KernelFamilyEntries entries_of(std::index_sequence<kIndex...>) noexcept {
+  return {entry_of<kFamily, kRowBlocks[kIndex / std::size(kScopes)], kScopes[kIndex % std::size(kScopes)]>()...};
+}
+
 template <KernelFamily kFamily>
-inline constexpr KernelFamilyEntries kEntriesOf = {
-    entry_of<kFamily, 16, Scope::kDecodeStep>(),   entry_of<kFamily, 16, Scope::kStridedStep>(),
-    entry_of<kFamily, 16, Scope::kAnyCall>(),      entry_of<kFamily, 32, Scope::kDecodeStep>(),
-    entry_of<kFamily, 32, Scope::kStridedStep>(),  entry_of<kFamily, 32, Scope::kAnyCall>(),
-    entry_of<kFamily, 64, Scope::kDecodeStep>(),   entry_of<kFamily, 64, Scope::kStridedStep>(),
-    entry_of<kFamily, 64, Scope::kAnyCall>(),      entry_of<kFamily, 128, Scope::kDecodeStep>(),
-    entry_of<kFamily, 128, Scope::kStridedStep>(), entry_of<kFamily, 128, Scope::kAnyCall>()};
+inline constexpr KernelFamilyEntries kEntriesOf =
+    entries_of<kFamily>(std::make_index_sequence<std::size(kRowBlocks) * std::size(kScopes)>());
 
 }  // namespace lean::cuda

@@ -77,10 +77,12 @@ template <KernelConfig kConfig, bool kCumulative>
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
 
-/// A flat line's policy is lean.
+/// A flat line's policy is lean, or fixed_chunk in the variant for it.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const FlatSums& sums) {
-  return schedule::make_plan(sums, Policy::lean(), cost_model(kConfig.tile()), kConfig.tile_tokens,
+[[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
+  const bool chunks = kConfig.scope == Scope::kChunkStep;
+  const Policy policy = chunks ? Policy::fixed_chunk(call.policy.chunk_tokens) : Policy::lean();
+  return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens,
                              static_cast<std::int32_t>(gridDim.x));
 }
 
@@ -117,7 +119,7 @@ template <KernelConfig kConfig, bool kCumulative>
     own = rules.sum_sequence(schedule::work_of(lengths));
   }
   const std::int32_t begin = warp_before(own.cost);
-  FlatLine line{.plan = flat_plan<kConfig>(sum_over_warp(own))};
+  FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   const std::int32_t place = share_place(line.plan);
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
@@ -147,7 +149,7 @@ __device__ __noinline__ void build_flat_line() {
   FlatSums sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
-  const FlatPlan plan = flat_plan<kConfig>(sum_over_warp(sums));
+  const FlatPlan plan = flat_plan<kConfig>(shared.call, sum_over_warp(sums));
   const std::int32_t place = share_place(plan);
   if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
   if (threadIdx.x == 0) {

@@ -36,8 +36,6 @@ struct LanePages {
   }
 };
 
-[[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
-
 /// Of [token, token + tokens). Asked for before the wait for a stage; the same for K and V.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LanePages<kConfig> ask_for_pages(const DeviceCall& call, const SegmentRecord& record,
@@ -104,20 +102,25 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   }
 }
 
-/// A run of rows, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row.
+/// A run of rows, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row. A row is copied by few lanes,
+/// each some pieces of it, since what costs is to tell them where it begins.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_whole_run(const std::byte* place, std::uint32_t stage) {
-  constexpr std::int32_t kRowPieces = kConfig.head_dim * bytes_of(kConfig.dtype) / kPieceBytes;
-  static_assert(kRowPieces <= kWarpThreads && kWarpThreads % kRowPieces == 0);
-  constexpr std::int32_t kRowsAtOnce = kWarpThreads / kRowPieces;
-  const std::int32_t own_row = lane() / kRowPieces;
-  const std::int32_t own_piece = lane() % kRowPieces * kPieceBytes;
-  stage += static_cast<std::uint32_t>(lane() * kPieceBytes);
+  constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
+  constexpr std::int32_t kLanes = least_of(8, kRowBytes / kPieceBytes);  // a row's; their pieces fill whole sectors of memory
+  constexpr std::int32_t kRowsAtOnce = kWarpThreads / kLanes;
+  static_assert(kRowBytes % (kLanes * kPieceBytes) == 0 && LanePages<kConfig>::kRunRows % kRowsAtOnce == 0);
+  const std::int32_t own_row = lane() / kLanes;
+  const std::int32_t own_piece = lane() % kLanes * kPieceBytes;
+  stage += static_cast<std::uint32_t>(own_row * kRowBytes + own_piece);
 #pragma unroll
   for (std::int32_t row = 0; row < LanePages<kConfig>::kRunRows; row += kRowsAtOnce) {
-    const auto from = reinterpret_cast<const std::byte*>(
-        __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), row + own_row));
-    ptx::async_copy_16(stage + static_cast<std::uint32_t>(row * kRowPieces * kPieceBytes), from + own_piece, true);
+    const std::byte* const from = own_piece + reinterpret_cast<const std::byte*>(__shfl_sync(
+                                                  ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), row + own_row));
+#pragma unroll
+    for (std::int32_t at = 0; at < kRowBytes; at += kLanes * kPieceBytes) {
+      ptx::async_copy_16(stage + static_cast<std::uint32_t>(row * kRowBytes + at), from + at, true);
+    }
   }
 }
 

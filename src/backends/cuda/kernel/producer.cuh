@@ -94,7 +94,7 @@ class Producer {
       if (record.last) return;
       copy_segment(record, turn.place, [&] {
         if constexpr (!kConfig.has_sharing_warp()) {
-          cursor.find_contributors();
+          if (!asked_.chunks() || part.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
           announce_sharing(cursor, part, turn);
         }
       });
@@ -161,7 +161,7 @@ class Producer {
     const std::int64_t first_token = lengths.kv_begin + std::int64_t{output.first_tile} * kConfig.tile_tokens;
     std::int64_t begin = first_token + std::int64_t{part.tile_begin} * kConfig.tile_tokens;
     // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
-    if (!asked_.chunks()) begin = max_of(begin, seen.begin);
+    if (!asked_.windowed_chunks()) begin = max_of(begin, seen.begin);
     const std::int64_t end = first_token + std::int64_t{part.tile_end} * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
@@ -188,7 +188,10 @@ class Producer {
     record.slot = nullptr;
     if (asked_.chunks()) {
       record.chunk = place_chunk(cursor.segment(), part);
-      record.slot = call_.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
+      // Any call's warps leave their results in the slot first: where they merge them, registers are short.
+      if (!kConfig.step() || record.chunk.ends_shared) {
+        record.slot = call_.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
+      }
     } else if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
       const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
@@ -205,11 +208,14 @@ class Producer {
     if (part.tile_begin == segment.tile_begin) nodes_ = 0;
     const fixup::ChunkPush push = fixup::push_after(chunk_of(first_tile + segment.tile_begin), segment.contributor == 0,
                                                     {.level = 0, .index = chunk_of(first_tile + part.tile_begin)});
+    const bool ends_segment = part.tile_end == segment.tile_end;
+    const bool ends_output = ends_segment && segment.sole();
     const ChunkPlace chunk{.output_first = chunk_of(first_tile),
                            .place = nodes_,
-                           .merges = push.merges,
+                           .merges = ends_output ? nodes_ : push.merges,  // the tree's ragged right edge too
                            .node = push.node,
-                           .ends_segment = part.tile_end == segment.tile_end};
+                           .ends_output = ends_output,
+                           .ends_shared = ends_segment && !segment.sole()};
     nodes_ += 1 - push.merges;
     return chunk;
   }
@@ -266,7 +272,7 @@ class Producer {
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
     std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
-    if (asked_.chunks() && token < record.first_seen) {  // what no row sees is left out
+    if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
       stage += unseen * stage_row_bytes();
       token += unseen;
