@@ -1,21 +1,25 @@
 #include "backends/cuda/kernel_table.hpp"
 
-#include <cstddef>
+#include <algorithm>
 #include <iterator>
 
 namespace lean::cuda {
 namespace {
 
-/// By type and width, narrowest first.
+/// Those of this build: src/backends/cuda/CMakeLists.txt names them, as in "F(f16_d64) F(f16_d128)".
+using Family = const KernelFamilyEntries& (*)() noexcept;
+#define F(name) kernels_##name,
+constexpr Family kFamilies[] = {LEAN_CUDA_FAMILIES};
+#undef F
+
+/// The family of the narrowest width that holds head_dim, or null where it is left out.
 const KernelFamilyEntries* family_of(DType kv_dtype, std::int32_t head_dim) noexcept {
-  using Family = const KernelFamilyEntries& (*)() noexcept;
-  static constexpr Family kF16[] = {kernels_f16_d64, kernels_f16_d128, kernels_f16_d256};
-  static constexpr Family kBF16[] = {kernels_bf16_d64, kernels_bf16_d128, kernels_bf16_d256};
-  static constexpr Family kFp8[] = {kernels_fp8_d64, kernels_fp8_d128, kernels_fp8_d256};
-  if (kv_dtype == DType::kFloat32) return nullptr;
-  const Family* families = kv_dtype == DType::kFloat16 ? kF16 : (kv_dtype == DType::kBFloat16 ? kBF16 : kFp8);
-  for (std::size_t width = 0; width < std::size(kHeadDims); ++width) {
-    if (head_dim <= kHeadDims[width]) return families[width] != nullptr ? &families[width]() : nullptr;
+  const auto width = std::find_if(std::begin(kHeadDims), std::end(kHeadDims), [&](std::int32_t dims) { return head_dim <= dims; });
+  if (width == std::end(kHeadDims)) return nullptr;
+  for (const Family family : kFamilies) {
+    const KernelConfig& config = family().front().config;
+    const bool holds_type = config.fp8() ? is_fp8(kv_dtype) : config.dtype == kv_dtype;
+    if (holds_type && config.head_dim == *width) return &family();
   }
   return nullptr;
 }

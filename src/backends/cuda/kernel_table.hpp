@@ -18,16 +18,16 @@ struct KernelEntry {
 
 using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks) * std::size(kScopes)>;
 
-/// One function a family, each defined in kernels/. Weak: null where the build leaves the family out (LEAN_CUDA_FAMILIES).
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
-[[nodiscard, gnu::weak]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
+/// One function a family, each defined in kernels/. The build may leave some out (LEAN_CUDA_FAMILIES).
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
+[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
 
 /// The narrowest variant of a scope for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or
 /// the largest there is). Null when there is none: another type, head_dim above 256, or a family that is left out.
