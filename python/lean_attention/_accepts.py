@@ -1,13 +1,13 @@
-"""accepts(): whether a call may be ours, for those who have another kernel to turn to."""
+"""accepts() and decode_if_accepted(): for those who have another kernel to turn to where a call is not ours."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from lean_attention._decode import supports
+from lean_attention._decode import decode, supports
 
 _ROW_ELEMENTS = 8  # 16 bytes of a 16-bit type: what the CUDA backend wants rows to begin at
 
@@ -33,6 +33,18 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
     if kind not in _answers:
         _answers[kind] = _supported(query, key, value, arguments)
     return _answers[kind]
+
+
+def decode_if_accepted(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any
+) -> Optional[torch.Tensor]:
+    """decode() of tensors laid out "bhsd", or None where it is refused, which the library says before it does anything."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return decode(query, key, value, **arguments) if accepts(query, key, value, **arguments) else None
+    try:  # asking first would cost half as much again
+        return decode(query, key, value, **arguments)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _supported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]) -> bool:

@@ -24,8 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_overlay
 
-from lean_attention._accepts import accepts
-from lean_attention._decode import decode
+from lean_attention._accepts import decode_if_accepted
 from lean_attention._hf_paged import paged_attention_forward, serve_name
 
 NAME = "lean_attention"
@@ -139,7 +138,16 @@ def _ranges(
         starts = torch.clamp(starts, min=end - window)
     starts = (starts - kv_offset).clamp(min=0)
     both = torch.stack([starts.to(torch.int32), ends.clamp(max=kv_length).to(torch.int32)])
-    return both.t()[:, None, None, :]
+    ranges = both.t()[:, None, None, :]
+    if not torch.compiler.is_compiling():
+        ranges._lean_parts = both.unbind()  # once for all layers
+    return ranges
+
+
+def _parts_of(ranges: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """First and end, [B] each."""
+    parts = None if torch.compiler.is_compiling() else getattr(ranges, "_lean_parts", None)
+    return ranges[:, 0, 0].unbind(-1) if parts is None else parts
 
 
 def _ranges_in(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -181,14 +189,15 @@ def attention_forward(
         arguments["sinks"] = s_aux.detach().float()
     ranges = _ranges_in(attention_mask)
     if ranges is not None:
-        arguments["leftpad"], arguments["seqlens"] = ranges[:, 0, 0].unbind(-1)
+        arguments["leftpad"], arguments["seqlens"] = _parts_of(ranges)
         if q_length > 1:
             arguments.update(causal=True, window=(-1, -1) if not sliding_window else (sliding_window - 1, -1))
     elif attention_mask is not None:  # a pattern that two numbers do not describe, or one a model made itself
         arguments["mask"] = attention_mask[..., : key.shape[2]]
     ours = (q_length == 1 or ranges is not None) and dropout == 0.0 and "position_bias" not in keywords
-    if ours and accepts(query, key, value, **arguments):
-        return decode(query, key, value, **arguments).transpose(1, 2), None
+    out = decode_if_accepted(query, key, value, **arguments) if ours else None
+    if out is not None:
+        return out.transpose(1, 2), None
     if ranges is not None:
         attention_mask = _boolean_mask(ranges, q_length, key.shape[2], sliding_window if q_length > 1 else None)
     if softcap is None and s_aux is None:
