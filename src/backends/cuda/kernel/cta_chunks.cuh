@@ -157,9 +157,9 @@ class NodeMerge {
   }
 
  private:
-  /// Nodes whose elements are asked for at once. More would be faster for any call, but what a function takes of registers, the loop over
-  /// tiles spills there.
-  static constexpr std::int32_t kAhead = kConfig.step() ? 16 : 1;
+  /// Nodes whose elements are asked for at once. More would be faster, but what a function takes of registers, the loop over tiles spills
+  /// where it is short of them.
+  static constexpr std::int32_t kAhead = kConfig.step() ? (kConfig.fp8() ? 4 : 16) : 1;
 
   /// What a lane knows of one node.
   struct Node {

@@ -16,7 +16,6 @@ __device__ __forceinline__ void merge_staged(std::int32_t record_place, const St
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const SegmentRecord& record = memory.shared.records[record_place];
-  if constexpr (kConfig.scope == Scope::kChunkStep) return push_chunk<kConfig>(record, StagedNode<kConfig>(), rows);
 #pragma unroll 1
   for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount * kSlices;
        i += kConfig.consumer_warps) {
@@ -34,6 +33,12 @@ __device__ __noinline__ void merge_staged_turn(std::int32_t record_place, std::i
   merge_staged<kConfig>(record_place, {.turn = turn});
 }
 
+/// Likewise, of a chunk: onto the worker's stack.
+template <KernelConfig kConfig>
+__device__ __noinline__ void push_staged(std::int32_t record_place) {
+  push_chunk<kConfig>(cta_memory<kConfig>().shared.records[record_place], StagedNode<kConfig>(), StagedRows<kConfig>());
+}
+
 /// Called by all consumer threads with their warps' results of a segment. Rows that do not exist are left out.
 template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::int32_t record_place,
@@ -48,7 +53,9 @@ __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::i
     consumer_sync<kConfig>();  // what other warps use the area for is over
     tile.stage(memory, rows, count);
     consumer_sync<kConfig>();
-    if constexpr (Rows::kTurns == 1) {
+    if constexpr (kConfig.scope == Scope::kChunkStep) {
+      push_staged<kConfig>(record_place);
+    } else if constexpr (Rows::kTurns == 1) {
       merge_staged<kConfig>(record_place, rows);
     } else {
       merge_staged_turn<kConfig>(record_place, turn);

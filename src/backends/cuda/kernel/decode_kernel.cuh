@@ -122,8 +122,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);
   }
-  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, static_cast<std::int32_t>(blockIdx.x), line.start,
-                                                               line.lengths);
+  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, worker_of(line.plan), line.start, line.lengths);
   walk<kConfig>(call, memory, cursor);
 }
 

@@ -86,10 +86,13 @@ template <KernelConfig kConfig>
                              static_cast<std::int32_t>(gridDim.x));
 }
 
-/// Where this worker's share begins, if it has one.
-[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) {
-  return plan.shares.begin(min(static_cast<std::int32_t>(blockIdx.x), plan.workers));
+/// This worker, or the first that has no share.
+[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const FlatPlan& plan) {
+  return min(static_cast<std::int32_t>(blockIdx.x), plan.workers);
 }
+
+/// Where this worker's share begins, if it has one.
+[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) { return plan.shares.begin(worker_of(plan)); }
 
 /// What another lane read.
 template <bool kCumulative>

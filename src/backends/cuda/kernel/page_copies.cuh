@@ -13,10 +13,10 @@ namespace lean::cuda {
 
 /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
 struct HeadRows {
-  bool keys;
-  const std::byte* first;
-  std::int64_t token_bytes;
-  std::int64_t page_bytes;
+  bool keys = false;
+  const std::byte* first = nullptr;
+  std::int64_t token_bytes = 0;
+  std::int64_t page_bytes = 0;
 };
 
 /// The pages that a lane looks up of a tile. By the copy engine a lane has a page; by threads a warp has runs of rows, and a lane a row of

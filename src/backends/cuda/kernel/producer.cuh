@@ -155,48 +155,61 @@ class Producer {
   __device__ void announce(const TCursor& cursor, const Part& part, SegmentRecord& record) {
     const auto& output = cursor.segment().output;
     const Sequence lengths = lengths_at(call_, cursor);
-    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
-    const KeySpan seen = visible_span(lengths, packed_row(first_row, call_.shape.group).token,
-                                      packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
-    const std::int64_t first_token = lengths.kv_begin + std::int64_t{output.first_tile} * kConfig.tile_tokens;
-    std::int64_t begin = first_token + std::int64_t{part.tile_begin} * kConfig.tile_tokens;
+    const KeySpan seen = keys_of(output, lengths);
+    const std::int32_t first_token = lengths.kv_begin + output.first_tile * kConfig.tile_tokens;
+    std::int32_t begin = first_token + part.tile_begin * kConfig.tile_tokens;
     // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
-    if (!asked_.windowed_chunks()) begin = max_of(begin, seen.begin);
-    const std::int64_t end = first_token + std::int64_t{part.tile_end} * kConfig.tile_tokens;
+    if (!asked_.windowed_chunks()) begin = max(begin, seen.begin);
+    // What lies behind the last tile may not fit.
+    const std::int32_t end = part.tile_end == output.tiles ? seen.end : first_token + part.tile_end * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;
     record.rows = output.rows;
     record.lengths = lengths;
     record.first_seen = seen.begin;
-    record.token_begin = static_cast<std::int32_t>(min_of(begin, seen.end));
-    record.token_end = asked_.merge_only() ? record.token_begin : static_cast<std::int32_t>(min_of(end, seen.end));
+    record.token_begin = min(begin, seen.end);
+    record.token_end = asked_.merge_only() ? record.token_begin : min(end, seen.end);
   }
+
+  /// What any of an output's rows sees.
+  template <typename TOutput>
+  [[nodiscard]] __device__ __forceinline__ KeySpan keys_of(const TOutput& output, const Sequence& lengths) const {
+    if constexpr (kConfig.step()) return visible_span(lengths, 0, lengths.q_tokens - 1, call_.shape.reach);
+    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
+    return visible_span(lengths, packed_row(first_row, call_.shape.group).token,
+                        packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
+  }
+
+  /// The call as shared memory has it: what is read from there, the compiler does not compute ahead of time, which is before the first
+  /// copy, of which every instruction is waited for.
+  [[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later() const { return cta_memory<kConfig>().shared.call; }
 
   template <typename TCursor>
   __device__ __forceinline__ void announce_sharing(const TCursor& cursor, const Part& part, const Turn& turn) {
+    const DeviceCall& call = call_for_later();
     SegmentRecord& record = shared_.records[turn.place];
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;
     record.slots = cursor.segment().slots;
     const auto& output = cursor.segment().output;
-    const HeadPosition first_head{output.sequence, output.kv_head * call_.shape.group};
-    const OutputView& o = call_.problem.o;
+    const HeadPosition first_head{output.sequence, output.kv_head * call.shape.group};
+    const OutputView& o = call.problem.o;
     record.output = static_cast<std::uint16_t*>(o.data) +
-                    q_offset(o.strides, lengths_at(call_, cursor), first_head, call_.problem.cu_q_tokens != nullptr);
-    if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call_.problem, output.kv_head);
+                    q_offset(o.strides, lengths_at(call, cursor), first_head, call.problem.cu_q_tokens != nullptr);
+    if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call.problem, output.kv_head);
     record.slot = nullptr;
     if (asked_.chunks()) {
       record.chunk = place_chunk(cursor.segment(), part);
       // Any call's warps leave their results in the slot first: where they merge them, registers are short.
       if (!kConfig.step() || record.chunk.ends_shared) {
-        record.slot = call_.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
+        record.slot = call.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
       const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
-      record.slot = call_.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_group(call_.slots, record.slots, record.contributors, grouping, group);
+      record.slot = call.slots.partial(record.slots.slot(record.contributor)).o;
+      record.run = run_of_group(call.slots, record.slots, record.contributors, grouping, group);
     }
     ptx::barrier_arrive(&shared_.sharing_known[turn.place]);
   }
@@ -220,13 +233,15 @@ class Producer {
     return chunk;
   }
 
-  [[nodiscard]] __device__ HeadRows rows_of(const TensorView& tensor, const SegmentRecord& record) const {
+  [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
+    const TensorView& tensor = keys ? call.problem.k : call.problem.v;
     const Strides& strides = tensor.strides;
     const HeadPosition at{record.sequence, record.kv_head};
-    const std::int64_t offset = asked_.pages() ? page_offset(strides, 0, record.kv_head)
-                                               : kv_offset(strides, record.lengths, at, call_.problem.cu_kv_tokens != nullptr);
-    return {&tensor == &call_.problem.k, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset,
-            kElementBytes * strides.token, kElementBytes * strides.sequence};
+    const std::int64_t offset = is_paged(call.problem.pages)
+                                    ? page_offset(strides, 0, record.kv_head)
+                                    : kv_offset(strides, record.lengths, at, call.problem.cu_kv_tokens != nullptr);
+    return {keys, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset, kElementBytes * strides.token,
+            kElementBytes * strides.sequence};
   }
 
   /// A row each, to where the record's queries are staged.
@@ -234,13 +249,14 @@ class Producer {
     std::uint64_t* full = &shared_.queries_full[record_place];
     const std::int32_t rows = record.rows;
     ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * kQueryDimBytes));
-    const Strides& strides = call_.problem.q.strides;
-    const std::uint16_t* token = query_row(call_, record, {});  // of a flat line: one row block, which begins with token 0
+    const DeviceCall& call = call_for_later();
+    const Strides& strides = call.problem.q.strides;
+    const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
     std::byte* to = cta_memory<kConfig>().queries[record_place];
     const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
     for (; to < end; token += strides.token) {
       const std::uint16_t* from = token;
-      for (std::int32_t head = 0; head < call_.shape.group; ++head) {
+      for (std::int32_t head = 0; head < call.shape.group; ++head) {
         ptx::bulk_copy(to, from, kQueryDimBytes, full);
         to += kQueryRowBytes<kConfig>;
         from += strides.head;
@@ -252,8 +268,8 @@ class Producer {
   /// once, by thread 0, when the first tiles are under way.
   template <typename TThen>
   __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_place, const TThen& then) {
-    const HeadRows k = rows_of(call_.problem.k, record);
-    const HeadRows v = rows_of(call_.problem.v, record);
+    const HeadRows k = rows_of(call_, true, record);
+    HeadRows v;
     if (asked_.append()) first_new_ = first_new_token(call_.problem, record.lengths);
     std::int32_t token = record.token_begin;
     do {  // once where there are no tokens
@@ -262,6 +278,7 @@ class Producer {
       const bool any = token < record.token_end;
       if (any) copy_tile(k, record, token, tokens);
       if (kConfig.bulk_queries() && first && thread_ == 0) copy_queries(record, record_place);
+      if (first) v = rows_of(call_for_later(), false, record);
       if (any) copy_tile(v, record, token, tokens);
       if (first && thread_ == 0) then();
       token += tokens;
