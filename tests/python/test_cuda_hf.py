@@ -3,7 +3,7 @@
 import pytest
 from gpu import torch
 
-pytest.importorskip("transformers", minversion="4.56")
+transformers = pytest.importorskip("transformers", minversion="4.56")
 
 import test_hf  # noqa: E402
 from test_hf import MODELS, Calls, model_of, prompts  # noqa: E402
@@ -104,6 +104,30 @@ def decoded(model, inputs, in_a_graph):
         run()
         tokens.append(token.clone())
     return torch.cat(tokens, 1)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_continuous_batching(name):
+    """generate_batch(): every token is one that the fp32 model would choose too, but for what 16 bits may cost."""
+    if test_hf.lean_attention.hf.PAGED_NAME not in transformers.AttentionInterface().valid_keys():
+        pytest.skip("transformers below 5.23")
+    model = model_of(name, "eager", torch.float16).cuda()
+    model.set_attn_implementation("paged|lean_flash")
+    prompt_ids = [[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], list(range(20, 50))]
+    result = model.generate_batch(
+        inputs=prompt_ids, progress_bar=False,
+        generation_config=transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16),
+    )  # fmt: skip
+    models = [model_of(name, "eager", dtype).cuda() for dtype in (torch.float32, torch.float16)]
+    for prompt, key in zip(prompt_ids, sorted(result)):
+        new = result[key].generated_tokens
+        assert len(new) == 8
+        tokens = torch.tensor([prompt + new], device="cuda")
+        with torch.no_grad():
+            exact, half = (m(tokens).logits[0, len(prompt) - 1 : -1].float() for m in models)
+        chosen = exact.gather(1, tokens[0, len(prompt) :, None])[:, 0]
+        assert (exact.amax(1) - chosen).max() <= 2 * (half - exact).abs().max()
 
 
 def test_a_captured_step_follows_the_tokens():

@@ -1,8 +1,11 @@
 """lean_attention.jax.decode under jit: the table of decode(), on the CPU, and on a GPU where JAX has one."""
 
+import os
+
 import numpy as np
 import pytest
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for other tests too
 jax = pytest.importorskip("jax")
 
 from conftest import arrays, needs  # noqa: E402

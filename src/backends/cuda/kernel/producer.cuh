@@ -181,9 +181,11 @@ class Producer {
                         packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
   }
 
-  /// The call as shared memory has it: what is read from there, the compiler does not compute ahead of time, which is before the first
-  /// copy, of which every instruction is waited for.
-  [[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later() const { return cta_memory<kConfig>().shared.call; }
+  /// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in registers. In a
+  /// decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did not come earlier.
+  [[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later() const {
+    return kConfig.step() ? call_ : cta_memory<kConfig>().shared.call;
+  }
 
   template <typename TCursor>
   __device__ __forceinline__ void announce_sharing(const TCursor& cursor, const Part& part, const Turn& turn) {
