@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Runs every test that needs a GPU, from binaries that are already built: conformance_tests --backend=cuda, gpu_tests, and a
-reduced list of both under compute-sanitizer.
+"""Runs every test that needs a GPU, from binaries that are already built: conformance_tests --backend=cuda, gpu_tests, the Python
+tests that need one, and a reduced list of the first two under compute-sanitizer.
 
-Each test of gpu_tests has a process of its own that is killed when it hangs, so nothing here waits for ever. Prints a table,
+Each test of gpu_tests and each file of Python tests has a process of its own that is killed when it hangs, so nothing here waits
+for ever. The Python tests are those of the package that --python imports, and skipped where that has none with CUDA. Prints a table,
 writes a summary as JSON, ends with "N passed, M failed" alone on the last line, and exits non-zero when M > 0; 77 where
 there is no GPU. Needs Python and nothing else, so that binaries can be carried to a machine that has no build:
 
-Usage: gpu_test.py [--bin DIR] [--json FILE] [--jobs N] [--seconds N] [--only GROUP,...] [--filter PATTERN]
-       groups: conformance, gpu, sanitizer; the pattern is GoogleTest's, for the first two
+Usage: gpu_test.py [--bin DIR] [--json FILE] [--jobs N] [--seconds N] [--only GROUP,...] [--filter PATTERN] [--python PROGRAM]
+       groups: conformance, gpu, python, sanitizer; the pattern is GoogleTest's, for the first two
 """
 import argparse
 import concurrent.futures
@@ -44,6 +45,11 @@ SANITIZER_RUNS = (
     ("synccheck", (), "gpu_tests", "Sanitized.R18_*:Sanitized.R04_*"),
     ("initcheck", (), "gpu_tests", "Sanitized.R14_*:Sanitized.R04_*"),
 )
+PYTHON_TESTS = ("test_cuda.py", "test_cuda_doors.py", "test_cuda_hf.py", "test_jax.py")
+PYTHON_SECONDS = 240  # limit of one file
+PYTHON_ASKS = "import pytest, lean_attention._core as core; print(core.machine()['cuda_built'])"
+PYTEST_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
 SANITIZER_SECONDS = 240  # limit of one run
 SANITIZER_EXIT = 86
 SANITIZER_PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
@@ -203,6 +209,32 @@ def test_gpu(runner: Runner, jobs: int, pattern: str) -> Tally:
     return tally
 
 
+def test_python(runner: Runner, python: str) -> list:
+    """A file a process: CUDA contexts, and JAX beside torch.compile's processes, are not shared."""
+    asked = runner.run("python", [python, "-c", PYTHON_ASKS], 60)
+    if asked.exit_code != 0 or "True" not in asked.output.split():
+        why = "has no CUDA" if asked.exit_code == 0 else (asked.output.strip().splitlines() or ["no answer"])[-1]
+        return [Tally("python", skipped=len(PYTHON_TESTS), note=f"lean_attention of {python}: {why}: nothing was run")]
+    say(f"{python} -m pytest: {len(PYTHON_TESTS)} files")
+
+    def one(name: str) -> Tally:
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", str(ROOT / "tests" / "python" / name)]
+        run = runner.run(name, command, PYTHON_SECONDS)
+        tally = Tally(f"python {name}", seconds=run.seconds)
+        last = next((line for line in reversed(run.output.splitlines()) if PYTEST_COUNT.search(line)), "")
+        counts = {what: int(number) for number, what in PYTEST_COUNT.findall(last)}
+        tally.passed, tally.skipped = counts.get("passed", 0), counts.get("skipped", 0)
+        for line in re.findall(r"^(?:FAILED|ERROR) (.*)$", run.output, re.MULTILINE):
+            tally.fail(line)
+        if run.timed_out or run.exit_code not in (0, 5) and tally.failed == 0:  # 5: no tests, all skipped with their file
+            how = f"no end after {run.seconds:.0f} s" if run.timed_out else f"exit code {run.exit_code}"
+            tally.fail(f"{name}: {how}", run.output)
+        return tally
+
+    with concurrent.futures.ThreadPoolExecutor(len(PYTHON_TESTS)) as pool:
+        return list(pool.map(one, PYTHON_TESTS))
+
+
 def find_sanitizer() -> str:
     path = os.pathsep.join([os.environ.get("PATH", ""), *SANITIZER_PLACES])
     return os.environ.get("COMPUTE_SANITIZER") or shutil.which("compute-sanitizer", path=path) or ""
@@ -261,8 +293,9 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=int, default=470, help="for all of it; what has not run by then has failed")
-    parser.add_argument("--only", default="conformance,gpu,sanitizer")
+    parser.add_argument("--only", default="conformance,gpu,python,sanitizer")
     parser.add_argument("--filter", default="*")
+    parser.add_argument("--python", default=sys.executable, help="whose lean_attention is tested")
     options = parser.parse_args()
 
     gpu = device()
@@ -283,6 +316,8 @@ def main() -> int:
         tallies.append(test_conformance(runner, options.jobs, options.filter))
     if "gpu" in groups:
         tallies.append(test_gpu(runner, options.jobs, options.filter))
+    if "python" in groups:
+        tallies += test_python(runner, options.python)
     if "sanitizer" in groups:
         tallies += test_sanitizer(runner)
 
