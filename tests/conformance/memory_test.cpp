@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "backends/cpu/tile_kernels.hpp"
 #include "backends/reference/load.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
@@ -234,6 +235,7 @@ TEST(Conformance, R19_OffsetsBeyondTwoToTheThirtyOneElements) {
     const Case c{.dtype = dtype, .head_dim = 40, .lens = {5, 7}, .workers = 2};
     const TestExecutor executor(c.executor);
     TestProblem built(c);
+    const reference::Answer answer = reference::decode(built.problem());
     ASSERT_TRUE(run(built, options_of(c, executor)));
     const auto bits = built.output_bits();
     constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 40;  // elements
@@ -246,8 +248,12 @@ TEST(Conformance, R19_OffsetsBeyondTwoToTheThirtyOneElements) {
       TestProblem moved(c);
       moved.problem().k = far_k.view;
       moved.problem().v = far_v.view;
-      ASSERT_TRUE(run(moved, options_of(c, executor)));
-      EXPECT_EQ(moved.output_bits(), bits);
+      const Options options = options_of(c, executor);
+      ASSERT_TRUE(run_and_check(moved, answer, options));
+      // Elements that do not lie side by side are copied to fp32 first: an instruction set that multiplies bf16 does not get them.
+      if (k.dim == 1 || !cpu::rounds_probabilities(options.cpu_isa, dtype)) {
+        EXPECT_EQ(moved.output_bits(), bits);
+      }
     }
     const SparseCopy back_k(built, built.problem().k, {-kFar, 400, 40, 1}, reach);
     TestProblem moved(c);
