@@ -31,7 +31,8 @@ class BasicShares {
 
   /// The first g with begin(g) >= place, for 0 <= place <= total: an estimate, then exact steps.
   [[nodiscard]] LEAN_HD constexpr std::int32_t first_from(TUnits place) const noexcept {
-    const float estimate = total_ > 0 ? rough_quotient(static_cast<float>(place), static_cast<float>(total_)) * static_cast<float>(parts_) : 0.0F;
+    const float estimate =
+        total_ > 0 ? rough_quotient(static_cast<float>(place), static_cast<float>(total_)) * static_cast<float>(parts_) : 0.0F;
     auto g = estimate < static_cast<float>(parts_) ? static_cast<std::int32_t>(estimate) : parts_;
     while (begin(g) < place) ++g;
     while (g > 0 && begin(g - 1) >= place) --g;

@@ -157,9 +157,10 @@ Scope step_scope(const DeviceCall& call) noexcept {
 
 /// Whatever the call asks for, the variant for decode steps has it.
 bool is_decode_step(P problem, const Options& options, const KernelConfig& config, const DeviceCall& call) noexcept {
-  return call.flat && call.shape.q_rows == config.q_rows && (call.bulk_copies || !config.bulk_step()) && call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim &&
-         !call.score_rules && problem.scores.tree_mask == nullptr && !call.hides_values && !appends(problem) &&
-         problem.append.rotary_dim == 0 && options.fixup == Fixup::kLastArriver;
+  return call.flat && call.shape.q_rows == config.q_rows && (call.bulk_copies || !config.bulk_step()) &&
+         call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim && !call.score_rules &&
+         problem.scores.tree_mask == nullptr && !call.hides_values && !appends(problem) && problem.append.rotary_dim == 0 &&
+         options.fixup == Fixup::kLastArriver;
 }
 
 Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,

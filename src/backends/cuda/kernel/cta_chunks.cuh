@@ -64,7 +64,8 @@ __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TN
     RowSlice left[kSlices];  // asked for before the chunk's own result is gathered
     if (chunk.merges > 0) {
 #pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice) left[slice] = load_node<kConfig>(slots.partial(slot, chunk.place - 1), row, slice);
+      for (int slice = 0; slice < kSlices; ++slice)
+        left[slice] = load_node<kConfig>(slots.partial(slot, chunk.place - 1), row, slice);
     }
     RowSlice node[kSlices];
 #pragma unroll
@@ -139,7 +140,8 @@ class NodeMerge {
   /// Into the output: as many warps as have room for their stacks, a slice of a row each.
   __device__ __forceinline__ void run() const {
     constexpr std::int32_t kSlices = kRowSlices<kConfig>;
-    const std::int32_t stack_floats = SliceStack::floats((slots_.layout.nodes_per_slot + 1) / 2);  // fixup::max_chunk_nodes(): levels + 1
+    const std::int32_t stack_floats =
+        SliceStack::floats((slots_.layout.nodes_per_slot + 1) / 2);  // fixup::max_chunk_nodes(): levels + 1
     const std::int32_t warps = min(kConfig.consumer_warps, quotient(kConfig.exchange_floats(), stack_floats));
     const auto warp = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
     if (warp >= warps) return;
@@ -207,8 +209,8 @@ class NodeMerge {
       float2 ahead[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const auto from = reinterpret_cast<const float*>(
-            __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(known.row), base + i));
+        const auto from =
+            reinterpret_cast<const float*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(known.row), base + i));
         if (base + i < count) ahead[i] = __ldcg(reinterpret_cast<const float2*>(from + dim_of_lane(slice)));
       }
 #pragma unroll

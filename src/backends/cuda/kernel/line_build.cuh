@@ -82,8 +82,7 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
   const bool chunks = kConfig.scope == Scope::kChunkStep;
   const Policy policy = chunks ? Policy::fixed_chunk(call.policy.chunk_tokens) : Policy::lean();
-  return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens,
-                             static_cast<std::int32_t>(gridDim.x));
+  return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
 }
 
 /// This worker, or the first that has no share.
@@ -92,7 +91,9 @@ template <KernelConfig kConfig>
 }
 
 /// Where this worker's share begins, if it has one.
-[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) { return plan.shares.begin(worker_of(plan)); }
+[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) {
+  return plan.shares.begin(worker_of(plan));
+}
 
 /// What another lane read.
 template <bool kCumulative>
