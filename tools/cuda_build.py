@@ -24,12 +24,17 @@ MULTIPROCESSOR_REGISTERS = 65536
 
 # Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Those of any call lie mostly
 # outside the loop over tiles, where what merges chunks and turns queries is called (docs/cuda-backend.md).
-STEP_LIMITS = {(128, 128): 64, (256, 64): 160}
-FP8_STEP_LIMITS = {(128, 16): 32, (128, 32): 32, (128, 64): 32, (128, 128): 176, (256, 16): 128, (256, 32): 128, (256, 64): 304}
-LIMITS = {(64, 128): 32, (128, 16): 96, (128, 32): 480, (128, 64): 416, (128, 128): 864,
-          (256, 16): 128, (256, 32): 288, (256, 64): 1248}
-FP8_LIMITS = {(64, 128): 32, (128, 16): 256, (128, 32): 272, (128, 64): 272, (128, 128): 752,
-              (256, 16): 288, (256, 32): 304, (256, 64): 1008}
+STEP_LIMITS = ({(128, 128): 64, (256, 64): 136},
+               {(128, 16): 32, (128, 32): 32, (128, 64): 32, (128, 128): 176, (256, 16): 112, (256, 32): 112, (256, 64): 288})
+LIMITS = {  # by scope: of 16-bit types, of fp8
+    "step": STEP_LIMITS,
+    "strided": STEP_LIMITS,
+    "chunk": ({(128, 16): 24}, {(128, 16): 56, (256, 16): 144}),
+    "any": ({(64, 128): 32, (128, 16): 96, (128, 32): 480, (128, 64): 416, (128, 128): 864,
+             (256, 16): 128, (256, 32): 288, (256, 64): 1280},
+            {(64, 128): 32, (128, 16): 256, (128, 32): 272, (128, 64): 272, (128, 128): 752,
+             (256, 16): 288, (256, 32): 304, (256, 64): 1008}),
+}
 
 KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS_5DTypeE(\d)ELi(\d+)ELi(\d+)ELNS0_5ScopeE(\d)E\w*' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
@@ -86,11 +91,7 @@ def threads(kernel: dict) -> int:
 
 
 def verdict(kernel: dict) -> str:
-    fp8 = kernel["dtype"] == "fp8"
-    if kernel["scope"] != "any":
-        limits = FP8_STEP_LIMITS if fp8 else STEP_LIMITS
-    else:
-        limits = FP8_LIMITS if fp8 else LIMITS
+    limits = LIMITS[kernel["scope"]][kernel["dtype"] == "fp8"]
     allowed = limits.get((kernel["head_dim"], kernel["rows"]), 0)
     if kernel["spills"] > allowed:
         return f"spills {kernel['spills']} bytes, {allowed} allowed"
