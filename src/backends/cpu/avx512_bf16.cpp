@@ -4,6 +4,7 @@
 // Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree;
 // a lane of O adds token pairs in order. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
+#include "backends/cpu/unroll.hpp"
 
 #if defined(__x86_64__)
 
@@ -31,8 +32,15 @@ LEAN_TARGET_BF16 inline __mmask32 lanes_left(std::int32_t left) {
   return left >= kPairLanes ? ~__mmask32{0} : (__mmask32{1} << left) - 1U;
 }
 
-/// A masked load never touches what the mask leaves out, and costs what a plain one does.
-LEAN_TARGET_BF16 inline __m512i load_bf16(const std::uint16_t* p, __mmask32 lanes) { return _mm512_maskz_loadu_epi16(lanes, p); }
+/// Loads a vector; of its lanes that exist, the others zero: never touches what the mask leaves out.
+struct WholeVector {
+  LEAN_TARGET_BF16 __m512i operator()(const std::uint16_t* p) const { return _mm512_loadu_si512(p); }
+};
+struct FirstLanes {
+  __mmask32 lanes;
+
+  LEAN_TARGET_BF16 __m512i operator()(const std::uint16_t* p) const { return _mm512_maskz_loadu_epi16(lanes, p); }
+};
 
 LEAN_TARGET_BF16 inline Sum multiply_pairs(Sum sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -53,27 +61,35 @@ LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
+/// Adds the products of some dims of kRows queries, `stride` apart, with kTokens keys. load(p): a vector of them.
+template <int kRows, int kTokens, typename TLoad>
+LEAN_TARGET_BF16 inline void add_products(Sum* sums, const std::uint16_t* queries, std::int32_t stride,
+                                          const std::uint16_t* const* keys, std::int32_t d, const TLoad& load) {
+  __m512i key[std::size_t{kTokens}];
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    const __m512i query = load(queries + r * stride + d);
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) sums[r * kTokens + t] = multiply_pairs(sums[r * kTokens + t], query, key[t]);
+  }
+}
+
 /// Tokens past the end repeat the last one and are masked later.
 template <int kRows, int kTokens>
 LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token,
                                           const RowBuffer& s) {
   static_assert(kTokens % 4 == 0);
   const std::uint16_t* keys[std::size_t{kTokens}];
-  for (int t = 0; t < kTokens; ++t) keys[t] = token_row(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = token_row(k, token + t < k.tokens ? token + t : k.tokens - 1);
   const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride;
   Sum sums[std::size_t{kRows * kTokens}];
-  for (Sum& sum : sums) sum = _mm512_setzero_ps();
-  for (std::int32_t d = 0; d < k.dims; d += kPairLanes) {
-    const __mmask32 lanes = lanes_left(k.dims - d);
-    __m512i key[std::size_t{kTokens}];
-    for (int t = 0; t < kTokens; ++t) key[t] = load_bf16(keys[t] + d, lanes);
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i query = load_bf16(queries + r * q.f32.stride + d, lanes);
-      for (int t = 0; t < kTokens; ++t) sums[r * kTokens + t] = multiply_pairs(sums[r * kTokens + t], query, key[t]);
-    }
+  LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) sums[i] = _mm512_setzero_ps();
+  std::int32_t d = 0;
+  for (; d + kPairLanes <= k.dims; d += kPairLanes) {
+    add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, d, WholeVector());
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTokens; t += 4) store_lane_sums(sums + r * kTokens + t, s.row(row + r) + token + t);
+  if (d < k.dims) add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, d, FirstLanes{lanes_left(k.dims - d)});
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) store_lane_sums(sums + r * kTokens + t, s.row(row + r) + token + t);
   }
 }
 
@@ -113,45 +129,50 @@ LEAN_TARGET_BF16 inline void store_values(const Interleaved& values, float* o, s
   if (left > kSumLanes) _mm512_storeu_ps(o + kSumLanes, _mm512_shuffle_f32x4(high, high, 0xD8));
 }
 
+/// Two rows of V from dim `d` on, kGroups x 32 values, times the pairs of weights at `weights`, `stride` floats apart.
+template <int kRows, int kGroups, typename TLoad>
+LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16_t* first_row, const std::uint16_t* second_row,
+                                            const float* weights, std::int32_t stride, const TLoad& load) {
+  __m512i even[std::size_t{kGroups}];
+  __m512i odd[std::size_t{kGroups}];
+  LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
+    const __m512i first = load(first_row + g * kPairLanes);
+    const __m512i second = second_row != nullptr ? load(second_row + g * kPairLanes) : _mm512_setzero_si512();
+    even[g] = _mm512_unpacklo_epi16(first, second);
+    odd[g] = _mm512_unpackhi_epi16(first, second);
+  }
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    const __m512i weight = _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(weights + r * stride));
+    LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
+      Interleaved& sum = sums[r * kGroups + g];
+      sum = {multiply_pairs(sum.even, weight, even[g]), multiply_pairs(sum.odd, weight, odd[g])};
+    }
+  }
+}
+
 /// O of kRows rows and kGroups x 32 values from dim `d` on, in registers over all tokens of the tile, two tokens a step.
 /// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
-template <int kRows, int kGroups>
+template <int kRows, int kGroups, typename TLoad>
 LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
-                                              const float* rescale, std::int32_t d, ReadAhead& ahead) {
+                                              const float* rescale, std::int32_t d, ReadAhead& ahead, const TLoad& load) {
   Interleaved sums[std::size_t{kRows * kGroups}];
-  for (int r = 0; r < kRows; ++r) {
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const Sum factor = _mm512_set1_ps(rescale[row + r]);
-    for (int g = 0; g < kGroups; ++g) {
+    LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
       sums[r * kGroups + g] = load_values(o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes, factor);
     }
   }
-  __mmask32 lanes[std::size_t{kGroups}];
-  for (int g = 0; g < kGroups; ++g) lanes[g] = lanes_left(v.dims - d - g * kPairLanes);
-  for (std::int32_t t = 0; t < v.tokens; t += 2) {
+  const float* weight = weights.row(row);
+  std::int32_t t = 0;
+  for (; t + 2 <= v.tokens; t += 2) {
     ahead.reach(t + 2);
-    const std::uint16_t* first_row = token_row(v, t);
-    const bool pair = t + 1 < v.tokens;
-    const std::uint16_t* second_row = pair ? token_row(v, t + 1) : first_row;
-    __m512i even[std::size_t{kGroups}];
-    __m512i odd[std::size_t{kGroups}];
-    for (int g = 0; g < kGroups; ++g) {
-      const std::int32_t at = d + g * kPairLanes;
-      const __m512i first = load_bf16(first_row + at, lanes[g]);
-      const __m512i second = load_bf16(second_row + at, pair ? lanes[g] : __mmask32{0});
-      even[g] = _mm512_unpacklo_epi16(first, second);
-      odd[g] = _mm512_unpackhi_epi16(first, second);
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i weight = _mm512_set1_epi32(reinterpret_cast<const std::int32_t*>(weights.row(row + r))[t / 2]);
-      for (int g = 0; g < kGroups; ++g) {
-        Interleaved& sum = sums[r * kGroups + g];
-        sum = {multiply_pairs(sum.even, weight, even[g]), multiply_pairs(sum.odd, weight, odd[g])};
-      }
-    }
+    add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, token_row(v, t + 1) + d, weight++, weights.stride, load);
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int g = 0; g < kGroups; ++g)
+  if (t < v.tokens) add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, nullptr, weight, weights.stride, load);
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
       store_values(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes);
+    }
   }
 }
 
@@ -160,10 +181,10 @@ LEAN_TARGET_BF16 inline void accumulate_rows(const RowBuffer& o, const RowBuffer
                                              const float* rescale, ReadAhead& ahead) {
   std::int32_t d = 0;
   for (; d + kGroups * kPairLanes <= v.dims; d += kGroups * kPairLanes) {
-    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, ahead);
+    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, ahead, WholeVector());
   }
   for (; d < v.dims; d += kPairLanes) {
-    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, ahead);
+    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, ahead, FirstLanes{lanes_left(v.dims - d)});
   }
 }
 

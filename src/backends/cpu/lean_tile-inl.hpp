@@ -6,6 +6,7 @@
 // tokens to each vector of O it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
 // elements by a shift and odd ones by a mask, which is half the work of widening them.
 
+#include "backends/cpu/unroll.hpp"
 #include "backends/cpu/vectors-inl.hpp"
 //
 #include "backends/cpu/element_types-inl.hpp"
@@ -73,16 +74,16 @@ template <typename T, int kRows, int kTokens>
 HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s) {
   const F32 f32;
   const StorageOf<T>* keys[std::size_t{kTokens}];
-  for (int t = 0; t < kTokens; ++t) keys[t] = token_row<T>(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = token_row<T>(k, token + t < k.tokens ? token + t : k.tokens - 1);
   const float* queries = q.f32.row(row);
   Vec acc[std::size_t{kRows * kTokens}];
-  for (Vec& a : acc) a = hn::Zero(f32);
+  LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) acc[i] = hn::Zero(f32);
   const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
     Vec key[std::size_t{kTokens}];
-    for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
-    for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
       const Vec query = hn::Load(f32, queries + r * q.f32.stride + d);
-      for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
+      LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
     }
   };
   std::int32_t d = 0;
@@ -94,10 +95,10 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   }
   for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
   if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
-  for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTokens; t += 4) {
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) {
       Vec four[4];
-      for (int i = 0; i < 4; ++i) four[i] = t + i < kTokens ? acc[r * kTokens + t + i] : hn::Zero(f32);
+      LEAN_UNROLL for (int i = 0; i < 4; ++i) four[i] = t + i < kTokens ? acc[r * kTokens + t + i] : hn::Zero(f32);
       store_lane_sums(four, s.row(row + r) + token + t);
     }
   }
