@@ -40,7 +40,7 @@ class ReadAhead {
 
  private:
   static constexpr std::int32_t kLineBytes = 64;
-  static constexpr std::int32_t kDistanceBytes = 4096;
+  static constexpr std::int32_t kDistanceBytes = 8192;
 
   static void ask(const Prefetch& from, std::int32_t token) noexcept {
     const std::byte* row = from.rows.row(token);
