@@ -21,15 +21,6 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
 }
 
-/// a / b to a few units in the last place, for an estimate.
-LEAN_HD [[nodiscard]] constexpr float rough_quotient(float a, float b) noexcept {
-#ifdef __CUDA_ARCH__
-  return __fdividef(a, b);
-#else
-  return a / b;
-#endif
-}
-
 /// The smaller and the larger of two values of one type, which the caller names.
 template <typename T>
 LEAN_HD [[nodiscard]] constexpr T least_of(T a, T b) noexcept {

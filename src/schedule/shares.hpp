@@ -40,6 +40,15 @@ class BasicShares {
   }
 
  private:
+  /// a / b to a few units in the last place, for an estimate.
+  [[nodiscard]] LEAN_HD static constexpr float rough_quotient(float a, float b) noexcept {
+#ifdef __CUDA_ARCH__
+    return __fdividef(a, b);
+#else
+    return a / b;
+#endif
+  }
+
   std::int32_t parts_ = 1;
   TUnits quotient_ = 0;
   std::int32_t remainder_ = 0;

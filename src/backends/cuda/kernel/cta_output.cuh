@@ -9,11 +9,7 @@
 
 namespace lean::cuda {
 
-/// Four neighbouring elements of O.
-struct Quad {
-  float x[4] = {};
-};
-
+/// Neighbouring elements of a row that are kept together.
 inline constexpr std::int32_t kQuadDims = 4;
 
 /// A row of the output: where it lies, and what its merged elements are multiplied by.

@@ -11,9 +11,6 @@
 
 namespace lean::cuda {
 
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kRowQuads = kConfig.head_dim / kQuadDims;
-
 /// What a warp merges at once of a row.
 inline constexpr std::int32_t kPairDims = 2;
 inline constexpr std::int32_t kSliceDims = kWarpThreads * kPairDims;
