@@ -224,8 +224,8 @@ def test_python(runner: Runner, python: str) -> list:
         last = next((line for line in reversed(run.output.splitlines()) if PYTEST_COUNT.search(line)), "")
         counts = {what: int(number) for number, what in PYTEST_COUNT.findall(last)}
         tally.passed, tally.skipped = counts.get("passed", 0), counts.get("skipped", 0)
-        for line in re.findall(r"^(?:FAILED|ERROR) (.*)$", run.output, re.MULTILINE):
-            tally.fail(line)
+        for at, line in enumerate(re.findall(r"^(?:FAILED|ERROR) (.*)$", run.output, re.MULTILINE)):
+            tally.fail(line, run.output if at == 0 else "")
         if run.timed_out or run.exit_code not in (0, 5) and tally.failed == 0:  # 5: no tests, all skipped with their file
             how = f"no end after {run.seconds:.0f} s" if run.timed_out else f"exit code {run.exit_code}"
             tally.fail(f"{name}: {how}", run.output)
