@@ -85,8 +85,7 @@ constexpr std::array kRefused = {
 
 bool in_chunks(const Policy& policy) noexcept { return policy.kind == Policy::Kind::kFixedChunk; }
 
-/// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it. Variants of
-/// all scopes have the same tiles.
+/// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it.
 const KernelEntry* kernel_for(P problem, const Policy& policy, Scope scope = Scope::kAnyCall) noexcept {
   const std::int64_t rows = in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
   return find_kernel(problem.k.dtype, problem.head_dim, rows, scope);
@@ -150,17 +149,34 @@ bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, 
          schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, model, workers);
 }
 
-Scope step_scope(const DeviceCall& call) noexcept {
-  if (call.chunk_tiles > 0) return Scope::kChunkStep;
-  return call.bulk_copies ? Scope::kDecodeStep : Scope::kStridedStep;
+Scope step_scope(P problem, const Policy& policy, const Device& device) noexcept {
+  if (in_chunks(policy)) return Scope::kChunkStep;
+  return copies_runs(problem, device) ? Scope::kDecodeStep : Scope::kStridedStep;
+}
+
+schedule::LineShape shape_for(const KernelEntry& entry, P problem) noexcept {
+  return schedule::line_shape_of(problem, entry.config.q_rows, entry.config.tile_tokens);
+}
+
+bool flat_for(const KernelEntry& entry, P problem, const Options& options) noexcept {
+  return is_flat(problem, options.policy, shape_for(entry, problem), cost_model(entry.config.tile()), worker_count(options));
 }
 
 /// Whatever the call asks for, the variant for decode steps has it.
-bool is_decode_step(P problem, const Options& options, const KernelConfig& config, const DeviceCall& call) noexcept {
-  return call.flat && call.shape.q_rows == config.q_rows && (call.bulk_copies || !config.bulk_step()) &&
-         call.copy_bytes == kPieceBytes && call.vector_queries && problem.head_dim == config.head_dim && !call.score_rules &&
-         problem.scores.tree_mask == nullptr && !call.hides_values && !appends(problem) && problem.append.rotary_dim == 0 &&
-         options.fixup == Fixup::kLastArriver;
+bool serves_step(const KernelEntry& step, P problem, const Options& options, const Device& device) noexcept {
+  return device.copies_in_bulk() && (copies_runs(problem, device) || !step.config.bulk_step()) &&
+         copy_bytes(problem) == kPieceBytes && rows_aligned(problem.q, kPieceBytes) && problem.head_dim == step.config.head_dim &&
+         !has_score_rules(problem, options.policy) && problem.scores.tree_mask == nullptr &&
+         !hides_values(problem, options.policy) && !appends(problem) && problem.append.rotary_dim == 0 &&
+         options.fixup == Fixup::kLastArriver && flat_for(step, problem, options) &&
+         ring_size(step, device, problem, true).stages >= kMinStages;
+}
+
+/// The variant that serves a call. Null: the build has none.
+const KernelEntry* variant_for(P problem, const Options& options, const Device& device) noexcept {
+  const KernelEntry* step = kernel_for(problem, options.policy, step_scope(problem, options.policy, device));
+  if (step != nullptr && serves_step(*step, problem, options, device)) return step;
+  return kernel_for(problem, options.policy);
 }
 
 Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
@@ -208,7 +224,9 @@ std::int32_t worker_count(const Options& options) noexcept {
 }
 
 tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
-  const KernelEntry* entry = kernel_for(problem, options.policy);
+  Device device;
+  if (!current_device(device).ok()) return {};
+  const KernelEntry* entry = variant_for(problem, options, device);
   return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
 }
 
@@ -252,12 +270,13 @@ WorkspaceSize workspace_size(const Problem& problem, const Options& options) noe
 Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& any = *kernel_for(problem, options.policy);
-  const tile::TileConfig config = any.config.tile();
+  const KernelEntry& entry = *variant_for(problem, options, device);
+  const tile::TileConfig config = entry.config.tile();
   const std::int32_t workers = worker_count(options);
-  const schedule::LineShape shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens);
+  // Any call's variant walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool flat = flat_for(entry, problem, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
   DeviceCall call{.problem = problem,
-                  .shape = shape,
+                  .shape = shape_for(entry, problem),
                   .policy = options.policy,
                   .fixup = options.fixup,
                   .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
@@ -266,7 +285,8 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
-                  .flat = is_flat(problem, options.policy, shape, cost_model(config), workers),
+                  .flat = flat,
+                  .short_line = flat && problem.batch <= kWarpBuildSequences,
                   .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = copies_runs(problem, device),
                   .score_rules = has_score_rules(problem, options.policy),
@@ -275,12 +295,6 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch};
-  const KernelEntry& step = *kernel_for(problem, options.policy, step_scope(call));
-  const bool takes_step = device.copies_in_bulk() && is_decode_step(problem, options, step.config, call) &&
-                          ring_size(step, device, problem, true).stages >= kMinStages;
-  const KernelEntry& entry = takes_step ? step : any;
-  call.flat = call.flat && (takes_step || options.policy.kind == Policy::Kind::kLean);
-  call.short_line = call.flat && problem.batch <= kWarpBuildSequences;
   const RingSize ring = ring_size(entry, device, problem, call.flat);
   call.ring_stages = ring.stages;
   call.stage_bytes = ring.stage_bytes;

@@ -113,15 +113,24 @@ struct KernelFamily {
 inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
 inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
 
-/// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md. In fp8 a tile of few rows has twice the
-/// tokens, so as many bytes.
+/// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md. K of a tile is 32 KB where the registers of
+/// its scores allow, but a tile of any call is small enough for parts with 99 KB of shared memory, and chunks, whose tiles fix the order
+/// of sums, have the same tiles in both of their scopes.
 [[nodiscard]] constexpr KernelConfig config_of(const KernelFamily& family, std::int32_t q_rows, Scope scope) noexcept {
   KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows, .scope = scope};
   config.consumer_warps = family.head_dim > 128 ? 4 : 8;
   config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
   if (config.fp8() && q_rows == 16) config.tile_tokens *= 2;
+  const bool step = scope == Scope::kDecodeStep || scope == Scope::kStridedStep;
+  if (step && family.head_dim == 64 && q_rows <= 64) config.tile_tokens *= 2;
   return config;
 }
+
+/// Whether a call of chunks is a decode step must not show in its bits.
+[[nodiscard]] constexpr bool chunks_have_same_tiles(const KernelFamily& family) noexcept {
+  return config_of(family, kMmaRows, Scope::kChunkStep).tile_tokens == config_of(family, kMmaRows, Scope::kAnyCall).tile_tokens;
+}
+static_assert(chunks_have_same_tiles({DType::kFloat16, 64}) && chunks_have_same_tiles({DType::kFloat8E4M3, 64}));
 
 /// Above 128 dims the accumulators of 128 rows do not fit the registers; and one query token, which chooses the variant with fixed_chunk,
 /// seldom has more than 16.
