@@ -222,7 +222,7 @@ class Worker {
   void write_output(const Partial& whole) const noexcept {
     const float v_scale = v_scale_of(call_.problem, output_.kv_head.head);
     for (std::int32_t r = 0; r < output_.rows; ++r) {
-      const std::int64_t row = output_.first_row + r;
+      const PackedRow row = packed_row(output_.first_row + r, output_.group);
       const float sink = output::row_sink(call_.problem, output_.group, output_.kv_head, row);
       const float scale = softmax::output_scale(whole.state(r), sink) * v_scale;
       const std::int64_t offset = output::row_offset(call_.problem, output_.group, output_.lengths, output_.kv_head, row);

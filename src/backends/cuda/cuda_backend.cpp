@@ -282,6 +282,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
                             static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)},
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+                  .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),

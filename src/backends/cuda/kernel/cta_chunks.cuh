@@ -13,31 +13,35 @@
 namespace lean::cuda {
 
 /// Merges a node's left sibling into it.
-__device__ __forceinline__ void take_left(RowSlice& node, const RowSlice& left) {
+template <KernelConfig kConfig>
+__device__ __forceinline__ void take_left(RowSlice<kConfig>& node, const RowSlice<kConfig>& left) {
   const softmax::MergeStep step = softmax::merge_step(left.state, node.state);
-  node.o.x = softmax::merge_element(step, left.o.x, node.o.x);
-  node.o.y = softmax::merge_element(step, left.o.y, node.o.y);
+#pragma unroll
+  for (int i = 0; i < kLaneDims<kConfig>; ++i) node.o.x[i] = softmax::merge_element(step, left.o.x[i], node.o.x[i]);
   node.state = step.merged;
 }
 
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ RowSlice load_node(const fixup::Partial& node, std::int32_t row, std::int32_t slice) {
-  return {.o = __ldcg(reinterpret_cast<const float2*>(node.o + row * kConfig.head_dim + dim_of_lane(slice))),
+[[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> load_node(const fixup::Partial& node, std::int32_t row,
+                                                                     std::int32_t slice) {
+  return {.o = load_past_l1<kConfig>(node.o + row * kConfig.head_dim + dim_of_lane<kConfig>(slice)),
           .state = {.m = __ldcg(node.m + row), .l = __ldcg(node.l + row)}};
 }
 
 /// The chunk's own result, as the warps staged it, or in the slot.
 template <KernelConfig kConfig>
 struct StagedNode {
-  [[nodiscard]] __device__ __forceinline__ RowSlice operator()(std::int32_t, std::int32_t staged, std::int32_t slice) const {
-    return gather_slice<kConfig.token_warps(), kConfig>(WarpParts<kConfig>{cta_memory<kConfig>()}, staged, slice);
+  [[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> operator()(std::int32_t, std::int32_t staged,
+                                                                        std::int32_t slice) const {
+    const WarpParts<kConfig> parts{cta_memory<kConfig>()};
+    return gather_slice<kConfig.token_warps(), kConfig>(parts, ask_for_slice<kConfig.token_warps(), kConfig>(parts, staged, slice));
   }
 };
 template <KernelConfig kConfig>
 struct StoredNode {
   fixup::Partial node;
 
-  [[nodiscard]] __device__ __forceinline__ RowSlice operator()(std::int32_t row, std::int32_t, std::int32_t slice) const {
+  [[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> operator()(std::int32_t row, std::int32_t, std::int32_t slice) const {
     return load_node<kConfig>(node, row, slice);
   }
 };
@@ -61,13 +65,13 @@ __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TN
   for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount; i += kConfig.consumer_warps) {
     const std::int32_t row = rows.row(i);
     if (row >= record.rows) return;
-    RowSlice left[kSlices];  // asked for before the chunk's own result is gathered
+    RowSlice<kConfig> left[kSlices];  // asked for before the chunk's own result is gathered
     if (chunk.merges > 0) {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice)
         left[slice] = load_node<kConfig>(slots.partial(slot, chunk.place - 1), row, slice);
     }
-    RowSlice node[kSlices];
+    RowSlice<kConfig> node[kSlices];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) node[slice] = own(row, i, slice);
 #pragma unroll 1
@@ -99,34 +103,48 @@ struct BlockRows {
 };
 
 /// A warp's stack of slices of nodes: the newest in registers, so that a merge waits for no memory.
+template <KernelConfig kConfig>
 class SliceStack {
  public:
+  using Slice = RowSlice<kConfig>;
+
   /// Of nodes of `depth` levels.
-  [[nodiscard]] __device__ static std::int32_t floats(std::int32_t depth) { return depth * kWarpThreads * 4; }
+  [[nodiscard]] __device__ static std::int32_t floats(std::int32_t depth) { return depth * kLevelFloats; }
 
-  __device__ explicit SliceStack(float* memory) : below_(reinterpret_cast<float4*>(memory) + lane()) {}
+  __device__ explicit SliceStack(float* memory) : below_(memory) {}
 
-  __device__ __forceinline__ void push(const RowSlice& slice) {
+  __device__ __forceinline__ void push(const Slice& slice) {
     if (count_ > 0) {
-      *below_ = {top_.o.x, top_.o.y, top_.state.m, top_.state.l};
-      below_ += kWarpThreads;
+      elements() = top_.o;
+      state() = {top_.state.m, top_.state.l};
+      below_ += kLevelFloats;
     }
     top_ = slice;
     ++count_;
   }
-  [[nodiscard]] __device__ __forceinline__ RowSlice pop() {
-    const RowSlice popped = top_;
+  [[nodiscard]] __device__ __forceinline__ Slice pop() {
+    const Slice popped = top_;
     if (--count_ > 0) {
-      below_ -= kWarpThreads;
-      top_ = {.o = {below_->x, below_->y}, .state = {.m = below_->z, .l = below_->w}};
+      below_ -= kLevelFloats;
+      top_ = {.o = elements(), .state = {.m = state().x, .l = state().y}};
     }
     return popped;
   }
   [[nodiscard]] __device__ __forceinline__ bool empty() const { return count_ == 0; }
 
  private:
-  float4* below_;
-  RowSlice top_;
+  static constexpr std::int32_t kLevelFloats = kWarpThreads * (kLaneDims<kConfig> + 2);
+
+  /// Of the level that begins at below_, this lane's.
+  [[nodiscard]] __device__ __forceinline__ LaneElements<kConfig>& elements() const {
+    return reinterpret_cast<LaneElements<kConfig>*>(below_)[lane()];
+  }
+  [[nodiscard]] __device__ __forceinline__ float2& state() const {
+    return reinterpret_cast<float2*>(below_ + kWarpThreads * kLaneDims<kConfig>)[lane()];
+  }
+
+  float* below_;
+  Slice top_;
   std::int32_t count_ = 0;
 };
 
@@ -141,7 +159,7 @@ class NodeMerge {
   __device__ __forceinline__ void run() const {
     constexpr std::int32_t kSlices = kRowSlices<kConfig>;
     const std::int32_t stack_floats =
-        SliceStack::floats((slots_.layout.nodes_per_slot + 1) / 2);  // fixup::max_chunk_nodes(): levels + 1
+        SliceStack<kConfig>::floats((slots_.layout.nodes_per_slot + 1) / 2);  // fixup::max_chunk_nodes(): levels + 1
     const std::int32_t warps = min(kConfig.consumer_warps, quotient(kConfig.exchange_floats(), stack_floats));
     const auto warp = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
     if (warp >= warps) return;
@@ -149,10 +167,10 @@ class NodeMerge {
     for (std::int32_t i = warp; i < record_.rows * kSlices; i += warps) {
       const std::int32_t row = i / kSlices;
       const std::int32_t slice = i % kSlices;
-      SliceStack stack(memory_.exchange + warp * stack_floats);
+      SliceStack<kConfig> stack(memory_.exchange + warp * stack_floats);
 #pragma unroll 1
       for (std::int32_t first = 0; first < record_.contributors; first += kWarpThreads) take_in(stack, first, row, slice);
-      RowSlice whole = stack.pop();
+      RowSlice<kConfig> whole = stack.pop();
       while (!stack.empty()) take_left(whole, stack.pop());
       output_slice<kConfig>(memory_.shared, record_, row, slice, whole);
     }
@@ -181,7 +199,8 @@ class NodeMerge {
   }
 
   /// Of contributors [first, first + 32).
-  __device__ __forceinline__ void take_in(SliceStack& stack, std::int32_t first, std::int32_t row, std::int32_t slice) const {
+  __device__ __forceinline__ void take_in(SliceStack<kConfig>& stack, std::int32_t first, std::int32_t row,
+                                          std::int32_t slice) const {
     const std::int32_t contributor = first + lane();
     const std::int32_t own =
         contributor < record_.contributors ? __ldcg(&slots_.node_list(record_.slots.slot(contributor)).count) : 0;
@@ -203,22 +222,23 @@ class NodeMerge {
   }
 
   /// `count` nodes, of which each lane knows one.
-  __device__ __forceinline__ void take_in(SliceStack& stack, const Node& known, std::int32_t count, std::int32_t slice) const {
+  __device__ __forceinline__ void take_in(SliceStack<kConfig>& stack, const Node& known, std::int32_t count,
+                                          std::int32_t slice) const {
 #pragma unroll 1
     for (std::int32_t base = 0; base < count; base += kAhead) {
-      float2 ahead[kAhead];
+      LaneElements<kConfig> ahead[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const auto from =
             reinterpret_cast<const float*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(known.row), base + i));
-        if (base + i < count) ahead[i] = __ldcg(reinterpret_cast<const float2*>(from + dim_of_lane(slice)));
+        if (base + i < count) ahead[i] = load_past_l1<kConfig>(from + dim_of_lane<kConfig>(slice));
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (base + i >= count) break;
-        RowSlice node{.o = ahead[i],
-                      .state = {.m = __shfl_sync(ptx::kAllLanes, known.state.m, base + i),
-                                .l = __shfl_sync(ptx::kAllLanes, known.state.l, base + i)}};
+        RowSlice<kConfig> node{.o = ahead[i],
+                               .state = {.m = __shfl_sync(ptx::kAllLanes, known.state.m, base + i),
+                                         .l = __shfl_sync(ptx::kAllLanes, known.state.l, base + i)}};
         const std::int32_t merges = __shfl_sync(ptx::kAllLanes, known.merges, base + i);
 #pragma unroll 1
         for (std::int32_t m = 0; m < merges; ++m) take_left(node, stack.pop());

@@ -16,15 +16,11 @@ __device__ __forceinline__ void merge_staged(std::int32_t record_place, const St
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const SegmentRecord& record = memory.shared.records[record_place];
-#pragma unroll 1
-  for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < rows.kCount * kSlices;
-       i += kConfig.consumer_warps) {
-    const std::int32_t staged = i / kSlices;
-    const std::int32_t row = rows.row(staged);
-    if (row >= record.rows) return;
-    merge_slice<kConfig.token_warps()>(memory.shared, record, WarpParts<kConfig>{memory},
-                                       {.row = row, .row_of_parts = staged, .slice = i % kSlices, .slot = record.slot});
-  }
+  merge_slices<kConfig.token_warps()>(
+      memory.shared, record, WarpParts<kConfig>{memory}, rows.existing(record.rows) * kSlices, [&](std::int32_t i) {
+        const std::int32_t staged = i / kSlices;
+        return MergedSlice{.row = rows.row(staged), .row_of_parts = staged, .slice = i % kSlices, .slot = record.slot};
+      });
 }
 
 /// Likewise, by a call: it is there once, and the loop over tiles keeps its registers.

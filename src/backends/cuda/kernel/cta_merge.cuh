@@ -58,17 +58,13 @@ template <KernelConfig kConfig>
 /// see to that).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_place) {
-  constexpr int kAhead = kConfig.step() ? 16 : 4;
+  constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_place];
-#pragma unroll 1
-  for (auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < record.rows * kSlices;
-       i += kConfig.consumer_warps) {
-    const std::int32_t row = i / kSlices;
-    merge_slice<kAhead>(shared, record, SlotParts<kConfig>{run},
-                        {.row = row, .row_of_parts = row, .slice = i % kSlices, .slot = run.slot});
-  }
+  merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, record.rows * kSlices, [&run](std::int32_t i) {
+    return MergedSlice{.row = i / kSlices, .row_of_parts = i / kSlices, .slice = i % kSlices, .slot = run.slot};
+  });
 }
 
 /// The fix-ups in which one worker merges all groups: the paper's host, who waits for its peers, and the second of two kernels.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
 
@@ -11,6 +12,28 @@ namespace lean::cuda {
 
 /// Neighbouring elements of a row that are kept together.
 inline constexpr std::int32_t kQuadDims = 4;
+
+/// Of a slice of a row, neighbouring dims that a lane merges.
+template <KernelConfig kConfig>
+inline constexpr std::int32_t kLaneDims = least_of(kQuadDims, kConfig.head_dim / kWarpThreads);
+
+template <KernelConfig kConfig>
+struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
+  float x[kLaneDims<kConfig>] = {};
+};
+
+/// What other workers stored.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> load_past_l1(const float* at) {
+  if constexpr (kLaneDims<kConfig> == 2) {
+    const float2 x = __ldcg(reinterpret_cast<const float2*>(at));
+    return {{x.x, x.y}};
+  } else {
+    static_assert(kLaneDims<kConfig> == 4);
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(at));
+    return {{x.x, x.y, x.z, x.w}};
+  }
+}
 
 /// A row of the output: where it lies, and what its merged elements are multiplied by.
 struct RowEnd {
@@ -24,10 +47,9 @@ template <KernelConfig kConfig>
                                                         softmax::State state, bool stores_lse) {
   const Problem& problem = call.problem;
   const HeadPosition kv_head{record.sequence, record.kv_head};
-  const std::int64_t packed = std::int64_t{record.row_block} * kConfig.q_rows + row;
-  const float sink = output::row_sink(problem, call.shape.group, kv_head, packed);
-  if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, packed, state, sink);
-  const PackedRow at = packed_row(packed, call.shape.group);
+  const PackedRow at = row_in_block<kConfig>(call, record, row);
+  const float sink = output::row_sink(problem, call.shape.group, kv_head, at);
+  if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, at, state, sink);
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
   const float scale = softmax::output_scale(state, sink);
   return {.to = record.output + offset, .scale = kConfig.fp8() ? scale * record.v_scale : scale};
@@ -40,18 +62,27 @@ template <KernelConfig kConfig>
   return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
 }
 
-/// Two merged elements of a row, if the problem has that many dims.
+/// A lane's merged elements of a row, if the problem has that many dims.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void store_pair(const DeviceCall& call, const RowEnd& end, std::int32_t dim, const float2& o) {
+__device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
+                                               const LaneElements<kConfig>& o) {
   if (dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
-  const std::uint32_t pair = pack_output<kConfig>(call, o.x * end.scale, o.y * end.scale);
-  if (call.vector_output) {
-    *reinterpret_cast<std::uint32_t*>(to) = pair;
-  } else {
-    to[0] = static_cast<std::uint16_t>(pair);
-    to[1] = static_cast<std::uint16_t>(pair >> 16);
+  std::uint32_t pairs[kLaneDims<kConfig> / 2];
+#pragma unroll
+  for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
+    pairs[i] = pack_output<kConfig>(call, o.x[2 * i] * end.scale, o.x[2 * i + 1] * end.scale);
   }
+  if (call.vector_output) {
+    if constexpr (kLaneDims<kConfig> == 4) {
+      *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = pairs[0];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
 }
 
 }  // namespace lean::cuda

@@ -1,6 +1,6 @@
 // Parts: results (O, m, l) of the same rows, and their merge. The warps of a CTA bring theirs at a segment's end, in shared memory;
-// the workers that share an output bring theirs in slots. A warp merges 64 dims of a row: a lane knows a part's state, and every lane
-// adds up its two elements of all parts, which it asks for before it uses one.
+// the workers that share an output bring theirs in slots. A warp merges up to 128 dims of a row: a lane knows a part's state, and every
+// lane adds up its elements of all parts, which it asks for before it uses one.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 namespace lean::cuda {
 
 /// What a warp merges at once of a row.
-inline constexpr std::int32_t kPairDims = 2;
-inline constexpr std::int32_t kSliceDims = kWarpThreads * kPairDims;
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims;
+inline constexpr std::int32_t kSliceDims = kWarpThreads * kLaneDims<kConfig>;
+template <KernelConfig kConfig>
+inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims<kConfig>;
 
 /// Where four elements of a row are kept among the row's, staged or in a slot. The twist keeps warps free of bank conflicts when
 /// they stage theirs. Its own inverse.
@@ -35,6 +35,12 @@ struct StagedRows {
   /// Among the block's.
   [[nodiscard]] __device__ __forceinline__ std::int32_t row(std::int32_t staged) const {
     return turn * kOfWarp + staged + (kTurns - 1) * (staged & ~(kOfWarp - 1));
+  }
+  /// How many of them are among the block's first `count`.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t existing(std::int32_t count) const {
+    if constexpr (kTurns == 1) return min(count, kCount);
+    const std::int32_t of_last = count % kMmaRows - turn * kOfWarp;  // of the last warp that has any
+    return count / kMmaRows * kOfWarp + max(0, min(of_last, kOfWarp));
   }
 };
 
@@ -56,7 +62,9 @@ struct WarpParts {
   [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const {
     return at + kRows * kConfig.head_dim;
   }
-  [[nodiscard]] __device__ __forceinline__ static float2 load(const float* at) { return *reinterpret_cast<const float2*>(at); }
+  [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) {
+    return *reinterpret_cast<const LaneElements<kConfig>*>(at);
+  }
 };
 
 /// The partials of a run, past the L1: other workers stored them.
@@ -75,9 +83,7 @@ struct SlotParts {
   [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t part) const {
     return at + (part == 0 ? run.second - run.first : run.pitch);
   }
-  [[nodiscard]] __device__ __forceinline__ static float2 load(const float* at) {
-    return __ldcg(reinterpret_cast<const float2*>(at));
-  }
+  [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) { return load_past_l1<kConfig>(at); }
 };
 
 /// Where a warp's merge goes: a slice of a row of the block.
@@ -88,56 +94,75 @@ struct MergedSlice {
   float* slot = nullptr;  // null: to the output
 };
 
-/// A slice of a row: a lane's two elements, and the row's state, which all lanes know.
+/// A slice of a row: a lane's elements, and the row's state, which all lanes know.
+template <KernelConfig kConfig>
 struct RowSlice {
-  float2 o = {0.0F, 0.0F};
+  LaneElements<kConfig> o;
   softmax::State state;
 };
 
 /// A lane's first dim of a slice, as rows are kept: twisted.
+template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t dim_of_lane(std::int32_t slice) {
-  return slice * kSliceDims + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kPairDims;
+  return slice * kSliceDims<kConfig> + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kLaneDims<kConfig>;
 }
 
-/// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp; kAhead: parts asked for
-/// at once.
+/// What a lane asks for of a slice: a part's state, and its own elements of the first kAhead parts.
+template <int kAhead, KernelConfig kConfig>
+struct AskedSlice {
+  softmax::State state;
+  LaneElements<kConfig> elements[kAhead];
+  const float* next = nullptr;  // of the part after those
+};
+
+/// By a warp.
 template <int kAhead, KernelConfig kConfig, typename TParts>
-[[nodiscard]] __device__ __forceinline__ RowSlice gather_slice(const TParts& parts, std::int32_t row, std::int32_t slice) {
+[[nodiscard]] __device__ __forceinline__ AskedSlice<kAhead, kConfig> ask_for_slice(const TParts& parts, std::int32_t row,
+                                                                                   std::int32_t slice) {
   static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
   const auto lane = static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
-  softmax::State own;
-  if (lane < parts.count()) own = parts.state(lane, row);
-  RowSlice whole;
-  float weight = 0.0F;
-  const float* at = parts.elements(row, dim_of_lane(slice));
-#pragma unroll 1
-  for (std::int32_t first = 0; first < parts.count(); first += kAhead) {
-    float2 ahead[kAhead];
+  AskedSlice<kAhead, kConfig> asked;
+  if (lane < parts.count()) asked.state = parts.state(lane, row);
+  asked.next = parts.elements(row, dim_of_lane<kConfig>(slice));
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      ahead[i] = first + i < parts.count() ? parts.load(at) : float2{0.0F, 0.0F};
-      at = parts.next(at, first + i);
-    }
-    if (first == 0) {
-      whole.state.m = ptx::warp_max(own.m);
-      weight = softmax::rescale_factor(own.m, whole.state.m);
-      whole.state.l = ptx::warp_sum(own.l * weight);
-    }
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < parts.count()) asked.elements[i] = parts.load(asked.next);
+    asked.next = parts.next(asked.next, i);
+  }
+  return asked;
+}
+
+/// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp, which asked for it.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+[[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts, AskedSlice<kAhead, kConfig> asked) {
+  RowSlice<kConfig> whole;
+  whole.state.m = ptx::warp_max(asked.state.m);
+  const float weight = softmax::rescale_factor(asked.state.m, whole.state.m);
+  whole.state.l = ptx::warp_sum(asked.state.l * weight);
+  for (std::int32_t first = 0;;) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
-      whole.o.x = fmaf(ahead[i].x, factor, whole.o.x);
-      whole.o.y = fmaf(ahead[i].y, factor, whole.o.y);
+#pragma unroll
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fmaf(asked.elements[i].x[j], factor, whole.o.x[j]);
+    }
+    first += kAhead;
+    if (first >= parts.count()) return whole;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      asked.elements[i] = {};
+      if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
+      asked.next = parts.next(asked.next, first + i);
     }
   }
-  return whole;
 }
 
 /// Into a slot; the first slice brings the row's state along.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice, const RowSlice& whole) {
-  const std::int32_t dim = dim_of_lane(slice);
-  *reinterpret_cast<float2*>(to.o + row * kConfig.head_dim + dim) = whole.o;
+__device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice,
+                                            const RowSlice<kConfig>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig>(slice);
+  *reinterpret_cast<LaneElements<kConfig>*>(to.o + row * kConfig.head_dim + dim) = whole.o;
   if (dim != 0) return;
   to.m[row] = whole.state.m;
   to.l[row] = whole.state.l;
@@ -146,20 +171,35 @@ __device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32
 /// Into the output.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, std::int32_t row,
-                                             std::int32_t slice, const RowSlice& whole) {
-  const std::int32_t dim = dim_of_lane(slice);
+                                             std::int32_t slice, const RowSlice<kConfig>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig>(slice);
   const RowEnd end = end_row<kConfig>(shared.call, record, row, whole.state, dim == 0);
-  store_pair<kConfig>(shared.call, end, twisted_quad(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
+  store_elements<kConfig>(shared.call, end, twisted_quad(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
 }
 
-template <int kAhead, KernelConfig kConfig, typename TParts>
-__device__ __forceinline__ void merge_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
-                                            const MergedSlice& to) {
-  const RowSlice whole = gather_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
-  if (to.slot != nullptr) {
-    store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
-  } else {
-    output_slice<kConfig>(shared, record, to.row, to.slice, whole);
+/// `count` slices by the consumer warps in turn: `place_of` says where one goes. A warp asks for its next before it stores one.
+template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
+__device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
+                                             std::int32_t count, const TPlaceOf& place_of) {
+  AskedSlice<kAhead, kConfig> asked;
+#pragma unroll 1
+  for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;; i += kConfig.consumer_warps) {
+    RowSlice<kConfig> whole;
+    if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
+    if (i < count) {
+      const MergedSlice from = place_of(i);
+      asked = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
+    }
+    if (before >= 0) {
+      const MergedSlice to = place_of(before);
+      if (to.slot != nullptr) {
+        store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
+      } else {
+        output_slice<kConfig>(shared, record, to.row, to.slice, whole);
+      }
+    }
+    if (i >= count) return;
+    before = i;
   }
 }
 

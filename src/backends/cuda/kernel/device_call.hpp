@@ -56,6 +56,9 @@ inline constexpr std::int64_t kWarpBuildSequences = kWarpThreads;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
+/// row * group_inverse >> this is row / group while row * group < 2^this, since the rounding adds less than 1 / group to it.
+inline constexpr std::int32_t kGroupInverseBits = 16;
+
 struct DeviceCall {
   Problem problem;
   schedule::LineShape shape;
@@ -64,6 +67,7 @@ struct DeviceCall {
   Pass pass = Pass::kWhole;
   fixup::Slots slots;
   float log2_scale = 0.0F;
+  std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1

@@ -29,6 +29,7 @@ class WarpTile {
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
   static constexpr int kSteps = kDims / kMmaDims;  // products of Q K^T in a row
+  static constexpr float kMaxSlack = 8.0F;         // log2 domain
 
   __device__ explicit WarpTile(const DeviceCall& call)
       : call_(call),
@@ -120,7 +121,7 @@ class WarpTile {
       m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 1));
       m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 2));
     }
-    if (__any_sync(ptx::kAllLanes, tile_max[0] > max_[0] || tile_max[1] > max_[1])) rescale(tile_max);
+    if (__any_sync(ptx::kAllLanes, outgrows(tile_max, 0) || outgrows(tile_max, 1))) rescale(tile_max);
     // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
     const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
 #pragma unroll
@@ -402,11 +403,18 @@ class WarpTile {
     return token_warp_ * kMmaTokens + run * run_tokens();
   }
 
+  /// Whether a tile's largest score is too far above what the row's weights refer to. Up to a factor of 2^kMaxSlack nothing is scaled anew:
+  /// weights may be larger than 1 by that much, and fit fp16 (FlashAttention-4 does so too).
+  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&tile_max)[2], int half) const {
+    return tile_max[half] > max_[half] + kMaxSlack;
+  }
+
+  /// A row by itself, whatever the warp's other rows do: its bits must not depend on them.
   __device__ void rescale(const float (&tile_max)[2]) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float larger = fmaxf(max_[half], tile_max[half]);
+      const float larger = outgrows(tile_max, half) ? tile_max[half] : max_[half];
       factor[half] = softmax::rescale_factor(max_[half], larger);
       max_[half] = larger;
       sum_[half] *= factor[half];
