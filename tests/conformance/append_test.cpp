@@ -59,7 +59,7 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
   }
 }
 
-/// One call that appends gives the bits of a call on the cache as it is afterwards.
+/// One call that appends gives the bits of a call on the cache as it is afterwards, where both have the same tiles.
 TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   for (const DType dtype : dtypes()) {
@@ -67,6 +67,7 @@ TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
       for (const std::int32_t page_tokens : {0, 16}) {
         Case c{.dtype = dtype,
                .kv_type = type,
+               .head_dim = 128,
                .lens = {613, 37},
                .n_q = {4},
                .page_tokens = page_tokens,
