@@ -18,12 +18,18 @@ std::int32_t attribute(cudaDeviceAttr which, int ordinal) noexcept {
 }
 
 Device ask(int ordinal) noexcept {
-  return {.ordinal = ordinal,
-          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal),
-          .major = attribute(cudaDevAttrComputeCapabilityMajor, ordinal),
-          .minor = attribute(cudaDevAttrComputeCapabilityMinor, ordinal),
-          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
-          .cooperative = attribute(cudaDevAttrCooperativeLaunch, ordinal) != 0};
+  Device device{.ordinal = ordinal,
+                .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal),
+                .major = attribute(cudaDevAttrComputeCapabilityMajor, ordinal),
+                .minor = attribute(cudaDevAttrComputeCapabilityMinor, ordinal),
+                .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+                .cooperative = attribute(cudaDevAttrCooperativeLaunch, ordinal) != 0};
+#ifdef LEAN_CUDA_SM80_PATH
+  constexpr std::int32_t kSharedBytesOfSm80 = 163 * 1024;
+  if (device.major > 8) device.major = 8, device.minor = 0;
+  if (device.shared_bytes > kSharedBytesOfSm80) device.shared_bytes = kSharedBytesOfSm80;
+#endif
+  return device;
 }
 
 }  // namespace

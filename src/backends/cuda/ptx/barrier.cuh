@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/arch.cuh"
+
 namespace lean::cuda::ptx {
 
 [[nodiscard]] __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
@@ -16,7 +18,7 @@ __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32
 
 /// Makes initialised barriers visible to the copy engine; every thread still needs __syncthreads().
 __device__ __forceinline__ void barrier_init_fence() {
-#if __CUDA_ARCH__ >= 900
+#if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
@@ -27,7 +29,7 @@ __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
 
 /// One arrival, and `bytes` more to come by bulk copies.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
+#if LEAN_CUDA_ARCH >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 #endif
 }
@@ -40,7 +42,7 @@ __device__ __forceinline__ void barrier_arrive_after_copies(std::uint64_t* barri
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
   std::uint32_t done;
   do {
-#if __CUDA_ARCH__ >= 900  // suspends the thread for a while in hardware
+#if LEAN_CUDA_ARCH >= 900  // suspends the thread for a while in hardware
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                  : "=r"(done)
                  : "r"(shared_address(barrier)), "r"(parity)

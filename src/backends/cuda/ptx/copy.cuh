@@ -4,11 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 
 namespace lean::cuda::ptx {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if defined(LEAN_CUDA_ARCH) && LEAN_CUDA_ARCH < 900
 inline constexpr bool kHasCopyEngine = false;
 #else
 inline constexpr bool kHasCopyEngine = true;
@@ -17,7 +18,7 @@ inline constexpr bool kHasCopyEngine = true;
 /// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets
 /// go of it first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
+#if LEAN_CUDA_ARCH >= 900
   asm volatile(
       "{ .reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
@@ -65,7 +66,7 @@ __device__ __forceinline__ void copy_byte(std::uint32_t shared, const std::byte*
 
 /// Between what this thread stored to shared memory and copies to the same place by the copy engine.
 __device__ __forceinline__ void fence_before_copies() {
-#if __CUDA_ARCH__ >= 900
+#if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/arch.cuh"
 #include "lean/problem.hpp"
 
 namespace lean::cuda::ptx {
@@ -23,7 +24,7 @@ namespace lean::cuda::ptx {
 }
 
 [[nodiscard]] __device__ __forceinline__ std::uint32_t e4m3_to_half(std::uint32_t pairs, bool upper) {
-#if __CUDA_ARCH__ >= 890
+#if LEAN_CUDA_ARCH >= 890
   std::uint32_t halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(upper ? pairs >> 16 : pairs)));
   return halves;
