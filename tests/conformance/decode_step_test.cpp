@@ -1,0 +1,81 @@
+// Decode steps as servers make them: few query tokens, all heads of a K/V head together, head dimensions of models. Backends have code of
+// their own for these, by row block, type and layout, and each of its paths is taken here.
+#include <gtest/gtest.h>
+
+#include "support/reduced.hpp"
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+/// K and V alike.
+struct StepLayout {
+  const char* name;
+  std::int32_t page_tokens;
+};
+
+constexpr StepLayout kStepLayouts[] = {{"bhsd", 0},  {"bshd", 0},  {"hsd", 0},   {"shd", 0},   {"bhsd~gap8", 0}, {"bshd~bcasth", 0},
+                                       {"bshd", 1},  {"bhsd", 16}, {"bshd", 16}, {"bhsd", 24}, {"bshd", 24},     {"bhsd", 48},
+                                       {"bshd", 48}, {"bhsd", 64}, {"bshd", 64}, {"bshd", 256}};
+
+/// Tokens around boxes of 16, tiles and pages.
+const std::vector<std::int32_t> kStepLengths = {1, 613, 0, 97, 272, 15};
+
+TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
+  EveryNth some(11);
+  for (const KvType type : {KvType::kAsQueries, KvType::kE4M3, KvType::kE5M2}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      for (const std::int32_t n_q : {1, 5, 13, 30}) {  // of 4 heads each: blocks of 16, 32, 64 and 128 rows
+        for (const StepLayout& layout : kStepLayouts) {
+          if (some.skips()) continue;
+          Case c{.kv_type = type,
+                 .q_heads = 8,
+                 .kv_heads = 2,
+                 .head_dim = head_dim,
+                 .lens = kStepLengths,
+                 .n_q = {n_q},
+                 .page_tokens = layout.page_tokens,
+                 .csr = n_q == 5,
+                 .causal = true,
+                 .k_layout = layout.name,
+                 .v_layout = layout.name,
+                 .workers = 5};
+          if (type != KvType::kAsQueries) c.kv_scales = KvScales::kHead;
+          ASSERT_TRUE(target_serves(c)) << to_text(c);
+          EXPECT_TRUE(run_and_check(c));
+        }
+      }
+    }
+  }
+}
+
+/// Windows and left padding: tiles begin at tokens that divide nothing.
+TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
+  EveryNth some(5);
+  for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      for (const StepLayout& layout : kStepLayouts) {
+        if (some.skips()) continue;
+        Case c{.kv_type = type,
+               .q_heads = 8,
+               .kv_heads = 2,
+               .head_dim = head_dim,
+               .lens = kStepLengths,
+               .page_tokens = layout.page_tokens,
+               .window_left = 301,
+               .k_layout = layout.name,
+               .v_layout = layout.name,
+               .workers = 3};
+        EXPECT_TRUE(run_and_check(c));
+        c.window_left = -1;
+        c.pad = {0, 37, 0, 96, 16, 3};
+        c.n_q = {7};
+        EXPECT_TRUE(run_and_check(c));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
