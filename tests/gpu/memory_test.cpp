@@ -14,9 +14,13 @@ namespace {
 using support::full_or_reduced;
 using support::KvType;
 
-/// One case a kernel variant: type, head dimension, rows of a kv head. Tokens lie end to end, so that the copy engine takes
-/// whole tiles, or with gaps, so that threads copy rows; fp8 with gaps begins anywhere.
-std::vector<Case> variant_cases(bool end_to_end) {
+/// Tokens end to end and with gaps, which the copy engine takes in boxes where it can (fp8 rows with gaps begin anywhere); pages that hold
+/// no box, so that threads copy everything.
+enum class Rows : std::int32_t { kEndToEnd, kWithGaps, kShortPages };
+
+/// One case a kernel variant: type, head dimension, rows of a kv head.
+std::vector<Case> variant_cases(Rows rows) {
+  const bool end_to_end = rows == Rows::kEndToEnd;
   using Dims = std::vector<std::int32_t>;
   std::vector<Case> cases;
   using Types = std::pair<DType, KvType>;
@@ -32,6 +36,7 @@ std::vector<Case> variant_cases(bool end_to_end) {
                          .head_dim = d,
                          .lens = {301, 0, 129},
                          .pad = {1, 0, 0},
+                         .page_tokens = rows == Rows::kShortPages ? 8 : 0,
                          .k_layout = end_to_end ? "bhsd" : (fp8 ? "bshd~gap1" : "bshd"),
                          .v_layout = end_to_end ? "bhsd" : (fp8 ? "bhsd~gap4" : "bhsd~gap8"),
                          .workers = 5});
@@ -54,8 +59,9 @@ void expect_matches(const std::vector<Case>& cases) {
   }
 }
 
-TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_cases(true)); }
-TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(false)); }
+TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_cases(Rows::kEndToEnd)); }
+TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(Rows::kWithGaps)); }
+TEST(Sanitized, R18_ExactAllocationsOfShortPages) { expect_matches(variant_cases(Rows::kShortPages)); }
 
 TEST(Sanitized, R04_EveryPolicy) {
   const Stream stream;
@@ -67,6 +73,7 @@ TEST(Sanitized, R04_EveryPolicy) {
                .kv_heads = 1,
                .lens = {1511, 97, 0, 640},
                .n_q = {2},
+               .page_tokens = 8,  // copied by threads: racecheck knows no other copies
                .causal = true,
                .policy = policy,
                .fixup = fixup,

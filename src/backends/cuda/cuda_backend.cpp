@@ -8,6 +8,7 @@
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
+#include "backends/cuda/tensor_map.hpp"
 #include "backends/cuda/workspace_check.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
@@ -124,6 +125,9 @@ bool hides_values(P problem, const Policy& policy) noexcept {
   return scores.mask != nullptr || scores.tree_mask != nullptr || (scores.window_left >= 0 && in_chunks(policy));
 }
 
+/// Tensor copies take what they can of a tile.
+bool copies_boxes(const KernelEntry& entry, P problem) noexcept { return entry.config.in_columns() && takes_boxes(problem); }
+
 struct RingSize {
   std::int32_t stage_bytes = 0;
   std::int32_t stages = 0;
@@ -132,7 +136,11 @@ struct RingSize {
 RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
   RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(problem.head_dim)};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (copies_runs(problem, device)) room = min_of(room, std::int64_t{kBulkRingBytes});
+  if (copies_boxes(entry, problem)) {
+    room = min_of(room, std::int64_t{kBoxRingBytes});
+  } else if (copies_runs(problem, device)) {
+    room = min_of(room, std::int64_t{kBulkRingBytes});
+  }
   size.stages = static_cast<std::int32_t>(min_of(max_stages(entry.config), room / size.stage_bytes));
   return size;
 }
@@ -151,7 +159,13 @@ bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, 
 
 Scope step_scope(P problem, const Policy& policy, const Device& device) noexcept {
   if (in_chunks(policy)) return Scope::kChunkStep;
-  return copies_runs(problem, device) ? Scope::kDecodeStep : Scope::kStridedStep;
+  if (bound_by_arithmetic(problem.k.dtype, schedule::row_capacity(problem))) return Scope::kTensorStep;
+  const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
+  const bool runs = copies_runs(problem, device);
+  const bool short_pages =
+      is_paged(problem.pages) && (runs ? page_bytes < kMinStepRunBytes : problem.pages.page_tokens < kMinPageRows);
+  if (short_pages && takes_boxes(problem)) return Scope::kTensorStep;
+  return runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
 schedule::LineShape shape_for(const KernelEntry& entry, P problem) noexcept {
@@ -179,7 +193,7 @@ const KernelEntry* variant_for(P problem, const Options& options, const Device& 
   return kernel_for(problem, options.policy);
 }
 
-Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
+Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std::int32_t grid, std::int64_t shared_bytes,
               cudaStream_t stream) noexcept {
   const auto* kernel = reinterpret_cast<const void*>(entry.kernel);
   if (const cudaError_t error =
@@ -203,16 +217,16 @@ Status launch(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = waits_for_others || call.dependent_launch ? 1 : 0;
-  void* arguments[] = {&call};
+  void* arguments[] = {&call, &maps};
   return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
 }
 
-Status launch_passes(const KernelEntry& entry, DeviceCall& call, std::int32_t grid, std::int64_t shared_bytes,
+Status launch_passes(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std::int32_t grid, std::int64_t shared_bytes,
                      cudaStream_t stream) noexcept {
-  const Status status = launch(entry, call, grid, shared_bytes, stream);
+  const Status status = launch(entry, call, maps, grid, shared_bytes, stream);
   if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
   call.pass = Pass::kMergeOnly;
-  return launch(entry, call, grid, shared_bytes, stream);
+  return launch(entry, call, maps, grid, shared_bytes, stream);
 }
 
 }  // namespace
@@ -296,15 +310,20 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch};
+  TensorMaps maps{};
+  if (copies_boxes(entry, problem)) {
+    const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
+    if (encode(problem, rows, maps)) call.box_tokens = rows;
+  }
   const RingSize ring = ring_size(entry, device, problem, call.flat);
   call.ring_stages = ring.stages;
   call.stage_bytes = ring.stage_bytes;
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   auto* const stream = static_cast<cudaStream_t>(options.stream);
-  if (!options.check_workspace) return launch_passes(entry, call, workers, shared_bytes, stream);
+  if (!options.check_workspace) return launch_passes(entry, call, maps, workers, shared_bytes, stream);
   const fixup::Counter ticket = next_ticket();
   if (const Status status = claim_workspace(call.slots, ticket, stream); !status.ok()) return status;
-  const Status status = launch_passes(entry, call, workers, shared_bytes, stream);
+  const Status status = launch_passes(entry, call, maps, workers, shared_bytes, stream);
   const Status released = release_workspace(call.slots, ticket, stream);
   return status.ok() ? released : status;
 }

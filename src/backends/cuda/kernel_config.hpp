@@ -17,6 +17,9 @@ inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product o
 inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
 inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
 
+/// Tensor copies lay a tile down in columns of so many bytes, one behind the other.
+[[nodiscard]] constexpr std::int32_t stage_column_bytes(std::int32_t row_bytes) noexcept { return least_of(128, row_bytes); }
+
 [[nodiscard]] constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
 
 /// Of the factors of matrix products, for K and V of a type.
@@ -25,12 +28,14 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 /// What calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
 /// instruction and register counts, so these have variants whose code holds nothing else.
 enum class Scope : std::int32_t {
-  kDecodeStep,   // flat line, d the variant's own, tiles or pages by the copy engine, last arriver; lse, sinks, windows, causal n_q
-  kStridedStep,  // likewise, where rows or pages are too short for the copy engine, and threads copy them
-  kChunkStep,    // kDecodeStep under fixed_chunk, without windows; for 16 rows
+  kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; 16-bit tiles or pages end to end, 16 rows
+  kStridedStep,  // likewise, but rows with gaps or short pages, by threads
+  kTensorStep,   // likewise, but of any type and layout and up to 128 rows: by tensor copies, else by threads
+  kChunkStep,    // kDecodeStep under fixed_chunk, without windows; fp8 too
   kAnyCall
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kChunkStep, Scope::kAnyCall};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
+                                    Scope::kAnyCall};
 
 struct KernelConfig {
   DType dtype = DType::kFloat16;    // of K and V, and of queries; kFloat8E4M3 stands for E5M2 too, beside queries of fp16 and bf16
@@ -43,12 +48,16 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool step() const noexcept { return scope != Scope::kAnyCall; }
   /// The copy engine brings K and V, whatever the call.
   [[nodiscard]] constexpr bool bulk_step() const noexcept { return scope == Scope::kDecodeStep || scope == Scope::kChunkStep; }
+  /// A stage holds a tile in columns as tensor copies lay it down, ready to be read, and not row by row.
+  [[nodiscard]] constexpr bool in_columns() const noexcept { return scope == Scope::kTensorStep; }
   [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
   [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
   [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {
     return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), kPieceBytes));
   }
+  [[nodiscard]] constexpr std::int32_t column_bytes() const noexcept { return stage_column_bytes(stage_row_bytes(head_dim)); }
+  [[nodiscard]] constexpr std::int32_t columns() const noexcept { return stage_row_bytes(head_dim) / column_bytes(); }
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
@@ -66,9 +75,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t warp_runs() const noexcept { return tile_tokens / (token_warps() * kMmaTokens); }
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
   /// Producers feed the ring: with the copy engine a warp does, or one thread. A CTA gets its registers for four warps at a time.
-  [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept {
-    return bulk_step() ? 1 : (scope == Scope::kStridedStep ? 4 : 2);
-  }
+  [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept { return bulk_step() ? 1 : (step() ? 4 : 2); }
   [[nodiscard]] constexpr std::int32_t producer_threads() const noexcept { return producer_warps() * kWarpThreads; }
   /// Whether one more warp finds out who shares the outputs; else a producer does, once a segment's first tiles are under way.
   [[nodiscard]] constexpr bool has_sharing_warp() const noexcept { return !step(); }
@@ -121,8 +128,7 @@ inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
   config.consumer_warps = family.head_dim > 128 ? 4 : 8;
   config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
   if (config.fp8() && q_rows == 16) config.tile_tokens *= 2;
-  const bool step = scope == Scope::kDecodeStep || scope == Scope::kStridedStep;
-  if (step && family.head_dim == 64 && q_rows <= 64) config.tile_tokens *= 2;
+  if (config.step() && scope != Scope::kChunkStep && family.head_dim == 64 && q_rows <= 64) config.tile_tokens *= 2;
   return config;
 }
 
@@ -132,11 +138,17 @@ inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
 }
 static_assert(chunks_have_same_tiles({DType::kFloat16, 64}) && chunks_have_same_tiles({DType::kFloat8E4M3, 64}));
 
-/// Above 128 dims the accumulators of 128 rows do not fit the registers; and one query token, which chooses the variant with fixed_chunk,
-/// seldom has more than 16.
-[[nodiscard]] constexpr std::int32_t max_row_block(std::int32_t head_dim, Scope scope) noexcept {
-  if (scope == Scope::kChunkStep) return kMmaRows;
-  return head_dim > 128 ? 64 : 128;
+/// Above 128 dims the accumulators of 128 rows do not fit the registers. Fp8 and more than 16 rows are bound by arithmetic, of which tensor
+/// steps have less; the rest is bound by the read. With fixed_chunk one query token chooses the variant, and seldom has more than 16 rows.
+[[nodiscard]] constexpr bool has_variant(const KernelFamily& family, std::int32_t q_rows, Scope scope) noexcept {
+  if (scope == Scope::kDecodeStep || scope == Scope::kStridedStep) return q_rows == kMmaRows && !is_fp8(family.dtype);
+  if (scope == Scope::kChunkStep) return q_rows == kMmaRows;
+  return q_rows <= (family.head_dim > 128 ? 64 : 128);
+}
+
+/// Of rows of queries on a kv head, and the type of K and V.
+[[nodiscard]] constexpr bool bound_by_arithmetic(DType kv_dtype, std::int64_t rows) noexcept {
+  return is_fp8(kv_dtype) || rows > kMmaRows;
 }
 
 }  // namespace lean::cuda

@@ -9,11 +9,12 @@
 namespace lean::cuda {
 
 struct DeviceCall;
+struct TensorMaps;
 
 struct KernelEntry {
   KernelConfig config;
-  void (*kernel)(DeviceCall) = nullptr;     // null: the family has no such row block
-  std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
+  void (*kernel)(DeviceCall, TensorMaps) = nullptr;  // null: the family has no such row block
+  std::int64_t fixed_shared_bytes[2] = {};           // dynamic shared memory beside the ring: any line, a flat line
 };
 
 using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks) * std::size(kScopes)>;

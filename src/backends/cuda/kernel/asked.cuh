@@ -26,7 +26,9 @@ struct Asked {
   }
   /// A window may begin inside a tile.
   [[nodiscard]] __device__ __forceinline__ bool windowed_chunks() const { return kAnyCall && chunks(); }
+  /// Of rows end to end; tensor copies are others.
   [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const { return kAnyCall ? call.bulk_copies : kConfig.bulk_step(); }
+  [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.box_tokens > 0; }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return is_paged(call.problem.pages); }
   [[nodiscard]] __device__ __forceinline__ bool append() const { return kAnyCall && appends(call.problem); }
   [[nodiscard]] __device__ __forceinline__ bool turned_queries() const { return kAnyCall && call.problem.append.rotary_dim > 0; }

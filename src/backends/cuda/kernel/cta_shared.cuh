@@ -114,13 +114,17 @@ struct CtaShared {
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
 };
 
+/// Tensor copies place pieces by their addresses' bits, up to 8 rows of 128 bytes.
+template <KernelConfig kConfig>
+inline constexpr std::size_t kRestAlignment = kConfig.in_columns() ? 1024 : 128;
+
 /// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
 template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
   alignas(16) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
-  alignas(128) std::byte rest[128];
+  alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
   [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) {
@@ -135,7 +139,7 @@ struct CtaMemory {
 /// Found by name wherever it is asked for, so that functions that are called, not inlined, know that it is shared memory.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ CtaMemory<kConfig>& cta_memory() {
-  extern __shared__ __align__(128) std::byte dynamic_shared_memory[];
+  extern __shared__ __align__(1024) std::byte dynamic_shared_memory[];
   return *reinterpret_cast<CtaMemory<kConfig>*>(dynamic_shared_memory);
 }
 

@@ -95,10 +95,10 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
 }
 
 template <KernelConfig kConfig, typename TCursor>
-__device__ __forceinline__ void walk(const DeviceCall& call, CtaMemory<kConfig>& memory, TCursor& cursor) {
+__device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
   if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
-  Producer<kConfig>(call, memory.shared, memory.ring(call)).run(cursor);
+  Producer<kConfig>(call, maps, memory.shared, memory.ring(call)).run(cursor);
 }
 
 /// Whether the calling warp walks the line: the first producer's and, if there is one, the sharing warp do. Others copy what they are told.
@@ -112,7 +112,7 @@ template <KernelConfig kConfig>
 /// own, since whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one
 /// walk serves both, and is a sixth of the kernel less.
 template <KernelConfig kConfig, bool kCumulative>
-__device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory) {
+__device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
   FlatLine line;
   if (call.short_line) {
@@ -123,13 +123,13 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, CtaMemory
     line.lengths = rules.lengths()(line.start.sequence);
   }
   schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, worker_of(line.plan), line.start, line.lengths);
-  walk<kConfig>(call, memory, cursor);
+  walk<kConfig>(call, maps, memory, cursor);
 }
 
-/// The parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
+/// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
 template <DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows, kScope)), 1)
-    decode_kernel(const __grid_constant__ DeviceCall call) {
+    decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
   constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows, kScope);
   if constexpr (kConfig.step() && !ptx::kHasCopyEngine) return;  // never launched there
   const Asked<kConfig> asked(call);
@@ -138,6 +138,10 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
   const bool consumes = warp < kConfig.consumer_warps;
   if (consumes) {
     if (threadIdx.x == 0) init_barriers(call, memory.shared);
+    if (asked.tensor_copies() && threadIdx.x == kWarpThreads) {
+      ptx::prefetch_tensor_map(&maps.k.tall);
+      ptx::prefetch_tensor_map(&maps.v.tall);
+    }
     if (warp > 0) copy_call(call, memory.shared, static_cast<std::int32_t>(threadIdx.x) - kWarpThreads);
   }
   if (call.dependent_launch) {
@@ -161,12 +165,12 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
       consume<kConfig, false>(call, memory);
     }
   } else if (kConfig.step() && !call.cumulative) {
-    walk_flat_line<kConfig, false>(call, memory);
+    walk_flat_line<kConfig, false>(call, maps, memory);
   } else if (asked.flat()) {
-    walk_flat_line<kConfig, true>(call, memory);
+    walk_flat_line<kConfig, true>(call, maps, memory);
   } else {
     DeviceCursor cursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
-    walk<kConfig>(call, memory, cursor);
+    walk<kConfig>(call, maps, memory, cursor);
   }
 }
 

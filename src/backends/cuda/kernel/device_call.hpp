@@ -71,6 +71,7 @@ struct DeviceCall {
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
+  std::int32_t box_tokens = 0;            // of a tall box (tensor_map.hpp); 0: no tensor copies
   std::int32_t chunk_tiles = 0;           // fixed_chunk: tiles of a chunk; else 0
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
   bool flat = false;                      // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
@@ -90,15 +91,17 @@ struct DeviceCall {
   return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
 }
 
-/// Pages below this are copied row by row: a bulk copy costs the copy engine some 60 cycles, whatever its size.
+/// Pages below this are copied row by row: copies that a warp's lanes ask the copy engine for go one after the other, 60 cycles each.
 inline constexpr std::int32_t kMinRunBytes = 2048;
+inline constexpr std::int32_t kMinStepRunBytes = 4096;  // below this a decode step has boxes, where it can
 
 /// Rows of pages of so many tokens are copied page by page; of shorter ones, looked up a lane a row (docs/cuda-backend.md has figures).
 inline constexpr std::int32_t kMinPageRows = 64;
 
 /// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
-/// waits longer. Copies by threads come slower and take all there is.
+/// waits longer. Boxes come a little slower, and copies by threads take all there is.
 inline constexpr std::int32_t kBulkRingBytes = 96 * 1024;
+inline constexpr std::int32_t kBoxRingBytes = 128 * 1024;
 
 /// Of a ring.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {

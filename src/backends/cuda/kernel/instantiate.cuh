@@ -12,8 +12,8 @@ namespace lean::cuda {
 
 template <KernelFamily kFamily, std::int32_t kRows, Scope kScope>
 [[nodiscard]] constexpr KernelEntry entry_of() noexcept {
-  if constexpr (kRows > max_row_block(kFamily.head_dim, kScope)) {
-    return {};
+  if constexpr (!has_variant(kFamily, kRows, kScope)) {
+    return {.config = config_of(kFamily, kRows, kScope)};
   } else {
     constexpr KernelConfig kConfig = config_of(kFamily, kRows, kScope);
     return {.config = kConfig,

@@ -5,8 +5,10 @@
 
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
+#include "backends/cuda/kernel/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/tensor_map.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
@@ -19,8 +21,8 @@ struct HeadRows {
   std::int64_t page_bytes = 0;
 };
 
-/// The pages that a lane looks up of a tile. By the copy engine a lane has a page; by threads a warp has runs of rows, and a lane a row of
-/// each run.
+/// The pages that a lane looks up of a tile. By the copy engine a lane has a page, or a box of tokens; by threads a warp has runs of rows,
+/// and a lane a row of each run.
 template <KernelConfig kConfig>
 struct LanePages {
   static constexpr std::int32_t kRunRows = most_of(1, least_of(kWarpThreads, kConfig.tile_tokens / kConfig.producer_warps()));
@@ -36,16 +38,40 @@ struct LanePages {
   }
 };
 
-/// Of [token, token + tokens). Asked for before the wait for a stage; the same for K and V.
+/// A low box of a tile, for each of some lanes of all producers: what copies of a warp's lanes are asked for one after the other.
+template <KernelConfig kConfig>
+struct LaneBox {
+  static constexpr std::int32_t kOfColumn = kConfig.tile_tokens / kBoxRows;
+  static constexpr std::int32_t kOfWarp = kOfColumn * kConfig.columns() / kConfig.producer_warps();
+  static_assert(!kConfig.in_columns() || kOfWarp * kConfig.producer_warps() == kOfColumn * kConfig.columns());
+
+  std::int32_t row = kConfig.tile_tokens;  // of a lane that has none
+  std::int32_t column = 0;
+
+  __device__ __forceinline__ LaneBox() {
+    if (lane() >= kOfWarp) return;
+    const std::int32_t box = (static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps) * kOfWarp + lane();
+    row = box % kOfColumn * kBoxRows;
+    column = box / kOfColumn;
+  }
+};
+
+/// Of [token, token + tokens), of which the first `boxed` come in boxes. Asked for before the wait for a stage; the same for K and V.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LanePages<kConfig> ask_for_pages(const DeviceCall& call, const SegmentRecord& record,
-                                                                          std::int32_t token, std::int32_t tokens) {
+                                                                          std::int32_t token, std::int32_t tokens,
+                                                                          std::int32_t boxed) {
   using Pages = LanePages<kConfig>;
   const std::int32_t* ids = page_ids(call.problem.pages, record.lengths, record.sequence);
   Pages found{};
   if (Asked<kConfig>(call).bulk_copies()) {
     const std::int32_t page = page_of(call, token) + lane();
     if (tokens > 0 && page <= page_of(call, token + tokens - 1)) found.ids[0] = ids[page];
+    return found;
+  }
+  if (boxed > 0) {
+    const LaneBox<kConfig> box;
+    if (box.row < boxed) found.ids[0] = ids[page_of(call, token + box.row)];
     return found;
   }
 #pragma unroll
@@ -102,24 +128,60 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   }
 }
 
-/// A run of rows, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row. A row is copied by few lanes,
-/// each some pieces of it, since what costs is to tell them where it begins.
+/// Tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all producers, a lane a box.
+/// A page outside the pool comes as zeros.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_whole_run(const std::byte* place, std::uint32_t stage) {
+__device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps& maps, const SegmentRecord& record,
+                                           const PageRuns runs) {
+  if (threadIdx.x == kConfig.consumer_threads()) {
+    ptx::barrier_expect(runs.full, static_cast<std::uint32_t>(runs.tokens * kConfig.stage_row_bytes(kConfig.head_dim)));
+  }
+  const LaneBox<kConfig> box;
+  const std::int32_t in_tall = call.box_tokens - 1;  // a power of two
+  const bool pages = Asked<kConfig>(call).pages();
+  const std::int32_t tall_end = pages && (runs.token & in_tall) != 0 ? 0 : runs.tokens & ~in_tall;
+  const bool tall = box.row < tall_end;
+  if (box.row >= runs.tokens || (tall && (box.row & in_tall) != 0)) return;
+  const std::int32_t token = runs.token + box.row;
+  ptx::TensorPlace place{.byte = box.column * kConfig.column_bytes(), .token = token, .head = record.kv_head, .sequence = 0};
+  if (pages) {
+    place.token -= page_of(call, token) * call.problem.pages.page_tokens;
+    place.sequence = runs.page_id;
+    if (!in_pool(call.problem.pages, runs.page_id)) report_lacking_page(call, cta_memory<kConfig>().shared);
+  } else if (call.problem.cu_kv_tokens != nullptr) {
+    place.token += static_cast<std::int32_t>(record.lengths.kv_first_token);
+  } else {
+    place.sequence = static_cast<std::int32_t>(record.sequence);
+  }
+  std::byte* const to =
+      runs.stage + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
+  ptx::tensor_copy(to, tall ? &maps.tall : &maps.low, place, runs.full);
+}
+
+/// A run of rows from row `first` of a stage on, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row.
+/// A row is copied by few lanes, each some pieces of it, since what costs is to tell them where it begins.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std::byte* place, std::uint32_t stage,
+                                               std::int32_t first) {
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
   constexpr std::int32_t kLanes = least_of(8, kRowBytes / kPieceBytes);  // a row's; their pieces fill whole sectors of memory
   constexpr std::int32_t kRowsAtOnce = kWarpThreads / kLanes;
   static_assert(kRowBytes % (kLanes * kPieceBytes) == 0 && LanePages<kConfig>::kRunRows % kRowsAtOnce == 0);
+  static_assert(!kConfig.in_columns() || (kLanes * kPieceBytes == kConfig.column_bytes() && LanePages<kConfig>::kRunRows % 8 == 0));
   const std::int32_t own_row = lane() / kLanes;
   const std::int32_t own_piece = lane() % kLanes * kPieceBytes;
-  stage += static_cast<std::uint32_t>(own_row * kRowBytes + own_piece);
+  // From here on, where each row of a run and each column lie is known to the compiler.
+  const std::uint32_t own = place_in_stage<kConfig>(call, own_row, lane() % kLanes);
+  stage += static_cast<std::uint32_t>(first * (kConfig.in_columns() ? kConfig.column_bytes() : kRowBytes));
 #pragma unroll
   for (std::int32_t row = 0; row < LanePages<kConfig>::kRunRows; row += kRowsAtOnce) {
     const std::byte* const from = own_piece + reinterpret_cast<const std::byte*>(__shfl_sync(
                                                   ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), row + own_row));
 #pragma unroll
     for (std::int32_t at = 0; at < kRowBytes; at += kLanes * kPieceBytes) {
-      ptx::async_copy_16(stage + static_cast<std::uint32_t>(row * kRowBytes + at), from + at, true);
+      const std::uint32_t to = kConfig.in_columns() ? further_in_columns<kConfig>(own, row, at / kConfig.column_bytes())
+                                                    : own + static_cast<std::uint32_t>(row * kRowBytes + at);
+      ptx::async_copy_16(stage + to, from + at, true);
     }
   }
 }
@@ -135,7 +197,6 @@ __device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t s
   const std::int32_t rows_at_once = most_of(1, kWarpThreads / row_pieces);
   const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
   const std::int32_t own_piece = lane() - own_row * row_pieces;
-  const auto step = static_cast<std::uint32_t>(rows_at_once * stage_row_bytes<kConfig>(call));
 #pragma unroll
   for (std::int32_t run = 0; run < Pages::kRuns; ++run) {
     const std::int32_t first = Pages::first_row(run);
@@ -150,24 +211,21 @@ __device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t s
         report_lacking_page(call, cta_memory<kConfig>().shared);
       }
     }
-    std::uint32_t to = stage + static_cast<std::uint32_t>(first * stage_row_bytes<kConfig>(call));
     if constexpr (kConfig.step()) {
       if (__all_sync(ptx::kAllLanes, place != nullptr || lane() >= Pages::kRunRows)) {
-        copy_whole_run<kConfig>(place, to);
+        copy_whole_run<kConfig>(call, place, stage, first);
         continue;
       }
     }
-    to += static_cast<std::uint32_t>(own_row * stage_row_bytes<kConfig>(call));
     for (std::int32_t row = 0; row < count; row += rows_at_once) {
       const auto from = reinterpret_cast<const std::byte*>(
           __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), (row + own_row) % kWarpThreads));
       if (own_row < rows_at_once && row + own_row < count) {
         for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
-          const std::int32_t at = piece * piece_bytes<kConfig>(call);
-          copy_piece<kConfig>(call, to + static_cast<std::uint32_t>(at), from != nullptr ? from + at : rows.first, from != nullptr);
+          copy_piece<kConfig>(call, stage + place_in_stage<kConfig>(call, first + row + own_row, piece),
+                              from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first, from != nullptr);
         }
       }
-      to += step;
     }
   }
 }

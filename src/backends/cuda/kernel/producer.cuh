@@ -1,6 +1,6 @@
 // Producer: the warps that walk the worker's segments, announce each, and keep the ring of K and V tiles full.
-// A stage holds the K or the V rows of one LeanTile, end to end but for what fills a row up to 16 bytes; only rows that exist are
-// copied.
+// A stage holds the K or the V rows of one LeanTile: end to end but for what fills a row up to 16 bytes, or in columns
+// (stage_columns.cuh). Only rows that exist are copied.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,9 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 class Producer {
  public:
-  __device__ Producer(const DeviceCall& call, CtaShared<kConfig>& shared, std::byte* ring_memory)
+  __device__ Producer(const DeviceCall& call, const TensorMaps& maps, CtaShared<kConfig>& shared, std::byte* ring_memory)
       : call_(call),
+        maps_(maps),
         asked_(call),
         shared_(shared),
         ring_memory_(ring_memory),
@@ -110,10 +111,7 @@ class Producer {
   [[nodiscard]] __device__ std::int32_t copy_bytes() const { return piece_bytes<kConfig>(call_); }
   [[nodiscard]] __device__ std::int32_t stage_row_bytes() const { return cuda::stage_row_bytes<kConfig>(call_); }
 
-  /// Where this thread's first piece of all rows lies in a stage, and how far on its next.
-  [[nodiscard]] __device__ std::uint32_t first_in_stage() const {
-    return static_cast<std::uint32_t>(first_row_ * stage_row_bytes() + first_piece_ * copy_bytes());
-  }
+  /// How far on in a stage this thread's next piece of all rows lies.
   [[nodiscard]] __device__ std::uint32_t stage_stride() const {
     if constexpr (!kConfig.fp8()) return kConfig.producer_threads() * kPieceBytes;
     return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
@@ -246,6 +244,14 @@ class Producer {
             kElementBytes * strides.sequence};
   }
 
+  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits there.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t boxed_tokens(const SegmentRecord& record, std::int32_t token,
+                                                                     std::int32_t tokens) const {
+    if (!asked_.tensor_copies() || (asked_.pages() && token % kBoxRows != 0)) return 0;
+    if (record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end) return 0;
+    return tokens / kBoxRows * kBoxRows;
+  }
+
   /// A row each, to where the record's queries are staged.
   __device__ __forceinline__ void copy_queries(const SegmentRecord& record, std::int32_t record_place) {
     std::uint64_t* full = &shared_.queries_full[record_place];
@@ -300,7 +306,8 @@ class Producer {
     const std::int32_t end = token + tokens;
     const bool has_new = asked_.append() && end > first_new_;
     if (has_new) tokens = max(first_new_, token) - token;
-    if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens);
+    const std::int32_t boxed = boxed_tokens(record, token, tokens);
+    if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
     if (has_new) make_rows(stage + tokens * stage_row_bytes(), rows.keys, record, token + tokens, end);
     if (asked_.bulk_copies() && tokens == 0) {
@@ -314,7 +321,10 @@ class Producer {
         ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
       }
     } else {
-      if (tokens > 0) copy_by_threads(ptx::shared_address(stage), rows, record, token, tokens);
+      if (boxed > 0) {
+        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
+      }
+      if (tokens > boxed) copy_by_threads(ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed});
       if (has_new || copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
@@ -325,14 +335,20 @@ class Producer {
     ring_.advance();
   }
 
-  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
-                                  std::int32_t tokens) {
+  /// Tokens, and the row of the stage where the first of them goes.
+  struct StagedTokens {
+    std::int32_t row;
+    std::int32_t token;
+    std::int32_t tokens;
+  };
+
+  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, const StagedTokens& at) {
     if (!is_paged(call_.problem.pages)) {
-      copy_rows(stage, rows.first + token * rows.token_bytes, rows.token_bytes, tokens, true);
-    } else if (call_.problem.pages.page_tokens < kMinPageRows) {
-      copy_page_rows<kConfig>(rows, stage, token, tokens, pages_);
+      copy_rows(stage, at.row, rows.first + at.token * rows.token_bytes, rows.token_bytes, at.tokens, true);
+    } else if (call_.problem.pages.page_tokens < kMinPageRows && at.row == 0) {
+      copy_page_rows<kConfig>(rows, stage, at.token, at.tokens, pages_);
     } else {
-      copy_pages(stage, rows, record, token, tokens);
+      copy_pages(stage, rows, record, at);
     }
   }
 
@@ -344,32 +360,40 @@ class Producer {
   }
 
   /// Rows of long pages, by all threads page by page.
-  __device__ void copy_pages(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, std::int32_t token,
-                             std::int32_t tokens) {
+  __device__ void copy_pages(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, const StagedTokens& at) {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
-    const std::int32_t end = token + tokens;
-    const std::int32_t first_page = page_of(call_, token);
+    const std::int32_t end = at.token + at.tokens;
+    const std::int32_t first_page = page_of(call_, at.token);
     const std::int32_t last_page = page_of(call_, end - 1);
     for (std::int32_t page = first_page; page <= last_page; ++page) {
       const std::int32_t id = ids[page];
       const bool exists = in_pool(pages, id);
       if (!exists) report_lacking_page(call_, shared_);
       const std::int32_t page_begin = page * pages.page_tokens;
-      const std::int32_t begin = max(page_begin, token);
+      const std::int32_t begin = max(page_begin, at.token);
       const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
       const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
-      const std::uint32_t to = stage + static_cast<std::uint32_t>((begin - token) * stage_row_bytes());
-      copy_rows(to, from, rows.token_bytes, page_end - begin, exists);
+      copy_rows(stage, at.row + begin - at.token, from, rows.token_bytes, page_end - begin, exists);
     }
   }
 
-  /// The pieces of all rows in turn, dealt out over the threads. Where whole rows are dealt out, a thread keeps its place in them.
-  /// Where `exists` is false all of it becomes 0.
-  __device__ void copy_rows(std::uint32_t stage, const std::byte* rows, std::int64_t step, std::int32_t tokens, bool exists) const {
+  /// The pieces of all rows in turn, dealt out over the threads, to row `to_row` of the stage and those behind. Where whole rows are dealt
+  /// out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
+  __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const std::byte* rows, std::int64_t step, std::int32_t tokens,
+                            bool exists) const {
     const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
-    std::uint32_t to = stage + first_in_stage();
+    if constexpr (kConfig.in_columns()) {
+      static_assert(kConfig.producer_threads() % (kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes) == 0);
+#pragma unroll 8
+      for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
+        copy_piece<kConfig>(call_, stage + place_in_columns<kConfig>(to_row + row, first_piece_), from, exists);
+        from += from_stride;
+      }
+      return;
+    }
+    std::uint32_t to = stage + place_in_stage<kConfig>(call_, to_row + first_row_, first_piece_);
     if (piece_stride_ == 0) {
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
@@ -396,6 +420,7 @@ class Producer {
   }
 
   const DeviceCall& call_;
+  const TensorMaps& maps_;
   Asked<kConfig> asked_;
   CtaShared<kConfig>& shared_;
   std::byte* ring_memory_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/asked.cuh"
+#include "backends/cuda/kernel/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 
 namespace lean::cuda {
@@ -28,6 +29,17 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t stage_row_bytes(const DeviceCall& call) {
   return kConfig.fp8() && !kConfig.step() ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);
+}
+
+/// Where a stage holds what is copied at once as `piece` of a row.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t place_in_stage(const DeviceCall& call, std::int32_t row,
+                                                                      std::int32_t piece) {
+  if constexpr (kConfig.in_columns()) {
+    return place_in_columns<kConfig>(row, piece);
+  } else {
+    return static_cast<std::uint32_t>(row * stage_row_bytes<kConfig>(call) + piece * piece_bytes<kConfig>(call));
+  }
 }
 
 template <KernelConfig kConfig>

@@ -1,22 +1,16 @@
-// StageRows: reads K and V from a stage, which holds rows end to end as bulk copies bring them. Equal 16-byte pieces of 8 rows may
-// therefore share banks: row r reads piece c ^ twist(r) where it should read c, which is free of conflicts, and pieces are put right
-// in registers.
+// StageRows: reads K and V from a stage. Where it holds rows end to end as bulk copies bring them, equal 16-byte pieces of 8 rows may
+// share banks: row r reads piece c ^ twist(r) where it should read c, which is free of conflicts, and pieces are put right in
+// registers. Where it holds columns, that is where piece c lies, and nothing is to be put right (stage_columns.cuh).
 #pragma once
 
 #include <cstdint>
 
 #include "backends/cuda/kernel/fragment.cuh"
+#include "backends/cuda/kernel/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 
 namespace lean::cuda {
-
-/// Rows share banks in sets of 2^this, gcd(pieces of a row, 8): so many must be told apart.
-[[nodiscard]] __device__ constexpr std::int32_t same_bank_bits(std::int32_t pieces) {
-  std::int32_t bits = 0;
-  while (bits < 3 && pieces % (2 << bits) == 0) ++bits;
-  return bits;
-}
 
 /// kWhole: d is the variant's own; else a smaller multiple of 8.
 template <KernelConfig kConfig, bool kWhole>
@@ -33,7 +27,7 @@ class StageRows {
     const std::int32_t twist_shift = 3 - bits;
     const std::int32_t group = lane / 4;
     const std::int32_t quad = lane % 4;
-    row_bytes_ = static_cast<std::uint32_t>(pieces * kPieceBytes);
+    row_bytes_ = static_cast<std::uint32_t>(kInColumns ? kConfig.column_bytes() : pieces * kPieceBytes);
     k_twist_ = group >> twist_shift;
     v_twist_ = (2 * quad) >> twist_shift;
     v_select_ = bits == 3 ? Held::kSecondFromOther : Held::kSameToken;
@@ -47,7 +41,7 @@ class StageRows {
     const std::uint32_t from = row_address(stage, row);
 #pragma unroll
     for (int c = 0; c < kGroupPieces; c += 4) ptx::load_matrices(k + c, from + piece_offset(g, c));
-    put_right<1>(k, k_twist_);
+    if constexpr (!kInColumns) put_right<1>(k, k_twist_);
     if constexpr (!kWhole) {  // what lies past d is another row's
 #pragma unroll
       for (int c = 0; c < kGroupPieces; ++c) k[c] = g * kGroupPieces + c < own_pieces_ ? k[c] : 0U;
@@ -63,11 +57,10 @@ class StageRows {
     std::uint32_t read[kGroupPieces];
 #pragma unroll
     for (int c = 0; c < kGroupPieces; c += 4) ptx::load_matrices_transposed(read + c, from + piece_offset(g, c));
-    put_right<kThreeBits ? 2 : 1>(read, v_twist_);
+    if constexpr (!kInColumns) put_right<kThreeBits ? 2 : 1>(read, v_twist_);
+    const std::uint32_t select = kInColumns ? Held::kSameToken : (kThreeBits ? Held::kSecondFromOther : v_select_);
 #pragma unroll
-    for (int c = 0; c < kGroupPieces; ++c) {
-      v[c] = __byte_perm(read[c], read[c ^ 1], kThreeBits ? Held::kSecondFromOther : v_select_);
-    }
+    for (int c = 0; c < kGroupPieces; ++c) v[c] = __byte_perm(read[c], read[c ^ 1], select);
   }
 
   /// Zeros in rows [begin, end) of a stage, by a warp, for itself: what they held must not reach a sum.
@@ -76,20 +69,30 @@ class StageRows {
 #pragma unroll 1
     for (std::uint32_t at = stage + static_cast<std::uint32_t>(begin) * row_bytes_ + static_cast<std::uint32_t>(lane * kPieceBytes);
          at < last; at += kWarpThreads * kPieceBytes) {
-      ptx::store_shared(at, {0, 0, 0, 0});
+#pragma unroll
+      for (std::uint32_t column = 0; column < kColumns; ++column) ptx::store_shared(at + column * kGroupBytes, {0, 0, 0, 0});
     }
     ptx::fence_before_copies();
     __syncwarp();
   }
 
  private:
+  static constexpr bool kInColumns = kConfig.in_columns();
+  static_assert(!kInColumns || kGroupPieces * kPieceBytes == kConfig.column_bytes());
+  static constexpr std::uint32_t kColumns = kInColumns ? kGroups : 1;        // a row that is not in columns counts as one
+  static constexpr std::uint32_t kGroupBytes = column_stage_bytes<kConfig>;  // from a column, a group of pieces, to the next
+
   [[nodiscard]] __device__ __forceinline__ std::uint32_t row_address(std::uint32_t stage, std::int32_t row) const {
     return stage + static_cast<std::uint32_t>(read_row_ + row) * row_bytes_;
   }
 
   /// Where this lane's row holds what it reads for pieces `piece` to `piece` + 3 of group g.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t piece_offset(int g, int piece) const {
-    return static_cast<std::uint32_t>((g * kGroupPieces + (read_piece_ ^ piece)) * kPieceBytes);
+    if constexpr (kInColumns) {
+      return static_cast<std::uint32_t>(g) * kGroupBytes + static_cast<std::uint32_t>((read_piece_ ^ piece) * kPieceBytes);
+    } else {
+      return static_cast<std::uint32_t>((g * kGroupPieces + (read_piece_ ^ piece)) * kPieceBytes);
+    }
   }
 
   /// m[c] holds piece c ^ twist; afterwards piece c, as far as the twist's bits from kFirstBit on go.

@@ -34,6 +34,13 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, st
 #endif
 }
 
+/// So many bytes more to come by copies of the copy engine, and no arrival.
+__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+
 /// The calling thread's arrival, once all its cp.async before this have landed. The barrier's count includes it.
 __device__ __forceinline__ void barrier_arrive_after_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");

@@ -29,6 +29,34 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 #endif
 }
 
+/// Where a box begins in a tensor: bytes of a row, then the other dimensions.
+struct TensorPlace {
+  std::int32_t byte;
+  std::int32_t token;
+  std::int32_t head;
+  std::int32_t sequence;  // or page
+};
+
+/// One box of the tensor that `map` (a CUtensorMap outside shared memory) describes, by the copy engine (sm_90). As bulk_copy().
+__device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile(
+      "{ .reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], policy; }" ::"r"(shared_address(shared)),
+      "l"(map), "r"(from.byte), "r"(from.token), "r"(from.head), "r"(from.sequence), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+/// Has the copy engine fetch a map that it will be asked to use.
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }

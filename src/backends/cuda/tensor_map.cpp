@@ -1,0 +1,97 @@
+#include "backends/cuda/tensor_map.hpp"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "backends/cuda/kernel_config.hpp"
+#include "base/int_math.hpp"
+#include "problem/pages.hpp"
+
+namespace lean::cuda {
+namespace {
+
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
+
+constexpr std::int64_t kStrideBytes = 16;                         // strides are multiples of this
+constexpr std::int64_t kMostStrideBytes = std::int64_t{1} << 40;  // and below this
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+/// Asked of the driver once, so that nothing is linked with it.
+Encode encode_function() noexcept {
+  static const Encode function = []() noexcept -> Encode {
+    constexpr unsigned kSinceCuda12 = 12000;
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSinceCuda12, cudaEnableDefault, &result);
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+    return reinterpret_cast<Encode>(found);
+  }();
+  return function;
+}
+
+/// Strides in bytes along tokens, heads, and sequences or pages.
+struct ByteStrides {
+  std::int64_t of[3];
+};
+
+ByteStrides byte_strides(const TensorView& tensor) noexcept {
+  const std::int64_t element = bytes_of(tensor.dtype);
+  return {{tensor.strides.token * element, tensor.strides.head * element, tensor.strides.sequence * element}};
+}
+
+bool takes_strides(const TensorView& tensor) noexcept {
+  for (const std::int64_t stride : byte_strides(tensor).of) {
+    if (stride < 0 || stride >= kMostStrideBytes || stride % kStrideBytes != 0) return false;
+  }
+  return true;
+}
+
+/// Nothing outside what exists is ever asked for but pages outside the pool, which become 0, so dimensions without a known length end
+/// nowhere.
+bool encode(const Problem& problem, const TensorView& tensor, std::int32_t rows, TensorMap& map) noexcept {
+  constexpr cuuint64_t kNoEnd = std::numeric_limits<std::int32_t>::max();
+  const auto row_bytes = static_cast<cuuint64_t>(problem.head_dim * bytes_of(tensor.dtype));
+  const bool pages = is_paged(problem.pages);
+  const cuuint64_t extents[4] = {row_bytes, pages ? static_cast<cuuint64_t>(problem.pages.page_tokens) : kNoEnd,
+                                 static_cast<cuuint64_t>(problem.kv_heads),
+                                 static_cast<cuuint64_t>(pages ? problem.pages.page_count : problem.batch)};
+  const ByteStrides bytes = byte_strides(tensor);
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(bytes.of[0]), static_cast<cuuint64_t>(bytes.of[1]),
+                                 static_cast<cuuint64_t>(bytes.of[2])};
+  const auto column_bytes = static_cast<cuuint32_t>(stage_column_bytes(static_cast<std::int32_t>(row_bytes)));
+  const cuuint32_t box[4] = {column_bytes, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  CUtensorMap encoded;
+  const CUresult result =
+      encode_function()(&encoded, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, const_cast<void*>(tensor.data), extents, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, column_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  std::memcpy(map.bytes, &encoded, sizeof(encoded));
+  return result == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool takes_boxes(const Problem& problem) noexcept {
+  if (is_paged(problem.pages) && problem.pages.page_tokens % kBoxRows != 0) return false;
+  return takes_strides(problem.k) && takes_strides(problem.v);
+}
+
+std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noexcept {
+  const std::int32_t most = least_of(tile_tokens, kMostBoxRows);
+  return is_paged(problem.pages) ? std::gcd(problem.pages.page_tokens, most) : most;
+}
+
+bool encode(const Problem& problem, std::int32_t tall_rows, TensorMaps& maps) noexcept {
+  if (encode_function() == nullptr) return false;
+  return encode(problem, problem.k, tall_rows, maps.k.tall) && encode(problem, problem.v, tall_rows, maps.v.tall) &&
+         encode(problem, problem.k, kBoxRows, maps.k.low) && encode(problem, problem.v, kBoxRows, maps.v.low);
+}
+
+}  // namespace lean::cuda
