@@ -24,14 +24,14 @@ MULTIPROCESSOR_REGISTERS = 65536
 
 # Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Those of any call lie mostly
 # outside the loop over tiles, where what merges chunks and turns queries is called (docs/cuda-backend.md).
-STEP_LIMITS = ({(128, 128): 48},
-               {(128, 16): 32, (128, 128): 176, (256, 16): 96, (256, 32): 96, (256, 64): 240})
+STEP_LIMITS = ({(128, 128): 64},
+               {(128, 16): 32, (128, 32): 8, (128, 64): 8, (128, 128): 176, (256, 16): 96, (256, 32): 96, (256, 64): 384})
 LIMITS = {  # by scope: of 16-bit types, of fp8
     "step": STEP_LIMITS,
     "strided": STEP_LIMITS,
     "tensor": STEP_LIMITS,
     "chunk": ({(128, 16): 24}, {(128, 16): 56, (256, 16): 144}),
-    "any": ({(64, 16): 16, (64, 32): 16, (64, 128): 48, (128, 16): 96, (128, 32): 400, (128, 64): 352, (128, 128): 704,
+    "any": ({(64, 16): 16, (64, 32): 16, (64, 128): 48, (128, 16): 112, (128, 32): 400, (128, 64): 352, (128, 128): 704,
              (256, 16): 128, (256, 32): 288, (256, 64): 1280},
             {(64, 128): 32, (128, 16): 224, (128, 32): 240, (128, 64): 240, (128, 128): 704,
              (256, 16): 288, (256, 32): 312, (256, 64): 976}),
