@@ -8,7 +8,6 @@
 #include "backends/cuda/kernel/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/warp.cuh"
-#include "backends/cuda/tensor_map.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
@@ -35,24 +34,6 @@ struct LanePages {
   [[nodiscard]] static __device__ std::int32_t first_row(std::int32_t run) {
     const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
     return (run * kConfig.producer_warps() + warp) * kRunRows;
-  }
-};
-
-/// A low box of a tile, for each of some lanes of all producers: what copies of a warp's lanes are asked for one after the other.
-template <KernelConfig kConfig>
-struct LaneBox {
-  static constexpr std::int32_t kOfColumn = kConfig.tile_tokens / kBoxRows;
-  static constexpr std::int32_t kOfWarp = kOfColumn * kConfig.columns() / kConfig.producer_warps();
-  static_assert(!kConfig.in_columns() || kOfWarp * kConfig.producer_warps() == kOfColumn * kConfig.columns());
-
-  std::int32_t row = kConfig.tile_tokens;  // of a lane that has none
-  std::int32_t column = 0;
-
-  __device__ __forceinline__ LaneBox() {
-    if (lane() >= kOfWarp) return;
-    const std::int32_t box = (static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps) * kOfWarp + lane();
-    row = box % kOfColumn * kBoxRows;
-    column = box / kOfColumn;
   }
 };
 
@@ -126,36 +107,6 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
     ptx::bulk_copy(to, rows.first + runs.page_id * rows.page_bytes + (begin - page_begin) * rows.token_bytes,
                    static_cast<std::uint32_t>(bytes), runs.full);
   }
-}
-
-/// Tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all producers, a lane a box.
-/// A page outside the pool comes as zeros.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps& maps, const SegmentRecord& record,
-                                           const PageRuns runs) {
-  if (threadIdx.x == kConfig.consumer_threads()) {
-    ptx::barrier_expect(runs.full, static_cast<std::uint32_t>(runs.tokens * kConfig.stage_row_bytes(kConfig.head_dim)));
-  }
-  const LaneBox<kConfig> box;
-  const std::int32_t in_tall = call.box_tokens - 1;  // a power of two
-  const bool pages = Asked<kConfig>(call).pages();
-  const std::int32_t tall_end = pages && (runs.token & in_tall) != 0 ? 0 : runs.tokens & ~in_tall;
-  const bool tall = box.row < tall_end;
-  if (box.row >= runs.tokens || (tall && (box.row & in_tall) != 0)) return;
-  const std::int32_t token = runs.token + box.row;
-  ptx::TensorPlace place{.byte = box.column * kConfig.column_bytes(), .token = token, .head = record.kv_head, .sequence = 0};
-  if (pages) {
-    place.token -= page_of(call, token) * call.problem.pages.page_tokens;
-    place.sequence = runs.page_id;
-    if (!in_pool(call.problem.pages, runs.page_id)) report_lacking_page(call, cta_memory<kConfig>().shared);
-  } else if (call.problem.cu_kv_tokens != nullptr) {
-    place.token += static_cast<std::int32_t>(record.lengths.kv_first_token);
-  } else {
-    place.sequence = static_cast<std::int32_t>(record.sequence);
-  }
-  std::byte* const to =
-      runs.stage + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
-  ptx::tensor_copy(to, tall ? &maps.tall : &maps.low, place, runs.full);
 }
 
 /// A run of rows from row `first` of a stage on, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/append.cuh"
+#include "backends/cuda/kernel/box_copies.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
 #include "backends/cuda/kernel/page_copies.cuh"

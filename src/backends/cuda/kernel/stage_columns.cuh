@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/tensor_map.hpp"
 
 namespace lean::cuda {
 
@@ -39,5 +40,24 @@ template <KernelConfig kConfig>
   return (place ^ static_cast<std::uint32_t>(twist * kPieceBytes)) + static_cast<std::uint32_t>(rows * kConfig.column_bytes()) +
          static_cast<std::uint32_t>(columns) * column_stage_bytes<kConfig>;
 }
+
+/// A low box of a tile, for each of some lanes of all producers: what copies of a warp's lanes are asked for one after the other.
+template <KernelConfig kConfig>
+struct LaneBox {
+  static constexpr std::int32_t kOfColumn = kConfig.tile_tokens / kBoxRows;
+  static constexpr std::int32_t kOfWarp = kOfColumn * kConfig.columns() / kConfig.producer_warps();
+  static_assert(!kConfig.in_columns() || kOfWarp * kConfig.producer_warps() == kOfColumn * kConfig.columns());
+
+  std::int32_t row = kConfig.tile_tokens;  // of a lane that has none
+  std::int32_t column = 0;
+
+  __device__ __forceinline__ LaneBox() {
+    const auto own_lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+    if (own_lane >= kOfWarp) return;
+    const std::int32_t box = (static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps) * kOfWarp + own_lane;
+    row = box % kOfColumn * kBoxRows;
+    column = box / kOfColumn;
+  }
+};
 
 }  // namespace lean::cuda
