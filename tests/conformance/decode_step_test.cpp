@@ -22,6 +22,19 @@ constexpr StepLayout kStepLayouts[] = {{"bhsd", 0},  {"bshd", 0},  {"hsd", 0},  
 /// Tokens around boxes of 16, tiles and pages.
 const std::vector<std::int32_t> kStepLengths = {1, 613, 0, 97, 272, 15};
 
+Case step_case(KvType type, std::int32_t head_dim, const StepLayout& layout) {
+  return {.kv_type = type,
+          .kv_scales = type == KvType::kAsQueries ? KvScales::kNone : KvScales::kHead,
+          .q_heads = 8,
+          .kv_heads = 2,
+          .head_dim = head_dim,
+          .lens = kStepLengths,
+          .page_tokens = layout.page_tokens,
+          .k_layout = layout.name,
+          .v_layout = layout.name,
+          .workers = 5};
+}
+
 TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
   EveryNth some(11);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3, KvType::kE5M2}) {
@@ -29,19 +42,10 @@ TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
       for (const std::int32_t n_q : {1, 5, 13, 30}) {  // of 4 heads each: blocks of 16, 32, 64 and 128 rows
         for (const StepLayout& layout : kStepLayouts) {
           if (some.skips()) continue;
-          Case c{.kv_type = type,
-                 .q_heads = 8,
-                 .kv_heads = 2,
-                 .head_dim = head_dim,
-                 .lens = kStepLengths,
-                 .n_q = {n_q},
-                 .page_tokens = layout.page_tokens,
-                 .csr = n_q == 5,
-                 .causal = true,
-                 .k_layout = layout.name,
-                 .v_layout = layout.name,
-                 .workers = 5};
-          if (type != KvType::kAsQueries) c.kv_scales = KvScales::kHead;
+          Case c = step_case(type, head_dim, layout);
+          c.n_q = {n_q};
+          c.csr = n_q == 5;
+          c.causal = true;
           ASSERT_TRUE(target_serves(c)) << to_text(c);
           EXPECT_TRUE(run_and_check(c));
         }
@@ -57,16 +61,9 @@ TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
       for (const StepLayout& layout : kStepLayouts) {
         if (some.skips()) continue;
-        Case c{.kv_type = type,
-               .q_heads = 8,
-               .kv_heads = 2,
-               .head_dim = head_dim,
-               .lens = kStepLengths,
-               .page_tokens = layout.page_tokens,
-               .window_left = 301,
-               .k_layout = layout.name,
-               .v_layout = layout.name,
-               .workers = 3};
+        Case c = step_case(type, head_dim, layout);
+        c.window_left = 301;
+        ASSERT_TRUE(target_serves(c)) << to_text(c);
         EXPECT_TRUE(run_and_check(c));
         c.window_left = -1;
         c.pad = {0, 37, 0, 96, 16, 3};
