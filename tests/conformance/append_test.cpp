@@ -59,31 +59,36 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
   }
 }
 
-/// One call that appends gives the bits of a call on the cache as it is afterwards, where both have the same tiles.
+/// One call that appends gives the bits of a call on the cache as it is afterwards.
+void expect_bits_of_the_cache_afterwards(const Case& c) {
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  if (!served(built, options_of(c, executor))) return;
+  ASSERT_TRUE(run(built, options_of(c, executor)));
+  const auto bits = built.output_bits();
+  Problem whole = built.problem();
+  whole.append = {};
+  const TestWorkspace workspace(whole, options_of(c, executor));
+  ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
+  EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+}
+
 TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
-  for (const DType dtype : dtypes()) {
-    for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
-      for (const std::int32_t page_tokens : {0, 16}) {
-        Case c{.dtype = dtype,
-               .kv_type = type,
-               .head_dim = 128,
-               .lens = {613, 37},
-               .n_q = {4},
-               .page_tokens = page_tokens,
-               .causal = true,
-               .append = true};
-        c.kv_scales = type == KvType::kE5M2 ? KvScales::kTensor : KvScales::kNone;
-        const TestExecutor executor(c.executor);
-        TestProblem built(c);
-        if (!served(built, options_of(c, executor))) continue;
-        ASSERT_TRUE(run(built, options_of(c, executor)));
-        const auto bits = built.output_bits();
-        Problem whole = built.problem();
-        whole.append = {};
-        const TestWorkspace workspace(whole, options_of(c, executor));
-        ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
-        EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+  for (const std::int32_t head_dim : dims_of_equal_tiles()) {
+    for (const DType dtype : dtypes()) {
+      for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
+        for (const std::int32_t page_tokens : {0, 16}) {
+          expect_bits_of_the_cache_afterwards({.dtype = dtype,
+                                               .kv_type = type,
+                                               .kv_scales = type == KvType::kE5M2 ? KvScales::kTensor : KvScales::kNone,
+                                               .head_dim = head_dim,
+                                               .lens = {613, 37},
+                                               .n_q = {4},
+                                               .page_tokens = page_tokens,
+                                               .causal = true,
+                                               .append = true});
+        }
       }
     }
   }
