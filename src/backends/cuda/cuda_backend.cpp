@@ -150,6 +150,9 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 /// More would make groups of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
+/// Packed rows of a kv head that decode steps have at most: as many as the smallest row block.
+constexpr std::int32_t kFewRows = 16;
+
 /// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
 bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, const schedule::CostModel& model,
              std::int32_t workers) noexcept {
@@ -229,6 +232,81 @@ Status launch_passes(const KernelEntry& entry, DeviceCall& call, TensorMaps& map
   return launch(entry, call, maps, grid, shared_bytes, stream);
 }
 
+/// Queries of a call that one launch serves.
+struct Share {
+  Problem shape;  // the call with no more queries than that: what chooses the kernel
+  QueryRange queries;
+};
+
+struct Shares {
+  Share share[2];
+  std::int32_t count = 1;
+
+  [[nodiscard]] const Share* begin() const noexcept { return share; }
+  [[nodiscard]] const Share* end() const noexcept { return share + count; }
+};
+
+/// Row blocks of prefill chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode
+/// rows have a launch of their own. Lengths are on the device, so each launch sees all sequences and passes over the other's.
+Shares shares_of(P problem, const Options& options) noexcept {
+  Shares shares{.share = {{.shape = problem, .queries = {}}, {.shape = problem, .queries = {}}}};
+  if (problem.cu_q_tokens == nullptr || in_chunks(options.policy)) return shares;
+  Share& many = shares.share[0];
+  Share& few = shares.share[1];
+  few.shape.q_tokens = most_of(1, kFewRows / (problem.q_heads / problem.kv_heads));
+  if (few.shape.q_tokens >= problem.q_tokens) return shares;
+  few.queries.most = few.shape.q_tokens;
+  many.queries.least = few.shape.q_tokens + 1;
+  shares.count = 2;
+  return shares;
+}
+
+fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig& config, const Workspace& workspace) noexcept {
+  return {fixup::workspace_layout(problem, options.policy, config, worker_count(options)), static_cast<std::byte*>(workspace.state),
+          static_cast<std::byte*>(workspace.scratch)};
+}
+
+/// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
+Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace,
+                    const Device& device) noexcept {
+  const Problem& shape = share.shape;
+  const KernelEntry& entry = *variant_for(shape, options, device);
+  const tile::TileConfig config = entry.config.tile();
+  // Any call's variant walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool flat = flat_for(entry, shape, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
+  DeviceCall call{.problem = problem,
+                  .queries = share.queries,
+                  .shape = shape_for(entry, shape),
+                  .policy = options.policy,
+                  .fixup = options.fixup,
+                  .slots = slots_of(shape, options, config, workspace),
+                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+                  .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
+                  .copy_bytes = copy_bytes(problem),
+                  .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
+                  .page_shift = page_shift_of(problem),
+                  .flat = flat,
+                  .short_line = flat && problem.batch <= kWarpBuildSequences,
+                  .cumulative = has_cumulative_lengths(problem),
+                  .bulk_copies = copies_runs(problem, device),
+                  .score_rules = has_score_rules(shape, options.policy),
+                  .may_rule = may_have_score_rules(shape, options.policy),
+                  .hides_values = hides_values(problem, options.policy),
+                  .vector_queries = rows_aligned(problem.q, 16),
+                  .vector_output = rows_aligned(problem.o, 8),
+                  .dependent_launch = options.dependent_launch};
+  TensorMaps maps{};
+  if (copies_boxes(entry, problem)) {
+    const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
+    if (encode(problem, rows, maps)) call.box_tokens = rows;
+  }
+  const RingSize ring = ring_size(entry, device, problem, call.flat);
+  call.ring_stages = ring.stages;
+  call.stage_bytes = ring.stage_bytes;
+  const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
+  return launch_passes(entry, call, maps, worker_count(options), shared_bytes, static_cast<cudaStream_t>(options.stream));
+}
+
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
@@ -274,57 +352,32 @@ Status supports(const Problem& problem, const Options& options) noexcept {
 }
 
 WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
-  const fixup::WorkspaceLayout layout =
-      fixup::workspace_layout(problem, options.policy, kernel_for(problem, options.policy)->config.tile(), worker_count(options));
-  return {.status = {},
-          .state_bytes = static_cast<std::size_t>(layout.state_bytes()),
-          .scratch_bytes = static_cast<std::size_t>(layout.scratch_bytes())};
+  WorkspaceSize size{};
+  for (const Share& share : shares_of(problem, options)) {
+    const KernelEntry& entry = *kernel_for(share.shape, options.policy);
+    const fixup::WorkspaceLayout layout =
+        fixup::workspace_layout(share.shape, options.policy, entry.config.tile(), worker_count(options));
+    size.state_bytes = most_of(size.state_bytes, static_cast<std::size_t>(layout.state_bytes()));
+    size.scratch_bytes = most_of(size.scratch_bytes, static_cast<std::size_t>(layout.scratch_bytes()));
+  }
+  return size;
 }
 
 Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry& entry = *variant_for(problem, options, device);
-  const tile::TileConfig config = entry.config.tile();
-  const std::int32_t workers = worker_count(options);
-  // Any call's variant walks a flat line under `lean` only, where it is what most calls ask for.
-  const bool flat = flat_for(entry, problem, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
-  DeviceCall call{.problem = problem,
-                  .shape = shape_for(entry, problem),
-                  .policy = options.policy,
-                  .fixup = options.fixup,
-                  .slots = {fixup::workspace_layout(problem, options.policy, config, workers),
-                            static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)},
-                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
-                  .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .copy_bytes = copy_bytes(problem),
-                  .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
-                  .page_shift = page_shift_of(problem),
-                  .flat = flat,
-                  .short_line = flat && problem.batch <= kWarpBuildSequences,
-                  .cumulative = has_cumulative_lengths(problem),
-                  .bulk_copies = copies_runs(problem, device),
-                  .score_rules = has_score_rules(problem, options.policy),
-                  .may_rule = may_have_score_rules(problem, options.policy),
-                  .hides_values = hides_values(problem, options.policy),
-                  .vector_queries = rows_aligned(problem.q, 16),
-                  .vector_output = rows_aligned(problem.o, 8),
-                  .dependent_launch = options.dependent_launch};
-  TensorMaps maps{};
-  if (copies_boxes(entry, problem)) {
-    const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
-    if (encode(problem, rows, maps)) call.box_tokens = rows;
-  }
-  const RingSize ring = ring_size(entry, device, problem, call.flat);
-  call.ring_stages = ring.stages;
-  call.stage_bytes = ring.stage_bytes;
-  const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
-  auto* const stream = static_cast<cudaStream_t>(options.stream);
-  if (!options.check_workspace) return launch_passes(entry, call, maps, workers, shared_bytes, stream);
+  const auto launch_shares = [&]() noexcept -> Status {
+    for (const Share& share : shares_of(problem, options)) {
+      if (const Status status = launch_share(problem, share, options, workspace, device); !status.ok()) return status;
+    }
+    return {};
+  };
+  if (!options.check_workspace) return launch_shares();
+  const fixup::Slots slots = slots_of(problem, options, select_tile(problem, options), workspace);
   const fixup::Counter ticket = next_ticket();
-  if (const Status status = claim_workspace(call.slots, ticket, stream); !status.ok()) return status;
-  const Status status = launch_passes(entry, call, maps, workers, shared_bytes, stream);
-  const Status released = release_workspace(call.slots, ticket, stream);
+  if (const Status status = claim_workspace(slots, ticket, options.stream); !status.ok()) return status;
+  const Status status = launch_shares();
+  const Status released = release_workspace(slots, ticket, options.stream);
   return status.ok() ? released : status;
 }
 

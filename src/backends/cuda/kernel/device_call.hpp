@@ -15,14 +15,25 @@
 
 namespace lean::cuda {
 
-/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace.
+/// Sequences that a launch serves, by their query tokens: few() of cuda_backend.cpp's shares_of() and the others.
+struct QueryRange {
+  std::int32_t least = 0;
+  std::int32_t most = INT32_MAX;
+
+  [[nodiscard]] LEAN_HD constexpr bool has(std::int32_t q_tokens) const noexcept { return least <= q_tokens && q_tokens <= most; }
+};
+
+/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that another
+/// launch serves has no queries.
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:
-  LEAN_HD BasicDeviceLengths(const Problem& problem, fixup::StateHeader* header) noexcept : source_(problem), header_(header) {}
+  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader* header) noexcept
+      : source_(problem), queries_(queries), header_(header) {}
 
   LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
-    const Sequence lengths = source_(sequence);
+    Sequence lengths = source_(sequence);
+    if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
     if (lengths.clamped && header_->sticky_code == 0) {
       header_->sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
     }
@@ -31,6 +42,7 @@ class BasicDeviceLengths {
 
  private:
   BasicLengthSource<kCumulative> source_;
+  QueryRange queries_;
   fixup::StateHeader* header_;
 };
 
@@ -61,6 +73,7 @@ inline constexpr std::int32_t kGroupInverseBits = 16;
 
 struct DeviceCall {
   Problem problem;
+  QueryRange queries;
   schedule::LineShape shape;
   Policy policy;
   Fixup fixup = Fixup::kLastArriver;

@@ -39,7 +39,8 @@ __device__ __noinline__ void build_line() {
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, &call.slots.header()), call.shape, cost_model(kConfig.tile()), measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.queries, &call.slots.header()), call.shape,
+                                cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
@@ -71,7 +72,7 @@ __device__ __noinline__ void build_line() {
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, &call.slots.header()),
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.queries, &call.slots.header()),
           schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
