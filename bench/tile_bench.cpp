@@ -117,7 +117,8 @@ void lean_tile(benchmark::State& state, const Variant& variant) {
 
 /// Which instruction sets there are is known at run time only.
 [[maybe_unused]] const bool kRegistered = [] {
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+  for (const CpuIsa isa :
+       {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmxBf16}) {
     if (!cpu_isa_available(isa)) continue;
     for (const auto& [dtype, type_name] :
          {std::pair{DType::kFloat32, "fp32"}, {DType::kFloat16, "fp16"}, {DType::kBFloat16, "bf16"}}) {

@@ -65,7 +65,7 @@ Json to_json(const BenchLine& line, const BenchContext& context) {
   json["device"] = context.device;
   json["driver"] = "";
   json["sm_clock_mhz"] = nullptr;
-  json["isa"] = context.isa;
+  json["isa"] = line.isa.empty() ? context.isa : line.isa;
   json["executor"] = context.executor;
   json["last_level_cache_bytes"] = context.last_level_cache_bytes;
   json["commit"] = context.commit;

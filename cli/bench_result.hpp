@@ -26,6 +26,7 @@ struct BenchLine {
   std::string row{};
   std::string impl{};
   ProblemSpec spec{};
+  std::string isa{};  // of this call; empty: the run's
   std::int32_t threads = 0;
   Samples call{};           // empty: not measured, `note` says why
   Samples ceiling{};        // a pure read of the same bytes

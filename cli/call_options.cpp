@@ -19,8 +19,9 @@ const Choices<Fixup> kFixups{
 const Choices<Determinism> kDeterminisms{{"run-to-run", Determinism::kRunToRun},
                                          {"batch-invariant", Determinism::kBatchInvariant},
                                          {"not-guaranteed", Determinism::kNotGuaranteed}};
-const Choices<CpuIsa> kIsas{{"best", CpuIsa::kBest}, {"scalar", CpuIsa::kScalar}, {"native128", CpuIsa::kNative128},
-                            {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}, {"avx512_bf16", CpuIsa::kAvx512Bf16}};
+const Choices<CpuIsa> kIsas{{"best", CpuIsa::kBest},       {"scalar", CpuIsa::kScalar}, {"native128", CpuIsa::kNative128},
+                            {"avx2", CpuIsa::kAvx2},       {"avx512", CpuIsa::kAvx512}, {"avx512_bf16", CpuIsa::kAvx512Bf16},
+                            {"amx_bf16", CpuIsa::kAmxBf16}};
 
 /// The number behind the colon, from `low` on; 0 without a colon.
 std::int32_t parameter_of(const std::string& text, std::size_t colon, std::int32_t high) {

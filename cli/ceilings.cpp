@@ -49,14 +49,28 @@ void ReadCeiling::read(const ReadKernel& kernel) const {
   });
 }
 
-Arithmetic arithmetic_of(CpuIsa isa, DType dtype) {
-  return cpu::rounds_probabilities(isa, dtype) ? Arithmetic::kBFloat16Dot : Arithmetic::kFloat32;
+Arithmetic arithmetic_of(const Options& options, const Problem& problem) {
+  if (!cpu::rounds_probabilities(options, problem)) return Arithmetic::kFloat32;
+  return cpu::isa_of(options, problem) == CpuIsa::kAmxBf16 ? Arithmetic::kBFloat16Tile : Arithmetic::kBFloat16Dot;
 }
+
+namespace {
+
+ProductKernel product_kernel(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kBFloat16Dot: return bf16_product_kernel();
+    case Arithmetic::kBFloat16Tile: return bf16_tile_product_kernel();
+    case Arithmetic::kFloat32: break;
+  }
+  return fp32_product_kernel();
+}
+
+}  // namespace
 
 double ComputePeak::products_per_us(Arithmetic arithmetic, std::int32_t threads) {
   const auto [place, is_missing] = known_.try_emplace({arithmetic, threads}, 0.0);
   if (!is_missing) return place->second;
-  const ProductKernel kernel = arithmetic == Arithmetic::kBFloat16Dot ? bf16_product_kernel() : fp32_product_kernel();
+  const ProductKernel kernel = product_kernel(arithmetic);
   const std::int32_t used = std::min(threads, thread_count());
   std::vector<std::int64_t> products(static_cast<std::size_t>(used));
   const auto run = [&] {

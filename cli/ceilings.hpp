@@ -32,10 +32,10 @@ class ReadCeiling {
   const ReadKernel* kernel_;
 };
 
-/// How the products of a call are made: in fp32, or by the bf16 dot-product instruction.
-enum class Arithmetic : std::int32_t { kFloat32, kBFloat16Dot };
+/// How the products of a call are made: in fp32, or by the bf16 dot-product instruction of vectors or of tiles.
+enum class Arithmetic : std::int32_t { kFloat32, kBFloat16Dot, kBFloat16Tile };
 
-[[nodiscard]] Arithmetic arithmetic_of(CpuIsa isa, DType dtype);
+[[nodiscard]] Arithmetic arithmetic_of(const Options& options, const Problem& problem);
 
 class ComputePeak {
  public:

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "backends/cpu/tile_kernels.hpp"
 #include "cli/bad_argument.hpp"
 #include "cli/bench_matrix.hpp"
 #include "cli/bench_result.hpp"
@@ -91,6 +92,7 @@ class CpuBench {
     for (const Implementation& implementation : kImplementations) {
       const Options options{.policy = implementation.policy, .workers = threads};
       BenchLine line{.row = id, .impl = implementation.name, .spec = problem.spec(), .threads = threads};
+      line.isa = name_of(cpu::isa_of(options, problem.problem()));
       try {
         calls.push_back(std::make_unique<PreparedCall>(problem, options));
         problem.poison_outputs();
@@ -114,7 +116,7 @@ class CpuBench {
     const std::int32_t threads = lines[0].threads;
     const ReadCeiling ceiling(problem, threads);
     const double compute_us = static_cast<double>(problem.spec().products()) /
-                              peak_.products_per_us(arithmetic_of(CpuIsa::kBest, problem.spec().dtype), threads);
+                              peak_.products_per_us(arithmetic_of(Options{}, problem.problem()), threads);
     std::vector<std::function<void()>> subjects;
     for (const auto& call : calls) {
       if (call != nullptr) subjects.emplace_back([&call] { call->run(); });

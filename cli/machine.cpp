@@ -120,7 +120,8 @@ Machine inspect_machine() {
 
 std::vector<CpuIsa> available_isas() {
   std::vector<CpuIsa> isas;
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+  for (const CpuIsa isa :
+       {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmxBf16}) {
     if (cpu_isa_available(isa)) isas.push_back(isa);
   }
   return isas;

@@ -74,9 +74,9 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
 
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {
   if (options.backend == Backend::kCuda) return cuda_rounding(problem, options);
-  const bool bf16_probabilities = cpu::rounds_probabilities(options.cpu_isa, problem.v.dtype);
+  const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
-          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps takes subnormals as 0 (Intel SDM)
+          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
           .tile_tokens = cpu::select_tile(problem).tile_tokens,
           .contributors = std::max(cpu::worker_count(options), options.policy.splits)};
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "backends/cpu/tile_kernels.hpp"
 #include "cli/call_chain.hpp"
 #include "cli/call_options.hpp"
 #include "cli/ceilings.hpp"
@@ -24,6 +25,7 @@ struct RunResult {
   ProblemSpec spec{};
   Options options{};
   std::int32_t threads = 0;  // CPU
+  CpuIsa isa{};              // CPU
   std::string device{};      // GPU
   Samples call{};
   Samples isolated{};  // GPU: one call, not in a chain
@@ -68,7 +70,7 @@ Json to_json(const RunResult& r) {
     json["device"] = r.device;
     json["us_isolated"] = r.isolated.median();
   } else {
-    json["isa"] = name_of(r.options.cpu_isa == CpuIsa::kBest ? best_cpu_isa() : r.options.cpu_isa);
+    json["isa"] = name_of(r.isa);
     json["threads"] = r.threads;
   }
   add_times(json, r.call);
@@ -127,6 +129,7 @@ class RunCommand final : public Command {
 
   void measure_on_cpu(const DecodeProblem& problem, const PreparedCall& call, RunResult& result, Progress& progress) const {
     result.threads = std::min(thread_count(), result.map.workers_asked);
+    result.isa = cpu::isa_of(result.options, problem.problem());
     progress.say("measuring");
     problem.poison_outputs();
     call.run();

@@ -28,6 +28,7 @@ ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda"}
 SPECIAL = {
     r"hwy/": {"backends/cpu"},
     r"(omp|immintrin|arm_neon)\.h": {"backends/cpu"},
+    r"sys/": {"backends/cpu"},
     r"(thread|mutex|condition_variable|barrier|latch|semaphore)": {"backends/reference", "backends/cpu", "api"},
     r"atomic": {"base", "fixup", "backends/reference", "backends/cpu", "backends/cuda", "api"},
     r"cuda|cub/|thrust/": {"base", "fixup", "backends/cuda"},

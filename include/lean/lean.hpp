@@ -82,7 +82,7 @@ enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 /// The library's own executor: OpenMP when built with it, else a pool of std::thread.
 [[nodiscard]] LEAN_API const Executor& default_executor() noexcept;
 
-/// The instruction set CpuIsa::kBest stands for on this machine, and the name of any.
+/// The instruction set CpuIsa::kBest stands for on this machine (kAmxBf16 in some calls: see there), and the name of any.
 [[nodiscard]] LEAN_API CpuIsa best_cpu_isa() noexcept;
 [[nodiscard]] LEAN_API bool cpu_isa_available(CpuIsa isa) noexcept;
 [[nodiscard]] LEAN_API const char* name_of(CpuIsa isa) noexcept;

@@ -47,8 +47,17 @@ enum class Determinism : std::int32_t {
   kNotGuaranteed = 2,
 };
 
-/// Instruction sets the CPU backend is compiled for. kBest takes the widest this machine runs.
-enum class CpuIsa : std::int32_t { kBest = 0, kScalar = 1, kNative128 = 2, kAvx2 = 3, kAvx512 = 4, kAvx512Bf16 = 5 };
+/// Instruction sets the CPU backend is compiled for. kBest takes the fastest this machine runs: best_cpu_isa(), but kAmxBf16, where
+/// there is that, for a call in bf16 with 8 rows or more for each kv head (query heads times query tokens; in chunks query heads).
+enum class CpuIsa : std::int32_t {
+  kBest = 0,
+  kScalar = 1,
+  kNative128 = 2,
+  kAvx2 = 3,
+  kAvx512 = 4,
+  kAvx512Bf16 = 5,  // rounds probabilities to bf16 where K and V are bf16
+  kAmxBf16 = 6,     // likewise
+};
 
 /// Runs body(argument, worker) once for every worker in [0, worker_count), on any threads, and returns when all
 /// are done. The library's own executors are OpenMP or std::thread; a host with a thread pool passes its own.

@@ -13,7 +13,7 @@ Determinism = Literal["run_to_run", "batch_invariant", "not_guaranteed"]
 _POLICIES = ("lean", "fixed_split", "data_parallel", "fixed_chunk")
 _FIXUPS = ("last_arriver", "two_kernels", "host_block")
 _DETERMINISMS = ("run_to_run", "batch_invariant", "not_guaranteed")
-_CPU_ISAS = ("best", "scalar", "native128", "avx2", "avx512", "avx512_bf16")
+_CPU_ISAS = ("best", "scalar", "native128", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,7 +124,7 @@ PyObject* schedule_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count
 PyObject* machine_entry(PyObject*, PyObject*) {
   return guarded([] {
     Reference names(checked(PyList_New(0)));
-    for (int isa = static_cast<int>(CpuIsa::kScalar); isa <= static_cast<int>(CpuIsa::kAvx512Bf16); ++isa) {
+    for (int isa = static_cast<int>(CpuIsa::kScalar); isa <= static_cast<int>(CpuIsa::kAmxBf16); ++isa) {
       if (!cpu_isa_available(static_cast<CpuIsa>(isa))) continue;
       const Reference name(checked(PyUnicode_FromString(name_of(static_cast<CpuIsa>(isa)))));
       if (PyList_Append(names.get(), name.get()) < 0) throw ErrorIsSet{};

@@ -43,9 +43,9 @@ constexpr std::array kRows = {
     Precondition<Options>{kInvalid, "options.workers", "allowed 0 (all) to 4096",
                  [](O o) noexcept { return as_int(o.workers); },
                  [](O o) noexcept { return o.workers >= 0 && o.workers <= kMaxWorkers; }},
-    Precondition<Options>{kInvalid, "options.cpu_isa", "allowed 0 (best) to 5 (avx512_bf16)",
+    Precondition<Options>{kInvalid, "options.cpu_isa", "allowed 0 (best) to 6 (amx_bf16)",
                  [](O o) noexcept { return as_int(o.cpu_isa); },
-                 [](O o) noexcept { return as_int(o.cpu_isa) >= 0 && as_int(o.cpu_isa) <= 5; }},
+                 [](O o) noexcept { return as_int(o.cpu_isa) >= 0 && as_int(o.cpu_isa) <= 6; }},
 };
 // clang-format on
 

@@ -201,7 +201,7 @@ TEST(Conformance, R20_WorkersAndSplitsAreLimitedByName) {
 TEST(Conformance, R31_UnknownEnumeratorsAreRefused) {
   const Case c{.lens = {37}};
   const TestExecutor executor(c.executor);
-  for (const int unknown : {-1, 6, 77, INT_MIN, INT_MAX}) {
+  for (const int unknown : {-1, 7, 77, INT_MIN, INT_MAX}) {
     SCOPED_TRACE(unknown);
     const auto refused = [&](auto change) {
       TestProblem built(c);

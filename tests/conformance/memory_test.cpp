@@ -251,7 +251,7 @@ TEST(Conformance, R19_OffsetsBeyondTwoToTheThirtyOneElements) {
       const Options options = options_of(c, executor);
       ASSERT_TRUE(run_and_check(moved, answer, options));
       // Elements that do not lie side by side are copied to fp32 first: an instruction set that multiplies bf16 does not get them.
-      if (k.dim == 1 || !cpu::rounds_probabilities(options.cpu_isa, dtype)) {
+      if (k.dim == 1 || !cpu::rounds_probabilities(options, built.problem())) {
         EXPECT_EQ(moved.output_bits(), bits);
       }
     }

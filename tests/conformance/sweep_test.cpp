@@ -98,6 +98,23 @@ TEST(Conformance, EveryQueryTokenCount) {
   }
 }
 
+/// A LeanTile that is nearly all V, and heads of whole vectors of 32 bf16: the shapes that AMX computes, with tails of tokens.
+TEST(Conformance, R06_WholeVectorsOfBfloat16AndTilesOfMostlyV) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's instruction sets";
+  for (const std::int32_t group : {1, 8, 17, 40}) {
+    for (const auto& [d, dv] : {std::pair{32, 32}, {64, 96}, {96, 64}, {128, 128}, {256, 256}, {1, 224}, {32, 256}, {256, 32}}) {
+      for (const std::int32_t page_tokens : {0, 16}) {
+        Case c{.dtype = DType::kBFloat16, .q_heads = group, .kv_heads = 1, .head_dim = d, .value_dim = dv, .lens = {15, 31, 401}};
+        c.n_q = {group == 8 ? 3 : 1};
+        c.causal = true;
+        c.page_tokens = page_tokens;
+        c.workers = 3;
+        expect_right_on_every_isa(c);
+      }
+    }
+  }
+}
+
 TEST(Conformance, MixedPrefillAndDecodeByCumulativeQueryLengths) {
   for (const DType dtype : dtypes()) {
     for (const Policy& policy : all_policies()) {

@@ -76,8 +76,9 @@ constexpr Named<Guard> kGuards[] = {{Guard::kCanary, "canary"}, {Guard::kPage, "
 constexpr Named<Fixup> kFixups[] = {{Fixup::kLastArriver, "last"}, {Fixup::kTwoKernels, "two"}, {Fixup::kHostBlock, "host"}};
 constexpr Named<Determinism> kDeterminisms[] = {
     {Determinism::kRunToRun, "run"}, {Determinism::kBatchInvariant, "batch"}, {Determinism::kNotGuaranteed, "none"}};
-constexpr Named<CpuIsa> kIsas[] = {{CpuIsa::kBest, "best"}, {CpuIsa::kScalar, "scalar"}, {CpuIsa::kNative128, "native128"},
-                                   {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"}, {CpuIsa::kAvx512Bf16, "avx512bf16"}};
+constexpr Named<CpuIsa> kIsas[] = {{CpuIsa::kBest, "best"},      {CpuIsa::kScalar, "scalar"}, {CpuIsa::kNative128, "native128"},
+                                   {CpuIsa::kAvx2, "avx2"},      {CpuIsa::kAvx512, "avx512"}, {CpuIsa::kAvx512Bf16, "avx512bf16"},
+                                   {CpuIsa::kAmxBf16, "amxbf16"}};
 constexpr Named<ExecutorKind> kExecutors[] = {{ExecutorKind::kDefault, "default"},     {ExecutorKind::kPool, "pool"},
                                               {ExecutorKind::kPermuted, "permuted"},   {ExecutorKind::kDelayed, "delayed"},
                                               {ExecutorKind::kAscending, "ascending"}, {ExecutorKind::kDescending, "descending"}};

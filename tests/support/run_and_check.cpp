@@ -70,9 +70,9 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
 
 reference::Rounding cpu_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& cpu = *backend_of(Backend::kCpu);
-  const bool bf16_probabilities = cpu::rounds_probabilities(options.cpu_isa, problem.v.dtype);
+  const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
-          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps takes subnormals as 0 (Intel SDM)
+          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
           .tile_tokens = cpu.select_tile(problem, options).tile_tokens,
           .contributors = std::max(cpu.worker_count(options), options.policy.splits)};
 }

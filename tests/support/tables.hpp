@@ -31,7 +31,8 @@ inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fix
   if (cpu_isa_available(CpuIsa::kAvx2)) return {CpuIsa::kAvx2, CpuIsa::kBest};
 #endif
   std::vector<CpuIsa> isas;
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+  for (const CpuIsa isa :
+       {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmxBf16}) {
     if (cpu_isa_available(isa)) isas.push_back(isa);
   }
   return isas;

@@ -39,8 +39,8 @@ const std::vector<Breaker>& breakers() {
        }},
       {"options.workers", "0 (all) to 4096", [](Options& o) { o.workers = -1; }},
       {"options.workers", "0 (all) to 4096", [](Options& o) { o.workers = 4097; }},
-      {"options.cpu_isa", "0 (best) to 5", [](Options& o) { o.cpu_isa = static_cast<CpuIsa>(-1); }},
-      {"options.cpu_isa", "0 (best) to 5", [](Options& o) { o.cpu_isa = static_cast<CpuIsa>(6); }},
+      {"options.cpu_isa", "0 (best) to 6", [](Options& o) { o.cpu_isa = static_cast<CpuIsa>(-1); }},
+      {"options.cpu_isa", "0 (best) to 6", [](Options& o) { o.cpu_isa = static_cast<CpuIsa>(7); }},
   };
   return kBreakers;
 }
@@ -62,7 +62,7 @@ TEST(OptionPreconditions, WhatLiesJustInsideIsAllowed) {
       {.policy = Policy::fixed_chunk(INT32_MAX)},
       {.fixup = Fixup::kHostBlock, .determinism = Determinism::kNotGuaranteed},
       {.policy = Policy::fixed_chunk(), .determinism = Determinism::kBatchInvariant},
-      {.workers = 4096, .cpu_isa = CpuIsa::kAvx512Bf16},
+      {.workers = 4096, .cpu_isa = CpuIsa::kAmxBf16},
   };
   for (const Options& options : allowed) {
     const Status status = option_preconditions().check(options);

@@ -64,9 +64,13 @@ LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
 /// Adds the products of some dims of kRows queries, `stride` apart, with kTokens keys. load(p): a vector of them.
 template <int kRows, int kTokens, typename TLoad>
 LEAN_TARGET_BF16 inline void add_products(Sum* sums, const std::uint16_t* queries, std::int32_t stride,
-                                          const std::uint16_t* const* keys, std::int32_t d, const TLoad& load) {
+                                          const std::uint16_t* const* keys, const std::byte* const* later, std::int32_t d,
+                                          const TLoad& load) {
   __m512i key[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+    ReadAhead::ask(later[t] + 2 * static_cast<std::ptrdiff_t>(d));
+    key[t] = load(keys[t] + d);
+  }
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const __m512i query = load(queries + r * stride + d);
     LEAN_UNROLL for (int t = 0; t < kTokens; ++t) sums[r * kTokens + t] = multiply_pairs(sums[r * kTokens + t], query, key[t]);
@@ -76,35 +80,39 @@ LEAN_TARGET_BF16 inline void add_products(Sum* sums, const std::uint16_t* querie
 /// Tokens past the end repeat the last one and are masked later.
 template <int kRows, int kTokens>
 LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token,
-                                          const RowBuffer& s) {
+                                          const RowBuffer& s, const ReadAhead& ahead) {
   static_assert(kTokens % 4 == 0);
   const std::uint16_t* keys[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = token_row(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  const std::byte* later[std::size_t{kTokens}];
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+    const std::int32_t own = token + t < k.tokens ? token + t : k.tokens - 1;
+    keys[t] = token_row(k, own);
+    later[t] = row == 0 ? ahead.row(own) : k.row(own);  // once for each token
+  }
   const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride;
   Sum sums[std::size_t{kRows * kTokens}];
   LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) sums[i] = _mm512_setzero_ps();
   std::int32_t d = 0;
   for (; d + kPairLanes <= k.dims; d += kPairLanes) {
-    add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, d, WholeVector());
+    add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, later, d, WholeVector());
   }
-  if (d < k.dims) add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, d, FirstLanes{lanes_left(k.dims - d)});
+  if (d < k.dims) add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, later, d, FirstLanes{lanes_left(k.dims - d)});
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) store_lane_sums(sums + r * kTokens + t, s.row(row + r) + token + t);
   }
 }
 
 /// Eight tokens meet all rows before the next ones are read.
-void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept {
-  ReadAhead ahead(k, sizeof(std::uint16_t), after);
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
+  const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
   for (std::int32_t token = 0; token < k.tokens; token += 8) {
-    ahead.reach(token + 8);
     std::int32_t row = 0;
     for (; row + 4 <= s.rows; row += 4) {
-      scores_block<4, 4>(q, row, k, token, s);
-      if (token + 4 < k.tokens) scores_block<4, 4>(q, row, k, token + 4, s);
+      scores_block<4, 4>(q, row, k, token, s, ahead);
+      if (token + 4 < k.tokens) scores_block<4, 4>(q, row, k, token + 4, s, ahead);
     }
-    for (; row + 2 <= s.rows; row += 2) scores_block<2, 8>(q, row, k, token, s);
-    if (row < s.rows) scores_block<1, 8>(q, row, k, token, s);
+    for (; row + 2 <= s.rows; row += 2) scores_block<2, 8>(q, row, k, token, s, ahead);
+    if (row < s.rows) scores_block<1, 8>(q, row, k, token, s, ahead);
   }
 }
 
@@ -154,7 +162,7 @@ LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16
 /// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
 template <int kRows, int kGroups, typename TLoad>
 LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
-                                              const float* rescale, std::int32_t d, ReadAhead& ahead, const TLoad& load) {
+                                              const float* rescale, std::int32_t d, const ReadAhead& ahead, const TLoad& load) {
   Interleaved sums[std::size_t{kRows * kGroups}];
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const Sum factor = _mm512_set1_ps(rescale[row + r]);
@@ -165,7 +173,10 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
   const float* weight = weights.row(row);
   std::int32_t t = 0;
   for (; t + 2 <= v.tokens; t += 2) {
-    ahead.reach(t + 2);
+    if (row == 0 && d == 0) {  // once for each token
+      ahead.ask_row(t);
+      ahead.ask_row(t + 1);
+    }
     add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, token_row(v, t + 1) + d, weight++, weights.stride, load);
   }
   if (t < v.tokens) add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, nullptr, weight, weights.stride, load);
@@ -178,7 +189,7 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
 
 template <int kRows, int kGroups>
 LEAN_TARGET_BF16 inline void accumulate_rows(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
-                                             const float* rescale, ReadAhead& ahead) {
+                                             const float* rescale, const ReadAhead& ahead) {
   std::int32_t d = 0;
   for (; d + kGroups * kPairLanes <= v.dims; d += kGroups * kPairLanes) {
     accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, ahead, WholeVector());
@@ -200,9 +211,10 @@ LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t toke
   }
 }
 
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& after) noexcept {
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                const Prefetch& prefetch) noexcept {
   round_weights(p, v.tokens);
-  ReadAhead ahead(v, sizeof(std::uint16_t), after);
+  const ReadAhead ahead(v, sizeof(std::uint16_t), prefetch);
   std::int32_t row = 0;
   for (; row + 4 <= o.rows; row += 4) accumulate_rows<4, 2>(o, p, row, v, rescale, ahead);
   for (; row + 2 <= o.rows; row += 2) accumulate_rows<2, 4>(o, p, row, v, rescale, ahead);

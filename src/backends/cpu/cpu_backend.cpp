@@ -184,7 +184,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   const Call call{.problem = problem,
                   .line = line,
                   .plan = plan,
-                  .kernels = kernels_for(options.cpu_isa),
+                  .kernels = kernels_for(isa_of(options, problem)),
                   .fixup = options.fixup,
                   .lengths = lengths,
                   .slots = slots,

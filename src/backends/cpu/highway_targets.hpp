@@ -10,5 +10,6 @@ namespace lean::cpu {
 [[nodiscard]] const TileKernels* avx2_kernels() noexcept;
 [[nodiscard]] const TileKernels* avx512_kernels() noexcept;
 [[nodiscard]] const TileKernels* avx512_bf16_kernels() noexcept;  // avx512_bf16.cpp
+[[nodiscard]] const TileKernels* amx_bf16_kernels() noexcept;     // amx_bf16.cpp
 
 }  // namespace lean::cpu

@@ -1,8 +1,10 @@
 // Which instruction sets this machine runs, and the kernels of each.
 #include <initializer_list>
 
+#include "backends/cpu/elements.hpp"
 #include "backends/cpu/highway_targets.hpp"
 #include "lean/lean.hpp"
+#include "schedule/line_shape.hpp"
 
 namespace lean {
 namespace cpu {
@@ -15,6 +17,7 @@ const TileKernels* table_of(CpuIsa isa) noexcept {
     case CpuIsa::kAvx2: return avx2_kernels();
     case CpuIsa::kAvx512: return avx512_kernels();
     case CpuIsa::kAvx512Bf16: return avx512_bf16_kernels();
+    case CpuIsa::kAmxBf16: return amx_bf16_kernels();
     case CpuIsa::kBest: return table_of(best_cpu_isa());
   }
   return nullptr;
@@ -30,6 +33,9 @@ bool bf16_multiply_pays() noexcept {
 #endif
 }
 
+/// A product of tiles takes as long for one row as for 16: with fewer rows AVX-512 is faster (docs/cpu-backend.md, "AMX").
+constexpr std::int64_t kAmxRows = 8;
+
 }  // namespace
 
 const TileKernels& kernels_for(CpuIsa isa) noexcept {
@@ -37,8 +43,28 @@ const TileKernels& kernels_for(CpuIsa isa) noexcept {
   return table != nullptr ? *table : *scalar_kernels();
 }
 
-bool rounds_probabilities(CpuIsa isa, DType dtype) noexcept {
-  return dtype == DType::kBFloat16 && (isa == CpuIsa::kBest ? best_cpu_isa() : isa) == CpuIsa::kAvx512Bf16;
+std::int32_t read_ahead_bytes() noexcept {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") != 0 ? 3072 : 8192;
+#else
+  return 3072;
+#endif
+}
+
+CpuIsa isa_of(const Options& options, const Problem& problem) noexcept {
+  if (options.cpu_isa != CpuIsa::kBest) return options.cpu_isa;
+  const DType bf16 = DType::kBFloat16;
+  const bool serves = problem.q.dtype == bf16 && problem.k.dtype == bf16 && problem.v.dtype == bf16 && in_place(problem.k) &&
+                      in_place(problem.v) && amx_bf16_kernels() != nullptr;
+  const bool in_chunks = options.policy.kind == Policy::Kind::kFixedChunk || options.determinism == Determinism::kBatchInvariant;
+  const std::int64_t rows = in_chunks ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
+  return serves && rows >= kAmxRows ? CpuIsa::kAmxBf16 : best_cpu_isa();
+}
+
+bool rounds_probabilities(const Options& options, const Problem& problem) noexcept {
+  if (problem.v.dtype != DType::kBFloat16) return false;
+  const CpuIsa isa = isa_of(options, problem);
+  return isa == CpuIsa::kAvx512Bf16 || isa == CpuIsa::kAmxBf16;
 }
 
 }  // namespace cpu
@@ -54,7 +80,7 @@ CpuIsa best_cpu_isa() noexcept {
 }
 
 bool cpu_isa_available(CpuIsa isa) noexcept {
-  return isa >= CpuIsa::kBest && isa <= CpuIsa::kAvx512Bf16 && cpu::table_of(isa) != nullptr;
+  return isa >= CpuIsa::kBest && isa <= CpuIsa::kAmxBf16 && cpu::table_of(isa) != nullptr;
 }
 
 const char* name_of(CpuIsa isa) noexcept {
@@ -65,6 +91,7 @@ const char* name_of(CpuIsa isa) noexcept {
     case CpuIsa::kAvx2: return "avx2";
     case CpuIsa::kAvx512: return "avx512";
     case CpuIsa::kAvx512Bf16: return "avx512_bf16";
+    case CpuIsa::kAmxBf16: return "amx_bf16";
   }
   return "unknown";
 }

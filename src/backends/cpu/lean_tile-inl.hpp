@@ -68,13 +68,30 @@ HWY_INLINE void store_lane_sums(const Vec* acc, float* out) {
 #endif
 }
 
+/// Elements of T in a cache line, or in a vector (a pair of vectors where they come in pairs) if that is more.
+template <typename T>
+constexpr std::int32_t kElementsPerLine =
+    std::max(kLineBytes / static_cast<std::int32_t>(sizeof(StorageOf<T>)), (Element<T>::kPairs ? 2 : 1) * kLanes);
+
+/// The lines that hold dims [d, d + kElementsPerLine) of kTokens rows.
+template <typename T, int kTokens>
+HWY_INLINE void ask_lines(const std::byte* const* rows, std::int32_t d) {
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ReadAhead::ask(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+}
+
 /// Scores of kRows rows with kTokens tokens; tokens past the end repeat the last one and are masked later. Rows of s
 /// are written in groups of four: what a group writes past kTokens is overwritten by the next block or never read.
 template <typename T, int kRows, int kTokens>
-HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s) {
+HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s,
+                             const ReadAhead& ahead) {
   const F32 f32;
   const StorageOf<T>* keys[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = token_row<T>(k, token + t < k.tokens ? token + t : k.tokens - 1);
+  const std::byte* later[std::size_t{kTokens}];
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+    const std::int32_t own = token + t < k.tokens ? token + t : k.tokens - 1;
+    keys[t] = token_row<T>(k, own);
+    later[t] = row == 0 ? ahead.row(own) : k.row(own);  // once for each token
+  }
   const float* queries = q.f32.row(row);
   Vec acc[std::size_t{kRows * kTokens}];
   LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) acc[i] = hn::Zero(f32);
@@ -86,13 +103,22 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
       LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
     }
   };
+  const auto step_pair = [&](std::int32_t d) HWY_ATTR {  // queries lie in the same order: order_query()
+    step(d, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 0>(p); });
+    step(d + kLanes, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 1>(p - kLanes); });
+  };
+  constexpr std::int32_t kPairLanes = 2 * kLanes;
   std::int32_t d = 0;
-  if constexpr (Element<T>::kPairs) {  // queries lie in the same order: order_query()
-    for (; d + 2 * kLanes <= k.dims; d += 2 * kLanes) {
-      step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_even(p); });
-      step(d + kLanes, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_odd(p - kLanes); });
+  for (; d + kElementsPerLine<T> <= k.dims; d += kElementsPerLine<T>) {
+    ask_lines<T, kTokens>(later, d);
+    if constexpr (kElementsPerLine<T> == kLanes) {
+      step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
+    } else {
+      LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) step_pair(d + i);
     }
   }
+  if (d < k.dims) ask_lines<T, kTokens>(later, d);
+  for (; Element<T>::kPairs && d + kPairLanes <= k.dims; d += kPairLanes) step_pair(d);
   for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
   if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -125,17 +151,14 @@ constexpr std::int32_t kScoreTokens = 12;
 
 template <typename T, int kRows, int kTokens>
 HWY_INLINE void scores_rows(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token, const RowBuffer& s,
-                            ReadAhead& ahead) {
+                            const ReadAhead& ahead) {
   const std::int32_t end = std::min(token + kScoreTokens, k.tokens);
-  for (; token < end; token += kTokens) {
-    ahead.reach(token + kTokens);
-    scores_block<T, kRows, kTokens>(q, row, k, token, s);
-  }
+  for (; token < end; token += kTokens) scores_block<T, kRows, kTokens>(q, row, k, token, s, ahead);
 }
 
 template <typename T>
-void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept {
-  ReadAhead ahead(k, sizeof(StorageOf<T>), after);
+void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
+  const ReadAhead ahead(k, sizeof(StorageOf<T>), prefetch);
   for (std::int32_t token = 0; token < k.tokens; token += kScoreTokens) {
     std::int32_t row = 0;
     for (; kManyRegisters && row + 8 <= s.rows; row += 8) scores_rows<T, 8, 3>(q, row, k, token, s, ahead);
@@ -218,10 +241,15 @@ HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, 
 }
 
 /// o[r] += sum_t p[r][t] v[t] for kRows rows and kTokens tokens.
-template <typename T, int kRows, int kTokens>
-HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, std::int32_t token) {
+template <typename T, int kRows, int kTokens, bool kAsks>
+HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, std::int32_t token,
+                                 const ReadAhead& ahead) {
   const StorageOf<T>* values[std::size_t{kTokens}];
-  for (int t = 0; t < kTokens; ++t) values[t] = token_row<T>(v, token + t);
+  const std::byte* later[std::size_t{kTokens}];
+  for (int t = 0; t < kTokens; ++t) {
+    values[t] = token_row<T>(v, token + t);
+    if constexpr (kAsks) later[t] = ahead.row(token + t);
+  }
   Vec weights[std::size_t{kRows * kTokens}];
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < kTokens; ++t) weights[r * kTokens + t] = hn::Set(F32(), p.row(row + r)[token + t]);
@@ -229,11 +257,15 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
   float* out = o.row(row);
   std::int32_t d = 0;
   for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // O lies in the same order: restore_values()
+    for (std::int32_t i = 0; kAsks && i < 2 * kLanes; i += kElementsPerLine<T>) {
+      if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kTokens>(later, d + i);
+    }
     add_tokens<kRows, kTokens, 2>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       value[0] = load_of_pair<T, 0>(values[t] + d);
       value[1] = load_of_pair<T, 1>(values[t] + d);
     });
   }
+  if (kAsks && d < v.dims) ask_lines<T, kTokens>(later, d);
   for (; d < v.dims; d += kLanes) {
     add_tokens<kRows, kTokens, 1>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       const StorageOf<T>* from = values[t] + d;
@@ -242,12 +274,20 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
   }
 }
 
+/// The next rows from `row` on, as many as registers hold; how many they were. Who asks reads ahead for all of them.
+template <typename T, int kTokens, bool kAsks>
+HWY_INLINE std::int32_t accumulate_next(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v,
+                                        std::int32_t token, const ReadAhead& ahead) {
+  if (kManyRegisters && row + 4 <= o.rows) return accumulate_block<T, 4, kTokens, kAsks>(o, p, row, v, token, ahead), 4;
+  if (row + 2 <= o.rows) return accumulate_block<T, 2, kTokens, kAsks>(o, p, row, v, token, ahead), 2;
+  return accumulate_block<T, 1, kTokens, kAsks>(o, p, row, v, token, ahead), 1;
+}
+
 template <typename T, int kTokens>
-HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, std::int32_t token) {
-  std::int32_t row = 0;
-  for (; kManyRegisters && row + 4 <= o.rows; row += 4) accumulate_block<T, 4, kTokens>(o, p, row, v, token);
-  for (; row + 2 <= o.rows; row += 2) accumulate_block<T, 2, kTokens>(o, p, row, v, token);
-  if (row < o.rows) accumulate_block<T, 1, kTokens>(o, p, row, v, token);
+HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, std::int32_t token,
+                                const ReadAhead& ahead) {
+  std::int32_t row = accumulate_next<T, kTokens, true>(o, p, 0, v, token, ahead);
+  while (row < o.rows) row += accumulate_next<T, kTokens, false>(o, p, row, v, token, ahead);
 }
 
 /// Most tiles find no new maximum and leave O as it is.
@@ -261,16 +301,14 @@ void rescale_rows(const RowBuffer& o, const float* rescale, std::int32_t dims) n
 }
 
 template <typename T>
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale, const Prefetch& after) noexcept {
+void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                const Prefetch& prefetch) noexcept {
   constexpr std::int32_t kTokens = 4;
   rescale_rows(o, rescale, v.dims);
-  ReadAhead ahead(v, sizeof(StorageOf<T>), after);
+  const ReadAhead ahead(v, sizeof(StorageOf<T>), prefetch);
   std::int32_t token = 0;
-  for (; token + kTokens <= v.tokens; token += kTokens) {
-    ahead.reach(token + kTokens);
-    accumulate_rows<T, kTokens>(o, p, v, token);
-  }
-  for (; token < v.tokens; ++token) accumulate_rows<T, 1>(o, p, v, token);
+  for (; token + kTokens <= v.tokens; token += kTokens) accumulate_rows<T, kTokens>(o, p, v, token, ahead);
+  for (; token < v.tokens; ++token) accumulate_rows<T, 1>(o, p, v, token, ahead);
 }
 
 /// Puts a row of O, which accumulate<T> keeps in the order of V's vectors, back in order.

@@ -1,7 +1,9 @@
-// ReadAhead: rows are asked for a little before they are read, in the order of reading: the tile's K, its V, the next tile's K.
+// ReadAhead: while a row is read, the row some KB further on is asked for, a cache line for each line read: the tile's K, its V,
+// the next tile's K.
 //
 // Hardware prefetchers alone are not enough: arithmetic on a late line fills the scheduler, and then too few reads are in
-// flight. Into the L2: an L1 prefetch holds one of few line-fill buffers for a whole memory latency.
+// flight. Line by line, because requests that come in bursts hold up the loads behind them; and into the L2, because one into
+// the L1 holds one of few line-fill buffers for a whole memory latency.
 #pragma once
 
 #include <algorithm>
@@ -12,45 +14,51 @@
 
 namespace lean::cpu {
 
-/// Rows to ask for; no tokens: nothing.
+inline constexpr std::int32_t kLineBytes = 64;
+
+/// What is read after these rows, and how far ahead to ask.
 struct Prefetch {
-  TokenRows rows{};
-  std::int32_t row_bytes = 0;
+  TokenRows after{};
+  std::int32_t distance_bytes = 0;  // 0: nothing is asked for
 };
 
 class ReadAhead {
  public:
-  /// `rows` of elements of that size are being read, `after` next.
-  ReadAhead(const TokenRows& rows, std::int32_t element_bytes, const Prefetch& after) noexcept
-      : rows_{rows, rows.dims * element_bytes},
-        after_(after),
-        distance_(std::max(1, kDistanceBytes / std::max(1, rows_.row_bytes))),
-        asked_(distance_) {}
+  /// `rows` of elements of that size are being read.
+  ReadAhead(const TokenRows& rows, std::int32_t element_bytes, const Prefetch& prefetch) noexcept
+      : rows_(rows),
+        after_(prefetch.after),
+        row_bytes_(rows.dims * element_bytes),
+        distance_(prefetch.distance_bytes == 0 ? 0 : std::max(1, prefetch.distance_bytes / std::max(1, row_bytes_))) {}
 
-  /// Rows up to `token` are about to be read. Asks for each row once, however often a pass over the rows repeats.
-  void reach(std::int32_t token) noexcept {
-    for (const std::int32_t end = token + distance_; asked_ < end; ++asked_) {
-      if (asked_ < rows_.rows.tokens) {
-        ask(rows_, asked_);
-      } else if (asked_ - rows_.rows.tokens < after_.rows.tokens) {
-        ask(after_, asked_ - rows_.rows.tokens);
-      }
-    }
+  /// A tile ahead: while a row is read, the one that as many come before in the next array is asked for.
+  [[nodiscard]] static ReadAhead by_tile(const TokenRows& rows, std::int32_t element_bytes, const Prefetch& prefetch) noexcept {
+    ReadAhead ahead(rows, element_bytes, prefetch);
+    if (ahead.distance_ != 0) ahead.distance_ = rows.tokens;
+    return ahead;
+  }
+
+  /// The row to ask for while `token`'s is read; at the end of what is known, or without a distance, that row itself.
+  [[nodiscard]] const std::byte* row(std::int32_t token) const noexcept {
+    const std::int32_t ahead = token + distance_;
+    if (ahead < rows_.tokens) return rows_.row(ahead);
+    if (ahead - rows_.tokens < after_.tokens) return after_.row(ahead - rows_.tokens);
+    return rows_.row(std::min(token, rows_.tokens - 1));
+  }
+
+  /// Inlined early: GCC 12 takes a function that only prefetches for one without effects, and drops calls of it.
+  [[gnu::always_inline]] static void ask(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
+  /// All lines of the row to ask for.
+  [[gnu::always_inline]] void ask_row(std::int32_t token) const noexcept {
+    const std::byte* later = row(token);
+    for (std::int32_t byte = 0; byte < row_bytes_; byte += kLineBytes) ask(later + byte);
   }
 
  private:
-  static constexpr std::int32_t kLineBytes = 64;
-  static constexpr std::int32_t kDistanceBytes = 8192;
-
-  static void ask(const Prefetch& from, std::int32_t token) noexcept {
-    const std::byte* row = from.rows.row(token);
-    for (std::int32_t byte = 0; byte < from.row_bytes; byte += kLineBytes) __builtin_prefetch(row + byte, 0, 2);
-  }
-
-  Prefetch rows_;
-  Prefetch after_;
+  TokenRows rows_;
+  TokenRows after_;
+  std::int32_t row_bytes_;
   std::int32_t distance_;  // in rows
-  std::int32_t asked_;     // rows, from the tile's first
 };
 
 }  // namespace lean::cpu

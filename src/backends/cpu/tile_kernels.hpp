@@ -59,15 +59,15 @@ struct TileKernels {
   const char* name;
   /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
   void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
-  /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors. `after` is what is read next.
-  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& after) noexcept;
+  /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
+  void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
   /// Turns a row's raw scores into log2-domain ones by the rule; online_softmax then takes them with scale 1.
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
   /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t]. Rows of o stay in an order of the kernel's until restore_values().
   void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                               const Prefetch& after) noexcept;
+                               const Prefetch& prefetch) noexcept;
   /// Puts a row of o in order after the last accumulate of that type; dims as in V.
   void (*restore_values[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// out[i] = float(in[i]).
@@ -81,10 +81,17 @@ struct TileKernels {
 /// Index into the tables above.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
 
-/// The table of an available instruction set; kBest resolves to the widest.
+/// The instruction set that computes a call: options.cpu_isa, or for kBest the fastest. In chunks it does not depend on n_q, as bits
+/// of a sequence must not.
+[[nodiscard]] CpuIsa isa_of(const Options& options, const Problem& problem) noexcept;
+
+/// The table of an available instruction set; for kBest that of best_cpu_isa().
 [[nodiscard]] const TileKernels& kernels_for(CpuIsa isa) noexcept;
 
-/// True where probabilities are rounded to bf16 before they meet V (AVX-512-BF16): what the error bound must know.
-[[nodiscard]] bool rounds_probabilities(CpuIsa isa, DType dtype) noexcept;
+/// How far ahead of the arithmetic this machine's rows are best asked for (docs/cpu-backend.md, "Reading ahead").
+[[nodiscard]] std::int32_t read_ahead_bytes() noexcept;
+
+/// True where probabilities are rounded to bf16 before they meet V (AVX-512-BF16, AMX): what the error bound must know.
+[[nodiscard]] bool rounds_probabilities(const Options& options, const Problem& problem) noexcept;
 
 }  // namespace lean::cpu

@@ -15,9 +15,10 @@ namespace {
 /// Which kernel reads the tensor: its own type's, or fp32's after a copy.
 int kernel_of(const TensorView& tensor) noexcept { return table_index(in_place(tensor) ? tensor.dtype : DType::kFloat32); }
 
+/// Rows of `tensor` come next. A tile that is copied first is not asked for.
 Prefetch prefetch_of(const TensorView& tensor, const TokenRows& rows) noexcept {
-  if (!in_place(tensor)) return {};
-  return {.rows = rows, .row_bytes = static_cast<std::int32_t>(rows.dims * bytes_of(tensor.dtype))};
+  static const std::int32_t distance_bytes = read_ahead_bytes();
+  return {.after = in_place(tensor) ? rows : TokenRows{}, .distance_bytes = distance_bytes};
 }
 
 }  // namespace

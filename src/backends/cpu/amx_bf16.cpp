@@ -1,0 +1,421 @@
+// LeanTile on AMX: bf16 scores and accumulate by tdpbf16ps, which multiplies 16 rows by 16 columns, 32 bf16 deep. The rest of the
+// table is AVX-512's, and so are heads whose dims are not whole vectors of 32. Intrinsics, in this one file, with its own check.
+//
+// Scores are the product of K, as it lies in memory, with the queries turned into word pairs once a tile; the sums come out token
+// by token and are turned into rows. O = P V wants pairs of tokens: V's rows are interleaved on the way into a small buffer, and O
+// keeps the order that this leaves until restore_values().
+//
+// Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum. P is rounded to
+// bf16 (rounds_probabilities() tells the error bound).
+#include "backends/cpu/highway_targets.hpp"
+#include "backends/cpu/unroll.hpp"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // likewise
+#endif
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "base/float_types.hpp"
+
+// Function-level targets: nothing else in this file, or inline code it shares, may use these instructions.
+#define LEAN_TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,avx2")))
+
+namespace lean::cpu {
+namespace {
+
+constexpr std::int32_t kTileRows = 16;     // of a tile register: 16 rows of 64 bytes
+constexpr std::int32_t kSumLanes = 16;     // fp32 in a row
+constexpr std::int32_t kPairLanes = 32;    // bf16 in a row
+constexpr std::int32_t kMaxChunks = 8;     // of 32 dims: d <= 256
+constexpr std::int32_t kStripeChunks = 2;  // of 32 dims whose O stays in registers over a tile
+constexpr std::int32_t kScoreBlocks = 4;   // of 16 tokens that meet a chunk of the queries together
+constexpr std::int32_t kBlockTokens = 32;  // of P and V that one product takes
+/// A LeanTile has 64 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
+constexpr std::size_t kMaxValueTiles = (64 * 1024 + 16 * 512) / 1024;
+
+/// What ldtilecfg reads (Intel SDM, volume 1, 18.2): palette 1; bytes of a row and rows of each of the eight registers.
+struct alignas(64) TileShapes {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  /// Registers 0 to 5, sums and first factors, have `count` rows; 6 and 7, second factors, all 16.
+  explicit TileShapes(std::int32_t count) noexcept {
+    for (int i = 0; i < 8; ++i) {
+      row_bytes[i] = 64;
+      rows[i] = static_cast<std::uint8_t>(i < 6 ? count : kTileRows);
+    }
+  }
+};
+
+/// Tile registers in use, and given back at the end: until then each switch of threads saves 8 KB.
+class Tiles {
+ public:
+  Tiles() = default;
+  LEAN_TARGET_AMX ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  LEAN_TARGET_AMX void shape(std::int32_t rows) noexcept {
+    if (rows == rows_) return;
+    rows_ = rows;
+    const TileShapes shapes(rows);
+    _tile_loadconfig(&shapes);
+  }
+
+ private:
+  std::int32_t rows_ = 0;
+};
+
+/// The next array's rows, asked for in order while this tile is computed. In order, because hardware prefetchers then join in: alone,
+/// software's requests hold a line-fill buffer each for a whole memory latency.
+class NextRows {
+ public:
+  NextRows(const TokenRows& rows, const Prefetch& prefetch) noexcept
+      : ahead_(ReadAhead::by_tile(rows, sizeof(std::uint16_t), prefetch)), end_(rows.tokens) {}
+
+  [[gnu::always_inline]] void ask(std::int32_t count) noexcept {
+    for (const std::int32_t end = std::min(next_ + count, end_); next_ < end; ++next_) ahead_.ask_row(next_);
+  }
+
+ private:
+  ReadAhead ahead_;
+  std::int32_t end_;
+  std::int32_t next_ = 0;
+};
+
+struct alignas(64) PackedTile {
+  std::uint32_t words[kTileRows][kSumLanes];
+};
+
+const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept {
+  return reinterpret_cast<const std::uint16_t*>(rows.row(token));
+}
+
+bool whole_vectors(const TokenRows& rows) noexcept { return rows.dims % kPairLanes == 0; }
+
+/// 16 rows of 16 words become 16 columns.
+LEAN_TARGET_AMX inline void transpose(__m512i* rows) {
+  __m512i a[16];
+  LEAN_UNROLL for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  __m512i b[16];  // b[4 i + c]: word c of each 128 bits of rows 4 i to 4 i + 3
+  LEAN_UNROLL for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  LEAN_UNROLL for (int c = 0; c < 4; ++c) {  // the 4 x 4 blocks of 128 bits that are left
+    const __m512i low01 = _mm512_shuffle_i32x4(b[c], b[c + 4], 0x88);
+    const __m512i high01 = _mm512_shuffle_i32x4(b[c], b[c + 4], 0xDD);
+    const __m512i low23 = _mm512_shuffle_i32x4(b[c + 8], b[c + 12], 0x88);
+    const __m512i high23 = _mm512_shuffle_i32x4(b[c + 8], b[c + 12], 0xDD);
+    rows[c] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+    rows[c + 4] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+    rows[c + 8] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
+    rows[c + 12] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
+  }
+}
+
+// ---- scores ---------------------------------------------------------------------------------------------------------
+
+/// Dims [32 chunk, 32 chunk + 32) of the queries as the second factor: word p of row n goes to row p, column n. Zeros for no row.
+LEAN_TARGET_AMX inline void pack_queries(const QueryRows& q, std::int32_t row, std::int32_t rows, std::int32_t chunk,
+                                         PackedTile& out) {
+  __m512i words[kTileRows];
+  LEAN_UNROLL for (int r = 0; r < kTileRows; ++r) {
+    words[r] =
+        r < rows ? _mm512_loadu_si512(q.bf16 + std::int64_t{row + r} * q.f32.stride + chunk * kPairLanes) : _mm512_setzero_si512();
+  }
+  transpose(words);
+  LEAN_UNROLL for (int p = 0; p < kTileRows; ++p) _mm512_store_si512(out.words[p], words[p]);
+}
+
+/// Sums of 16 tokens with 16 queries, token by token, become rows of s.
+LEAN_TARGET_AMX inline void store_scores(const PackedTile& sums, const RowBuffer& s, std::int32_t row, std::int32_t rows,
+                                         std::int32_t token) {
+  __m512i words[kTileRows];
+  LEAN_UNROLL for (int t = 0; t < kTileRows; ++t) words[t] = _mm512_load_si512(sums.words[t]);
+  transpose(words);
+  LEAN_UNROLL for (int r = 0; r < kTileRows; ++r) {
+    if (r < rows) _mm512_storeu_si512(s.row(row + r) + token, words[r]);
+  }
+}
+
+/// 16 keys in a row: where they lie if they are evenly spaced and exist, else copies, with zeros for tokens past the end.
+struct KeyBlock {
+  const void* data;
+  std::int64_t stride;
+};
+
+LEAN_TARGET_AMX inline KeyBlock key_block(const TokenRows& k, std::int32_t token, std::uint16_t* copies) {
+  if (k.table == nullptr && token + kTileRows <= k.tokens) return {k.row(token), k.token_stride_bytes};
+  for (std::int32_t t = 0; t < kTileRows; ++t) {
+    std::uint16_t* copy = copies + t * k.dims;
+    for (std::int32_t d = 0; d < k.dims; d += kPairLanes) {
+      const bool exists = token + t < k.tokens;
+      _mm512_storeu_si512(copy + d, exists ? _mm512_loadu_si512(token_row(k, token + t) + d) : _mm512_setzero_si512());
+    }
+  }
+  return {copies, std::int64_t{k.dims} * 2};
+}
+
+/// Scores of kTileRows rows with kBlocks x 16 tokens from `token` on.
+template <int kBlocks>
+LEAN_TARGET_AMX inline void scores_block(const PackedTile* queries, std::int32_t row, const TokenRows& k, std::int32_t token,
+                                         const RowBuffer& s, NextRows& next) {
+  alignas(64) std::uint16_t copies[std::size_t{kBlocks}][std::size_t{kTileRows * kMaxChunks * kPairLanes}];
+  KeyBlock keys[std::size_t{kBlocks}];
+  for (int b = 0; b < kBlocks; ++b) keys[b] = key_block(k, token + b * kTileRows, copies[b]);
+  const std::int32_t chunks = k.dims / kPairLanes;
+  const std::int32_t rows_a_product = (kTileRows + chunks - 1) / chunks;
+  const auto key = [&](int b, std::int32_t chunk) { return static_cast<const std::byte*>(keys[b].data) + chunk * 64; };
+  _tile_zero(0);
+  if constexpr (kBlocks > 1) {
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+    _tile_loadd(6, queries + chunk, 64);
+    _tile_loadd(4, key(0, chunk), keys[0].stride);
+    _tile_dpbf16ps(0, 4, 6);
+    next.ask(rows_a_product);
+    if constexpr (kBlocks > 1) {
+      _tile_loadd(5, key(1, chunk), keys[1].stride);
+      _tile_dpbf16ps(1, 5, 6);
+      next.ask(rows_a_product);
+      _tile_loadd(4, key(2, chunk), keys[2].stride);
+      _tile_dpbf16ps(2, 4, 6);
+      next.ask(rows_a_product);
+      _tile_loadd(5, key(3, chunk), keys[3].stride);
+      _tile_dpbf16ps(3, 5, 6);
+      next.ask(rows_a_product);
+    }
+  }
+  const std::int32_t rows = std::min(kTileRows, s.rows - row);
+  PackedTile sums[std::size_t{kBlocks}];
+  _tile_stored(0, sums, 64);
+  if constexpr (kBlocks > 1) {
+    _tile_stored(1, sums + 1, 64);
+    _tile_stored(2, sums + 2, 64);
+    _tile_stored(3, sums + 3, 64);
+  }
+  for (int b = 0; b < kBlocks; ++b) store_scores(sums[b], s, row, rows, token + b * kTileRows);
+}
+
+LEAN_TARGET_AMX void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
+  if (!whole_vectors(k)) return avx512_kernels()->scores[table_index(DType::kBFloat16)](q, k, s, prefetch);
+  NextRows next(k, prefetch);
+  Tiles tiles;
+  tiles.shape(kTileRows);
+  for (std::int32_t row = 0; row < s.rows; row += kTileRows) {
+    PackedTile queries[kMaxChunks];
+    for (std::int32_t chunk = 0; chunk < k.dims / kPairLanes; ++chunk) {
+      pack_queries(q, row, std::min(kTileRows, s.rows - row), chunk, queries[chunk]);
+    }
+    std::int32_t token = 0;
+    for (; token + kScoreBlocks * kTileRows <= k.tokens; token += kScoreBlocks * kTileRows) {
+      scores_block<kScoreBlocks>(queries, row, k, token, s, next);
+    }
+    for (; token < k.tokens; token += kTileRows) scores_block<1>(queries, row, k, token, s, next);
+  }
+}
+
+// ---- accumulate -----------------------------------------------------------------------------------------------------
+
+/// Rounds P to bf16 in place, row by row, and ends it with zeros up to whole blocks.
+LEAN_TARGET_AMX inline void round_weights(const RowBuffer& p, std::int32_t tokens) {
+  for (std::int32_t r = 0; r < p.rows; ++r) {
+    float* row = p.row(r);
+    auto* rounded = reinterpret_cast<std::uint16_t*>(row);
+    std::int32_t t = 0;
+    for (; t < tokens; t += kSumLanes) {
+      const __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(row + t));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + t), reinterpret_cast<__m256i>(half));
+    }
+    if (t % kBlockTokens != 0) _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + t), _mm256_setzero_si256());
+  }
+}
+
+/// A row of V, or of zeros where there is no token.
+struct ValueRow {
+  const std::uint16_t* row;
+
+  LEAN_TARGET_AMX __m512i operator()(std::int32_t chunk) const { return _mm512_loadu_si512(row + chunk * kPairLanes); }
+};
+struct ValueRowOrZeros {
+  const std::uint16_t* row;
+
+  LEAN_TARGET_AMX __m512i operator()(std::int32_t chunk) const {
+    return row != nullptr ? _mm512_loadu_si512(row + chunk * kPairLanes) : _mm512_setzero_si512();
+  }
+};
+
+/// Two rows of V as row `pair` of second factors, two for each 32 dims: even ones get the words of the lower half of each 128 bits,
+/// odd ones of the upper.
+template <typename TRow>
+LEAN_TARGET_AMX inline void pack_pair(const TRow& first_row, const TRow& second_row, std::int32_t chunks, std::int32_t pair,
+                                      PackedTile* out) {
+  for (std::int32_t c = 0; c < chunks; ++c) {
+    const __m512i first = first_row(c);
+    const __m512i second = second_row(c);
+    _mm512_store_si512(out[2 * c].words[pair], _mm512_unpacklo_epi16(first, second));
+    _mm512_store_si512(out[2 * c + 1].words[pair], _mm512_unpackhi_epi16(first, second));
+  }
+}
+
+/// V in the order of memory: for each 32 tokens, two second factors for each 32 dims, pairs of tokens side by side.
+LEAN_TARGET_AMX inline void pack_values(const TokenRows& v, NextRows& next, PackedTile* out) {
+  const std::int32_t chunks = v.dims / kPairLanes;
+  for (std::int32_t t = 0; t < v.tokens || t % kBlockTokens != 0; t += 2) {
+    PackedTile* block = out + t / kBlockTokens * 2 * chunks;
+    const std::int32_t pair = t % kBlockTokens / 2;
+    next.ask(1);  // the other half while products are made
+    if (t + 1 < v.tokens) {
+      pack_pair(ValueRow{token_row(v, t)}, ValueRow{token_row(v, t + 1)}, chunks, pair, block);
+    } else {
+      const ValueRowOrZeros first{t < v.tokens ? token_row(v, t) : nullptr};
+      pack_pair(first, ValueRowOrZeros{nullptr}, chunks, pair, block);
+    }
+  }
+}
+
+/// O of up to 16 rows and kChunks x 32 dims in registers over all tokens of the tile.
+template <int kChunks>
+LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& o_rows, const RowBuffer& weights, std::int32_t row,
+                                          const PackedTile* values, std::int32_t chunk, std::int32_t chunks, std::int32_t blocks,
+                                          NextRows& next) {
+  float* o = o_rows.row(row) + chunk * kPairLanes;
+  const std::int64_t o_bytes = std::int64_t{o_rows.stride} * 4;
+  const std::int64_t p_bytes = std::int64_t{weights.stride} * 4;
+  _tile_loadd(0, o, o_bytes);
+  _tile_loadd(1, o + kSumLanes, o_bytes);
+  if constexpr (kChunks > 1) {
+    _tile_loadd(2, o + 2 * kSumLanes, o_bytes);
+    _tile_loadd(3, o + 3 * kSumLanes, o_bytes);
+  }
+  const auto* p = reinterpret_cast<const std::uint16_t*>(weights.row(row));
+  values += 2 * chunk;
+  const std::int32_t rows_a_product = (kTileRows + 2 * chunks - 1) / (2 * chunks);
+  for (std::int32_t block = 0; block < blocks; ++block, values += 2 * chunks) {
+    _tile_loadd(4, p + block * kBlockTokens, p_bytes);
+    _tile_loadd(6, values, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    next.ask(rows_a_product);
+    _tile_loadd(7, values + 1, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    next.ask(rows_a_product);
+    if constexpr (kChunks > 1) {
+      _tile_loadd(6, values + 2, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      next.ask(rows_a_product);
+      _tile_loadd(7, values + 3, 64);
+      _tile_dpbf16ps(3, 4, 7);
+      next.ask(rows_a_product);
+    }
+  }
+  _tile_stored(0, o, o_bytes);
+  _tile_stored(1, o + kSumLanes, o_bytes);
+  if constexpr (kChunks > 1) {
+    _tile_stored(2, o + 2 * kSumLanes, o_bytes);
+    _tile_stored(3, o + 3 * kSumLanes, o_bytes);
+  }
+}
+
+LEAN_TARGET_AMX inline void rescale_rows(const RowBuffer& o, const float* rescale, std::int32_t dims) {
+  for (std::int32_t r = 0; r < o.rows; ++r) {
+    if (rescale[r] == 1.0F) continue;
+    const __m512 factor = _mm512_set1_ps(rescale[r]);
+    float* row = o.row(r);
+    for (std::int32_t d = 0; d < dims; d += kSumLanes) _mm512_storeu_ps(row + d, _mm512_mul_ps(_mm512_loadu_ps(row + d), factor));
+  }
+}
+
+LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                                const Prefetch& prefetch) noexcept {
+  if (!whole_vectors(v)) return avx512_kernels()->accumulate[table_index(DType::kBFloat16)](o, p, v, rescale, prefetch);
+  rescale_rows(o, rescale, v.dims);
+  round_weights(p, v.tokens);
+  NextRows next(v, prefetch);
+  const std::int32_t chunks = v.dims / kPairLanes;
+  const std::int32_t blocks = (v.tokens + kBlockTokens - 1) / kBlockTokens;
+  PackedTile values[kMaxValueTiles];
+  pack_values(v, next, values);
+  Tiles tiles;
+  for (std::int32_t row = 0; row < o.rows; row += kTileRows) {
+    tiles.shape(std::min(kTileRows, o.rows - row));
+    std::int32_t chunk = 0;
+    for (; chunk + kStripeChunks <= chunks; chunk += kStripeChunks) {
+      multiply_rows<kStripeChunks>(o, p, row, values, chunk, chunks, blocks, next);
+    }
+    if (chunk < chunks) multiply_rows<1>(o, p, row, values, chunk, chunks, blocks, next);
+  }
+}
+
+/// Each 32 dims of O lie as the interleave of two rows of V left them: the lower halves of 128 bits, then the upper ones.
+LEAN_TARGET_AMX void restore_values(float* row, std::int32_t dims) noexcept {
+  if (dims % kPairLanes != 0) return avx512_kernels()->restore_values[table_index(DType::kBFloat16)](row, dims);
+  for (std::int32_t d = 0; d < dims; d += kPairLanes) {
+    const __m512 lower = _mm512_loadu_ps(row + d);
+    const __m512 upper = _mm512_loadu_ps(row + d + kSumLanes);
+    const __m512 first = _mm512_shuffle_f32x4(lower, upper, 0x44);  // quarters: lower 0, lower 1, upper 0, upper 1
+    const __m512 last = _mm512_shuffle_f32x4(lower, upper, 0xEE);
+    _mm512_storeu_ps(row + d, _mm512_shuffle_f32x4(first, first, 0xD8));
+    _mm512_storeu_ps(row + d + kSumLanes, _mm512_shuffle_f32x4(last, last, 0xD8));
+  }
+}
+
+/// cpuid leaf 7, edx: bit 22 amx-bf16, bit 24 amx-tile (g++ 12 does not know the names); and Linux lends tile registers to a
+/// process that asks (arch_prctl, ARCH_REQ_XCOMP_PERM, Linux 5.16).
+bool runs_amx_bf16() noexcept {
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1U) != 0 && (edx >> 24 & 1U) != 0 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+const TileKernels* amx_bf16_kernels() noexcept {
+  static const std::optional<TileKernels> kernels = []() -> std::optional<TileKernels> {
+    const TileKernels* avx512 = avx512_kernels();
+    if (avx512 == nullptr || __builtin_cpu_supports("avx512bf16") == 0 || !runs_amx_bf16()) return std::nullopt;
+    TileKernels table = *avx512;
+    table.name = "AMX-BF16";
+    table.scores[table_index(DType::kBFloat16)] = scores;
+    table.accumulate[table_index(DType::kBFloat16)] = accumulate;
+    table.restore_values[table_index(DType::kBFloat16)] = restore_values;
+    return table;
+  }();
+  return kernels ? &*kernels : nullptr;
+}
+
+}  // namespace lean::cpu
+
+#else
+
+namespace lean::cpu {
+const TileKernels* amx_bf16_kernels() noexcept { return nullptr; }
+}  // namespace lean::cpu
+
+#endif
