@@ -42,7 +42,7 @@ ifeq ($(GPU_BIN),)
 	cmake --preset cuda
 	cmake --build --preset cuda --target conformance_tests gpu_tests
 endif
-	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN))
+	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN)) $(if $(RACECHECK_BIN),--racecheck-bin $(RACECHECK_BIN))
 
 cuda:
 	tools/setup.sh build

@@ -36,7 +36,8 @@ ALONE = ("Streams.", "Memory.R19", "Schedule.R52")
 TEST_SECONDS = 90  # limit of one test of gpu_tests
 
 # tool: its options, then the tests. racecheck and synccheck see shared memory only; nothing on a GPU checks what CTAs share.
-# racecheck does not know bulk copies into shared memory and reports each as a race: it runs where threads copy rows.
+# racecheck does not know bulk copies into shared memory and reports each as a race: it runs where threads copy rows. Nor does it
+# follow a lane's arrival at an mbarrier for its warp: it needs binaries in which each lane arrives (--racecheck-bin).
 SANITIZED_CONFORMANCE = "Conformance.R02_*:Conformance.R21_Negative*:Conformance.R24_*:Conformance.R25_*"
 SANITIZER_RUNS = (
     ("memcheck", (), "gpu_tests", "Sanitized.*"),
@@ -240,7 +241,7 @@ def find_sanitizer() -> str:
     return os.environ.get("COMPUTE_SANITIZER") or shutil.which("compute-sanitizer", path=path) or ""
 
 
-def test_sanitizer(runner: Runner) -> list:
+def test_sanitizer(runner: Runner, racecheck_folder: pathlib.Path) -> list:
     tool = find_sanitizer()
     if not tool:
         return [Tally("compute-sanitizer", skipped=len(SANITIZER_RUNS), note="not installed: nothing was run")]
@@ -248,8 +249,11 @@ def test_sanitizer(runner: Runner) -> list:
 
     def one(entry: tuple) -> Tally:
         name, options, binary, pattern = entry
-        command = [tool, "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), *options,
-                   *runner.gtest(binary, f"--gtest_filter={pattern}")]
+        folder = racecheck_folder if name == "racecheck" else runner.folder
+        if folder is None:
+            return Tally(f"{name} {binary}", skipped=1, note="needs --racecheck-bin: docs/testing.md")
+        command = [tool, "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), *options, str(folder / binary),
+                   f"--gtest_filter={pattern}"]
         environment = {"LEAN_TEST_REDUCED": "1", "LEAN_TEST_BACKEND": "cuda"}
         run = runner.run(f"{name} {binary}", command, SANITIZER_SECONDS, environment)
         tally = Tally(run.name, seconds=run.seconds)
@@ -290,6 +294,8 @@ def write_summary(path: pathlib.Path, gpu: dict, tallies: list, seconds: float) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build-cuda" / "bin")
+    parser.add_argument("--racecheck-bin", type=lambda folder: pathlib.Path(folder).resolve(),
+                        help="gpu_tests built with LEAN_CUDA_EVERY_LANE_ARRIVES; without it racecheck is skipped")
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=int, default=470, help="for all of it; what has not run by then has failed")
@@ -319,7 +325,7 @@ def main() -> int:
     if "python" in groups:
         tallies += test_python(runner, options.python)
     if "sanitizer" in groups:
-        tallies += test_sanitizer(runner)
+        tallies += test_sanitizer(runner, options.racecheck_bin)
 
     say("summary")
     for t in tallies:

@@ -45,9 +45,9 @@ const TileKernels& kernels_for(CpuIsa isa) noexcept {
 
 std::int32_t read_ahead_bytes() noexcept {
 #if defined(__x86_64__)
-  return __builtin_cpu_is("intel") != 0 ? 3072 : 8192;
+  return __builtin_cpu_is("intel") != 0 ? 4096 : 8192;
 #else
-  return 3072;
+  return 4096;
 #endif
 }
 

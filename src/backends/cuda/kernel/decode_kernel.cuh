@@ -26,14 +26,15 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
 #pragma unroll
   for (std::int32_t stage = 0; stage < max_stages(kConfig); ++stage) {
     ptx::barrier_init(&shared.stage_full[stage], bulk ? 1 : kConfig.producer_threads());
-    ptx::barrier_init(&shared.stage_free[stage], kConfig.consumer_warps);
+    ptx::barrier_init(&shared.stage_free[stage], kConfig.consumer_warps * ptx::kWarpArrivals);
   }
 #pragma unroll
   for (std::int32_t record = 0; record < kRecords; ++record) {
     ptx::barrier_init(&shared.record_full[record], 1);
     ptx::barrier_init(&shared.sharing_known[record], 1);
     ptx::barrier_init(&shared.queries_full[record], 1);
-    ptx::barrier_init(&shared.record_free[record], kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps()));
+    const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
+    ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
   }
   ptx::barrier_init_fence();
   shared.lacks_pages = 0;
@@ -58,8 +59,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
   const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.stage_bytes); };
   const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
   const auto release_stage = [&] {
-    __syncwarp();
-    if (leads) ptx::barrier_arrive(&shared.stage_free[ring.place]);
+    ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
     ring.advance();
   };
   for (Turn turn(kRecords);; turn.advance()) {
@@ -89,8 +89,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
     }
     if (record.slot != nullptr) hand_over<kConfig>(turn.place);
-    __syncwarp();
-    if (leads) ptx::barrier_arrive(&shared.record_free[turn.place]);
+    ptx::barrier_arrive_by_warp(&shared.record_free[turn.place], leads);
   }
 }
 

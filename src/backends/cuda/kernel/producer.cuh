@@ -101,7 +101,7 @@ class Producer {
         }
       });
       sync_copying_warp();
-      if (!asked_.bulk_copies() && thread_ % kWarpThreads == 0) ptx::barrier_arrive(&shared_.record_free[turn.place]);
+      if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[turn.place], thread_ % kWarpThreads == 0);
     }
   }
 

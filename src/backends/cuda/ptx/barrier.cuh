@@ -27,6 +27,20 @@ __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
 
+/// What a warp that has met counts as: one arrival, by a lane; or all its lanes', where a tool is to follow that does not know how
+/// __syncwarp() orders the others' accesses before that lane's arrival (racecheck; LEAN_CUDA_EVERY_LANE_ARRIVES).
+#ifdef LEAN_CUDA_EVERY_LANE_ARRIVES
+inline constexpr std::uint32_t kWarpArrivals = 32;
+#else
+inline constexpr std::uint32_t kWarpArrivals = 1;
+#endif
+
+/// By all lanes of a warp; one of them leads.
+__device__ __forceinline__ void barrier_arrive_by_warp(std::uint64_t* barrier, bool leads) {
+  __syncwarp();
+  if (leads || kWarpArrivals > 1) barrier_arrive(barrier);
+}
+
 /// One arrival, and `bytes` more to come by bulk copies.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
 #if LEAN_CUDA_ARCH >= 900
