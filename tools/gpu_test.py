@@ -255,6 +255,8 @@ def test_sanitizer(runner: Runner, racecheck_folder: pathlib.Path) -> list:
         command = [tool, "--tool", name, "--error-exitcode", str(SANITIZER_EXIT), *options, str(folder / binary),
                    f"--gtest_filter={pattern}"]
         environment = {"LEAN_TEST_REDUCED": "1", "LEAN_TEST_BACKEND": "cuda"}
+        if name == "racecheck":
+            environment["LEAN_TEST_WHOLE_TILES"] = "1"  # tests/gpu/memory_test.cpp says why
         run = runner.run(f"{name} {binary}", command, SANITIZER_SECONDS, environment)
         tally = Tally(run.name, seconds=run.seconds)
         errors = [line for line in run.output.splitlines() if line.startswith("=========")]
