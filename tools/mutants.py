@@ -134,7 +134,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="those marked quick: part of make test")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     options = parser.parse_args()
-    mutants = [m for m in load() if re.search(options.only, m.name) and (m.quick or not options.quick)]
+    everything = load()
+    for stale in [m for m in everything if (ROOT / m.file).read_text().count(m.find) != 1]:  # also those not selected
+        print(f"mutant {stale.name}: {stale.file} does not have its text exactly once")
+        return 2
+    mutants = [m for m in everything if re.search(options.only, m.name) and (m.quick or not options.quick)]
     if options.list:
         for mutant in mutants:
             print(f"{mutant.name}: {mutant.why}")
