@@ -83,15 +83,18 @@ class Tiles {
 /// software's requests hold a line-fill buffer each for a whole memory latency.
 class NextRows {
  public:
-  NextRows(const TokenRows& rows, const Prefetch& prefetch) noexcept
-      : ahead_(ReadAhead::by_tile(rows, sizeof(std::uint16_t), prefetch)), end_(rows.tokens) {}
+  explicit NextRows(const Prefetch& prefetch) noexcept
+      : rows_(prefetch.after), row_bytes_(prefetch.after.dims * 2), end_(prefetch.distance_bytes > 0 ? prefetch.after.tokens : 0) {}
 
   [[gnu::always_inline]] void ask(std::int32_t count) noexcept {
-    for (const std::int32_t end = std::min(next_ + count, end_); next_ < end; ++next_) ahead_.ask_row(next_);
+    for (const std::int32_t end = std::min(next_ + count, end_); next_ < end; ++next_) {
+      ReadAhead::ask_lines(rows_.row(next_), row_bytes_);
+    }
   }
 
  private:
-  ReadAhead ahead_;
+  TokenRows rows_;
+  std::int32_t row_bytes_;
   std::int32_t end_;
   std::int32_t next_ = 0;
 };
@@ -221,7 +224,7 @@ LEAN_TARGET_AMX inline void scores_block(const PackedTile* queries, std::int32_t
 
 LEAN_TARGET_AMX void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
   if (!whole_vectors(k)) return avx512_kernels()->scores[table_index(DType::kBFloat16)](q, k, s, prefetch);
-  NextRows next(k, prefetch);
+  NextRows next(prefetch);
   Tiles tiles;
   tiles.shape(kTileRows);
   for (std::int32_t row = 0; row < s.rows; row += kTileRows) {
@@ -352,7 +355,7 @@ LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& p, const To
   if (!whole_vectors(v)) return avx512_kernels()->accumulate[table_index(DType::kBFloat16)](o, p, v, rescale, prefetch);
   rescale_rows(o, rescale, v.dims);
   round_weights(p, v.tokens);
-  NextRows next(v, prefetch);
+  NextRows next(prefetch);
   const std::int32_t chunks = v.dims / kPairLanes;
   const std::int32_t blocks = (v.tokens + kBlockTokens - 1) / kBlockTokens;
   PackedTile values[kMaxValueTiles];

@@ -31,13 +31,6 @@ class ReadAhead {
         row_bytes_(rows.dims * element_bytes),
         distance_(prefetch.distance_bytes == 0 ? 0 : std::max(1, prefetch.distance_bytes / std::max(1, row_bytes_))) {}
 
-  /// A tile ahead: while a row is read, the one that as many come before in the next array is asked for.
-  [[nodiscard]] static ReadAhead by_tile(const TokenRows& rows, std::int32_t element_bytes, const Prefetch& prefetch) noexcept {
-    ReadAhead ahead(rows, element_bytes, prefetch);
-    if (ahead.distance_ != 0) ahead.distance_ = rows.tokens;
-    return ahead;
-  }
-
   /// The row to ask for while `token`'s is read; at the end of what is known, or without a distance, that row itself.
   [[nodiscard]] const std::byte* row(std::int32_t token) const noexcept {
     const std::int32_t ahead = token + distance_;
@@ -48,11 +41,11 @@ class ReadAhead {
 
   /// Inlined early: GCC 12 takes a function that only prefetches for one without effects, and drops calls of it.
   [[gnu::always_inline]] static void ask(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
-  /// All lines of the row to ask for.
-  [[gnu::always_inline]] void ask_row(std::int32_t token) const noexcept {
-    const std::byte* later = row(token);
-    for (std::int32_t byte = 0; byte < row_bytes_; byte += kLineBytes) ask(later + byte);
+  [[gnu::always_inline]] static void ask_lines(const std::byte* row, std::int32_t bytes) noexcept {
+    for (std::int32_t byte = 0; byte < bytes; byte += kLineBytes) ask(row + byte);
   }
+  /// All lines of the row to ask for.
+  [[gnu::always_inline]] void ask_row(std::int32_t token) const noexcept { ask_lines(row(token), row_bytes_); }
 
  private:
   TokenRows rows_;

@@ -15,7 +15,7 @@
 
 namespace lean::cuda {
 
-/// Sequences that a launch serves, by their query tokens: few() of cuda_backend.cpp's shares_of() and the others.
+/// Sequences that a launch serves, by their query tokens (cuda_backend.cpp: shares_of()).
 struct QueryRange {
   std::int32_t least = 0;
   std::int32_t most = INT32_MAX;
