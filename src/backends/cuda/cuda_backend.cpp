@@ -136,11 +136,7 @@ struct RingSize {
 RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
   RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(problem.head_dim)};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (copies_boxes(entry, problem)) {
-    room = min_of(room, std::int64_t{kBoxRingBytes});
-  } else if (copies_runs(problem, device)) {
-    room = min_of(room, std::int64_t{kBulkRingBytes});
-  }
+  if (copies_boxes(entry, problem) || copies_runs(problem, device)) room = min_of(room, std::int64_t{kEngineRingBytes});
   size.stages = static_cast<std::int32_t>(min_of(max_stages(entry.config), room / size.stage_bytes));
   return size;
 }

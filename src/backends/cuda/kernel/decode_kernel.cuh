@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/lean_tile.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
 #include "backends/cuda/kernel/producer.cuh"
+#include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 
@@ -62,10 +63,13 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
     ring.advance();
   };
+  bool first_segment = true;  // while the producer asks for its keys
   for (Turn turn(kRecords);; turn.advance()) {
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
     if (record.last) return;
+    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, turn.place);
+    first_segment = false;
     if (!asked.merge_only()) {
       if (asked.turned_queries()) stage_turned_queries<kConfig>(call, turn.place);
       WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()

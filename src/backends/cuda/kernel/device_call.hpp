@@ -111,15 +111,14 @@ inline constexpr std::int32_t kMinStepRunBytes = 4096;  // below this a decode s
 /// Rows of pages of so many tokens are copied page by page; of shorter ones, looked up a lane a row (docs/cuda-backend.md has figures).
 inline constexpr std::int32_t kMinPageRows = 64;
 
-/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), and whatever else asks the memory for something
-/// waits longer. Boxes come a little slower, and copies by threads take all there is.
-inline constexpr std::int32_t kBulkRingBytes = 96 * 1024;
-inline constexpr std::int32_t kBoxRingBytes = 128 * 1024;
+/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), less where pages lie apart, and whatever else asks the
+/// memory for something waits longer. Copies by threads take all there is.
+inline constexpr std::int32_t kEngineRingBytes = 96 * 1024;
 
 /// Of a ring.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.bulk_step()) return 16;
-  return kBulkRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+  return kEngineRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }
 
 }  // namespace lean::cuda

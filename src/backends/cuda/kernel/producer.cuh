@@ -74,6 +74,7 @@ class Producer {
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
     Part part;
+    bool first_segment = true;
     for (Turn turn(kRecords);; turn.advance()) {
       const bool more = (thread_ == 0 || shares()) && next_part(cursor, part);
       SegmentRecord& record = shared_.records[turn.place];
@@ -94,12 +95,13 @@ class Producer {
       }
       sync_copying_warp();
       if (record.last) return;
-      copy_segment(record, turn.place, [&] {
+      copy_segment(record, turn.place, first_segment, [&] {
         if constexpr (!kConfig.has_sharing_warp()) {
           if (!asked_.chunks() || part.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
           announce_sharing(cursor, part, turn);
         }
       });
+      first_segment = false;
       sync_copying_warp();
       if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[turn.place], thread_ % kWarpThreads == 0);
     }
@@ -107,7 +109,6 @@ class Producer {
 
  private:
   static constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
-  static constexpr std::int32_t kQueryDimBytes = kConfig.head_dim * kQueryBytes;
 
   [[nodiscard]] __device__ std::int32_t copy_bytes() const { return piece_bytes<kConfig>(call_); }
   [[nodiscard]] __device__ std::int32_t stage_row_bytes() const { return cuda::stage_row_bytes<kConfig>(call_); }
@@ -253,30 +254,11 @@ class Producer {
     return tokens / kBoxRows * kBoxRows;
   }
 
-  /// A row each, to where the record's queries are staged.
-  __device__ __forceinline__ void copy_queries(const SegmentRecord& record, std::int32_t record_place) {
-    std::uint64_t* full = &shared_.queries_full[record_place];
-    const std::int32_t rows = record.rows;
-    ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * kQueryDimBytes));
-    const DeviceCall& call = call_for_later();
-    const Strides& strides = call.problem.q.strides;
-    const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
-    std::byte* to = cta_memory<kConfig>().queries[record_place];
-    const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
-    for (; to < end; token += strides.token) {
-      const std::uint16_t* from = token;
-      for (std::int32_t head = 0; head < call.shape.group; ++head) {
-        ptx::bulk_copy(to, from, kQueryDimBytes, full);
-        to += kQueryRowBytes<kConfig>;
-        from += strides.head;
-      }
-    }
-  }
-
-  /// The queries are asked for after the first keys, which are longer under way, and before more would keep them waiting. `then`: done
-  /// once, by thread 0, when the first tiles are under way.
+  /// The queries are asked for after the first keys, which are longer under way, and before more would keep them waiting; the first
+  /// segment's by whoever computes with them, beside all this. `then`: done once, by thread 0, when the first tiles are under way.
   template <typename TThen>
-  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_place, const TThen& then) {
+  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_place, bool first_segment,
+                                               const TThen& then) {
     const HeadRows k = rows_of(call_, true, record);
     HeadRows v;
     if (asked_.append()) first_new_ = first_new_token(call_.problem, record.lengths);
@@ -286,7 +268,9 @@ class Producer {
       const bool first = token == record.token_begin;
       const bool any = token < record.token_end;
       if (any) copy_tile(k, record, token, tokens);
-      if (kConfig.bulk_queries() && first && thread_ == 0) copy_queries(record, record_place);
+      if (kConfig.bulk_queries() && first && !first_segment && thread_ == 0) {
+        copy_queries<kConfig>(call_for_later(), record, record_place);
+      }
       if (first) v = rows_of(call_for_later(), false, record);
       if (any) copy_tile(v, record, token, tokens);
       if (first && thread_ == 0) then();

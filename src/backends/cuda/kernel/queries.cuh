@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
 
 namespace lean::cuda {
@@ -35,6 +37,29 @@ template <KernelConfig kConfig>
   const HeadPosition head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
   return static_cast<const std::uint16_t*>(problem.q.data) +
          q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) + at.token * problem.q.strides.token;
+}
+
+/// A row each to where the record's queries are staged, by one thread and the copy engine.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_place) {
+  constexpr std::int32_t kBytes = kConfig.head_dim * kQueryBytes;
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  std::uint64_t* full = &memory.shared.queries_full[record_place];
+  const std::int32_t rows = record.rows;
+  ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * kBytes));
+  const Strides& strides = call.problem.q.strides;
+  const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
+  std::byte* to = memory.queries[record_place];
+  const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
+  for (; to < end; token += strides.token) {
+    const std::uint16_t* from = token;
+#pragma unroll 1
+    for (std::int32_t head = 0; head < call.shape.group; ++head) {
+      ptx::bulk_copy(to, from, kBytes, full);
+      to += kQueryRowBytes<kConfig>;
+      from += strides.head;
+    }
+  }
 }
 
 /// Where 8 dims of a row are staged. Rows end to end are twisted, which keeps ldmatrix free of bank conflicts.
