@@ -122,22 +122,36 @@ def _ranges(
     padding: Optional[torch.Tensor],
     device: Any,
 ) -> Optional[torch.Tensor]:
-    """(first, end) of each sequence, counted in the keys of this call; for one query the window is in `first`."""
+    """(first, end) of each sequence, counted in the keys of this call; for one query the window is in `first`.
+
+    Every operation here is a launch a step, so what is known on the host is computed there.
+    """
     end = q_offset + q_length
-    ends = torch.zeros(batch, dtype=torch.int32, device=device) + (end - kv_offset)
-    starts = torch.zeros(batch, dtype=torch.int64, device=device)
-    if padding is not None:
-        seen = padding.to(torch.bool) & (torch.arange(padding.shape[1], device=device) < end)
-        starts = seen.int().argmax(-1)
-        whole = (seen.sum(-1) == end - starts).all()
+    last = end - kv_offset
+    if isinstance(last, int):
+        ends = torch.full((batch,), min(last, kv_length), dtype=torch.int32, device=device)
+    else:
+        ends = last.to(torch.int32).clamp(max=kv_length).expand(batch)
+    if padding is None:
+        starts = torch.zeros(batch, dtype=torch.int32, device=device)
+    else:
+        seen = padding.to(torch.bool)
+        if isinstance(end, int) and seen.shape[1] == end:
+            starts = end - seen.sum(-1, dtype=torch.int32)
+            whole = (seen[:, :-1] <= seen[:, 1:]).all()
+        else:
+            seen = seen & (torch.arange(seen.shape[1], device=device) < end)
+            starts = seen.int().argmax(-1)
+            whole = (seen.sum(-1) == end - starts).all()
         if torch.compiler.is_compiling() or seen.device.type != "cpu":
             torch._assert_async(whole, "attention_mask: has holes or padding on the right: only left padding is read")
         elif not whole:
             return None
     if window > 0 and q_length == 1:
-        starts = torch.clamp(starts, min=end - window)
-    starts = (starts - kv_offset).clamp(min=0)
-    both = torch.stack([starts.to(torch.int32), ends.clamp(max=kv_length).to(torch.int32)])
+        starts = starts.clamp(min=end - window)
+    if not isinstance(kv_offset, int) or kv_offset > 0:
+        starts = (starts - kv_offset).clamp(min=0)
+    both = torch.stack([starts.to(torch.int32), ends])
     ranges = both.t()[:, None, None, :]
     if not torch.compiler.is_compiling():
         ranges._lean_parts = both.unbind()  # once for all layers
