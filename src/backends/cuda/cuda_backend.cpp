@@ -262,6 +262,13 @@ fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig&
           static_cast<std::byte*>(workspace.scratch)};
 }
 
+/// Outputs of a worker's share, if all were alike: fewer than workers get a whole number each (schedule/plan.hpp).
+float alike_share(std::int64_t outputs, std::int64_t workers, const schedule::CostModel& model) noexcept {
+  const std::int64_t aligned = outputs <= workers ? outputs * (workers / outputs) : workers;
+  const bool lines_up = aligned * 100 >= workers * (100 - model.align_percent);
+  return static_cast<float>(outputs) / static_cast<float>(lines_up ? aligned : workers);
+}
+
 /// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
 Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace,
                     const Device& device) noexcept {
@@ -278,6 +285,8 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
+                  .outputs_a_worker = alike_share(problem.batch * problem.kv_heads, worker_count(options), cost_model(config)),
+                  .sequences_an_output = 1.0F / static_cast<float>(problem.kv_heads),
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
@@ -290,7 +299,8 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .hides_values = hides_values(problem, options.policy),
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
-                  .dependent_launch = options.dependent_launch};
+                  .dependent_launch = options.dependent_launch,
+                  .warms_l2 = copies_runs(problem, device) && !is_paged(problem.pages)};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);

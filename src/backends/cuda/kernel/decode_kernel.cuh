@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/cta_combine.cuh"
 #include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/l2_warming.cuh"
 #include "backends/cuda/kernel/lean_tile.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
 #include "backends/cuda/kernel/producer.cuh"
@@ -41,13 +42,20 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   shared.lacks_pages = 0;
 }
 
-/// A word a thread, `thread` counted from 0.
+/// By the consumer warps from the second on but for the last, which has the L2 warmed.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared, std::int32_t thread) {
+__device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
   constexpr std::int32_t kWords = sizeof(DeviceCall) / sizeof(std::uint64_t);
-  static_assert(sizeof(DeviceCall) % sizeof(std::uint64_t) == 0 && kWords <= kConfig.consumer_threads() - kWarpThreads);
-  if (thread >= kWords) return;
-  reinterpret_cast<std::uint64_t*>(&shared.call)[thread] = reinterpret_cast<const std::uint64_t*>(&call)[thread];
+  constexpr std::int32_t kThreads = kConfig.consumer_threads() - 2 * kWarpThreads;
+  static_assert(sizeof(DeviceCall) % sizeof(std::uint64_t) == 0);
+  const std::int32_t thread = static_cast<std::int32_t>(threadIdx.x) - kWarpThreads;
+  if (thread < 0 || thread >= kThreads) return;
+#pragma unroll
+  for (std::int32_t first = 0; first < kWords; first += kThreads) {
+    const std::int32_t word = first + thread;
+    if (word >= kWords) return;
+    reinterpret_cast<std::uint64_t*>(&shared.call)[word] = reinterpret_cast<const std::uint64_t*>(&call)[word];
+  }
 }
 
 template <KernelConfig kConfig, bool kWhole>
@@ -145,11 +153,15 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
       ptx::prefetch_tensor_map(&maps.k.tall);
       ptx::prefetch_tensor_map(&maps.v.tall);
     }
-    if (warp > 0) copy_call(call, memory.shared, static_cast<std::int32_t>(threadIdx.x) - kWarpThreads);
+    copy_call(call, memory.shared);
   }
   if (call.dependent_launch) {
     ptx::start_dependents();
     ptx::await_earlier_kernels();
+  }
+  if (consumes && call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
+  if (kConfig.step() && call.warms_l2 && threadIdx.x == kConfig.consumer_threads() - kWarpThreads) {
+    call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
   }
   if (!call.short_line) {
     __syncthreads();
@@ -160,7 +172,6 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
   }
   if (consumes) {
-    if (call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
     consumer_sync<kConfig>();
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);

@@ -81,6 +81,8 @@ struct DeviceCall {
   fixup::Slots slots;
   float log2_scale = 0.0F;
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
+  float outputs_a_worker = 0.0F;   // if all were alike, for warm_l2()
+  float sequences_an_output = 0.0F;
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
@@ -97,6 +99,7 @@ struct DeviceCall {
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
   bool vector_output = false;   // four neighbouring outputs may be stored at once
   bool dependent_launch = false;
+  bool warms_l2 = false;  // K and V of a head lie end to end, without pages
 };
 
 /// Which of the sequence's pages holds a token.

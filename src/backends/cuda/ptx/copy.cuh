@@ -29,6 +29,13 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 #endif
 }
 
+/// Has the copy engine fetch a run of bytes into the L2; address and size as for bulk_copy().
+__device__ __forceinline__ void prefetch_l2(const void* global, std::uint32_t bytes) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 /// Where a box begins in a tensor: bytes of a row, then the other dimensions.
 struct TensorPlace {
   std::int32_t byte;
