@@ -83,6 +83,7 @@ struct DeviceCall {
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
   float outputs_a_worker = 0.0F;   // if all were alike, for warm_l2()
   float sequences_an_output = 0.0F;
+  std::int32_t least_warmed_tokens = 1;  // of a sequence; 1 at least
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1

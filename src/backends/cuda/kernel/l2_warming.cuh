@@ -11,11 +11,8 @@
 
 namespace lean::cuda {
 
-/// Tiles of a worker's share below which a call is so short that the plan is soon there.
-inline constexpr std::int32_t kWarmedShareTiles = 2;
-
-/// Sends for the K and V of one tile, near where this worker's share would begin if all sequences were alike. It is right where they are,
-/// and elsewhere another worker meets the tile: workers ask for different ones, of tokens that exist, and the memory is not idle. By one thread.
+/// Sends for the K and V of one tile, about where this worker's share would begin if all sequences were alike. Mostly another worker meets
+/// it, which is no loss: workers ask for different tiles, of tokens that exist, and so the memory is not idle meanwhile. By one thread.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;
@@ -29,7 +26,7 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   const std::int32_t tokens = seen.end - seen.begin;
-  if (static_cast<float>(tokens) * call.outputs_a_worker < kWarmedShareTiles * kConfig.tile_tokens) return;
+  if (tokens < call.least_warmed_tokens) return;
   const float part = place - static_cast<float>(output);
   std::int32_t token = seen.begin + min(static_cast<std::int32_t>(part * static_cast<float>(tokens)), tokens - 1);
   token = max(token - (token - lengths.kv_begin) % kConfig.tile_tokens, seen.begin);
