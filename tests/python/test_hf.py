@@ -192,6 +192,28 @@ def test_right_padding_in_a_decode_step_is_still_right():
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("offset", [4, torch.tensor(4)], ids=["counted on the host", "counted on the device"])
+@pytest.mark.parametrize("window", [0, 3])
+def test_key_ranges_of_every_padding(offset, window):
+    """Of five keys and one query: left padding, and nothing else, is two numbers, which name just the keys that count."""
+    if int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("transformers below 5 names places by cache_position")
+    function, keys = lean_attention.hf.causal_mask_function, 5
+    if window:
+        function = lean_attention.hf.and_masks(lean_attention.hf.sliding_window_overlay(window), function)
+    for bits in range(1, 2**keys):
+        seen = [bool(bits >> key & 1) for key in range(keys)]
+        result = lean_attention.hf.attention_mask(
+            1, q_length=1, kv_length=keys, q_offset=offset, mask_function=function, attention_mask=torch.tensor([seen]),
+            device=torch.device("cpu"), config=None,
+        )  # fmt: skip
+        if seen == sorted(seen):
+            first = max(seen.index(True), keys - window if window else 0)
+            assert result.dtype == torch.int32 and result.tolist() == [[[[first, keys]]]], seen
+        else:
+            assert result is None or result.dtype == torch.bool, seen
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_continuous_batching(name):
     """generate_batch(): the tokens of the paged eager implementation, for prompts of uneven length."""
