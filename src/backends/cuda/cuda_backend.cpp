@@ -262,15 +262,6 @@ fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig&
           static_cast<std::byte*>(workspace.scratch)};
 }
 
-/// Tokens that a sequence must have for a decode step's first read to begin before the plan, where a worker gets so many outputs: below
-/// so many tiles of a share it gained nothing, or cost as much (docs/cuda-backend.md, "tried").
-std::int32_t least_warmed_tokens(float outputs_a_worker, std::int32_t tile_tokens) noexcept {
-  constexpr float kTiles = 2.0F;
-  constexpr float kTilesOfSharedOutputs = 6.0F;
-  const float tiles = outputs_a_worker < 0.5F ? kTilesOfSharedOutputs : kTiles;
-  return most_of(1, static_cast<std::int32_t>(tiles * static_cast<float>(tile_tokens) / outputs_a_worker));
-}
-
 /// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
 Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace,
                     const Device& device) noexcept {
@@ -279,8 +270,10 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const tile::TileConfig config = entry.config.tile();
   // Any call's variant walks a flat line under `lean` only, where it is what most calls ask for.
   const bool flat = flat_for(entry, shape, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
-  const float outputs_a_worker = static_cast<float>(problem.batch * problem.kv_heads) / static_cast<float>(worker_count(options));
-  const std::int32_t warmed_tokens = least_warmed_tokens(outputs_a_worker, config.tile_tokens);
+  const std::int32_t workers = worker_count(options);
+  const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  const AlikeShares alike = alike_shares(outputs, problem.kv_heads, workers, config.tile_tokens);
+  const bool runs = copies_runs(problem, device);
   DeviceCall call{.problem = problem,
                   .queries = share.queries,
                   .shape = shape_for(entry, shape),
@@ -289,23 +282,21 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .outputs_a_worker = outputs_a_worker,
-                  .sequences_an_output = 1.0F / static_cast<float>(problem.kv_heads),
-                  .least_warmed_tokens = warmed_tokens,
+                  .alike = alike,
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
                   .flat = flat,
                   .short_line = flat && problem.batch <= kWarpBuildSequences,
                   .cumulative = has_cumulative_lengths(problem),
-                  .bulk_copies = copies_runs(problem, device),
+                  .bulk_copies = runs,
                   .score_rules = has_score_rules(shape, options.policy),
                   .may_rule = may_have_score_rules(shape, options.policy),
                   .hides_values = hides_values(problem, options.policy),
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch,
-                  .warms_l2 = copies_runs(problem, device) && !is_paged(problem.pages) && problem.kv_capacity >= warmed_tokens};
+                  .warms_l2 = runs && !is_paged(problem.pages) && problem.kv_capacity >= alike.least_tokens};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
@@ -315,7 +306,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   call.ring_stages = ring.stages;
   call.stage_bytes = ring.stage_bytes;
   const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
-  return launch_passes(entry, call, maps, worker_count(options), shared_bytes, static_cast<cudaStream_t>(options.stream));
+  return launch_passes(entry, call, maps, workers, shared_bytes, static_cast<cudaStream_t>(options.stream));
 }
 
 }  // namespace

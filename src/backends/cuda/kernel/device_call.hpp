@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/early_tile.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/options.hpp"
@@ -81,9 +82,7 @@ struct DeviceCall {
   fixup::Slots slots;
   float log2_scale = 0.0F;
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
-  float outputs_a_worker = 0.0F;   // if all were alike, for warm_l2()
-  float sequences_an_output = 0.0F;
-  std::int32_t least_warmed_tokens = 1;  // of a sequence; 1 at least
+  AlikeShares alike;               // for warm_l2()
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
@@ -100,7 +99,7 @@ struct DeviceCall {
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
   bool vector_output = false;   // four neighbouring outputs may be stored at once
   bool dependent_launch = false;
-  bool warms_l2 = false;  // K and V of a head lie end to end, without pages
+  bool warms_l2 = false;  // K and V of a head lie end to end, without pages, and the longest sequence is long enough
 };
 
 /// Which of the sequence's pages holds a token.
