@@ -136,13 +136,10 @@ def _ranges(
         starts = torch.zeros(batch, dtype=torch.int32, device=device)
     else:
         seen = padding.to(torch.bool)
-        if isinstance(end, int) and seen.shape[1] == end:
-            starts = end - seen.sum(-1, dtype=torch.int32)
-            whole = (seen[:, :-1] <= seen[:, 1:]).all()
-        else:
+        if not isinstance(end, int) or seen.shape[1] != end:
             seen = seen & (torch.arange(seen.shape[1], device=device) < end)
-            starts = seen.int().argmax(-1)
-            whole = (seen.sum(-1) == end - starts).all()
+        starts = seen.view(torch.uint8).argmax(-1)
+        whole = (seen.sum(-1) == end - starts).all()
         if torch.compiler.is_compiling() or seen.device.type != "cpu":
             torch._assert_async(whole, "attention_mask: has holes or padding on the right: only left padding is read")
         elif not whole:
