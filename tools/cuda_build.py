@@ -23,7 +23,7 @@ LIBRARY_BYTES = 30 << 20
 MULTIPROCESSOR_REGISTERS = 65536
 
 # Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Those of any call lie mostly
-# outside the loop over tiles, where what merges chunks and turns queries is called (docs/cuda-backend.md).
+# outside the loop over tiles, where what merges chunks and stages queries is called (docs/cuda-backend.md).
 STEP_LIMITS = ({(128, 128): 64},
                {(128, 16): 32, (128, 32): 8, (128, 64): 8, (128, 128): 176, (256, 16): 96, (256, 32): 96, (256, 64): 384})
 LIMITS = {  # by scope: of 16-bit types, of fp8

@@ -23,11 +23,11 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t first_new_token(const Problem& prob
   return static_cast<std::int32_t>(max_of(lengths.kv_begin, std::int64_t{lengths.kv_end} - lengths.q_tokens));
 }
 
-/// Offset of the new row of token `token` >= first_new_token(), in append.k or append.v.
+/// Offset of the row that token `token` has in tensors packed as the queries are: append.k and append.v, q, o.
 LEAN_HD [[nodiscard]] constexpr std::int64_t append_offset(const Problem& problem, const Strides& strides, const Sequence& lengths,
-                                                           HeadPosition kv_head, std::int64_t token) noexcept {
+                                                           HeadPosition head, std::int64_t token) noexcept {
   const std::int64_t query = token - (std::int64_t{lengths.kv_end} - lengths.q_tokens);
-  return q_offset(strides, lengths, kv_head, problem.cu_q_tokens != nullptr) + query * strides.token;
+  return q_offset(strides, lengths, head, problem.cu_q_tokens != nullptr) + query * strides.token;
 }
 
 /// Whether a row block, packed rows [first_row, first_row + rows) of a kv head, is the one that writes new token `token` to the cache:

@@ -1,9 +1,10 @@
-// Append: new keys and values reach the cache once, bit for bit, and are attended to from the inputs: where they go the cache holds
-// NaN before the call. Every run here compares the whole cache with what it must hold afterwards.
+// Append: new keys and values reach the cache once, bit for bit, and are attended to: where they go the cache holds NaN before the
+// call. Every run here compares the whole cache with what it must hold afterwards.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "backends/reference/load.hpp"
 #include "problem/append.hpp"
@@ -56,6 +57,39 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
            .rotary_dim = 64};
     c.q_layout = "shd";
     expect_right_however_shared_out(c, reduced() ? std::vector<std::int32_t>{5} : std::vector<std::int32_t>{1, 5, 40});
+  }
+}
+
+/// Decode steps, for which a GPU has variants of their own. Rows of the output may begin at any multiple of 4 bytes.
+TEST(Conformance, AppendInDecodeStepsOfEveryLayout) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
+  EveryNth some(7);
+  for (const DType dtype : dtypes()) {
+    for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
+      if (type != KvType::kAsQueries && dtype == DType::kFloat32) continue;
+      for (const std::int32_t d : {64, 128, 256}) {
+        for (const std::int32_t n_q : {1, 3}) {
+          for (const auto& [layout, page_tokens] : {std::pair{"bhsd", 0}, {"bshd", 0}, {"bhsd", 64}, {"bshd", 16}}) {
+            for (const char* o_layout : {"bhsd", "bshd~off2"}) {
+              for (const std::int32_t rotary_dim : {0, d}) {
+                if (some.skips()) continue;
+                Case c{.dtype = dtype, .kv_type = type, .q_heads = 8, .head_dim = d, .lens = {131, 0, 517, 64, 1}, .n_q = {n_q}};
+                c.kv_scales = type == KvType::kAsQueries ? KvScales::kNone : KvScales::kTensor;
+                c.pad = {0, 0, 100, 64, 0};
+                c.page_tokens = page_tokens;
+                c.causal = true;
+                c.append = true;
+                c.rotary_dim = rotary_dim;
+                c.k_layout = c.v_layout = layout;
+                c.o_layout = o_layout;
+                c.workers = 33;
+                EXPECT_TRUE(run_and_check(c));
+              }
+            }
+          }
+        }
+      }
+    }
   }
 }
 

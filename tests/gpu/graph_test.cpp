@@ -195,6 +195,8 @@ TEST(Graph, R01_ACallIsOneLaunchAndAnEmptyBatchNone) {
   c.policy = {};
   c.fixup = Fixup::kHostBlock;
   EXPECT_EQ(nodes_of(DeviceRun(c)), 1U);
+  c.append = true;  // by a kernel ahead
+  EXPECT_EQ(nodes_of(DeviceRun(c)), 2U);
   DeviceRun empty(full_case());
   const auto before = empty.output_bytes(stream.get());
   empty.problem().batch = 0;

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 
+#include "backends/cuda/append.hpp"
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
@@ -81,6 +82,9 @@ constexpr std::array kRefused = {
     Precondition<Problem>{kUnsupported, "v.data", "the CUDA backend needs rows of 16-bit v that begin at multiples of 16 bytes",
                  [](P p) noexcept { return as_int(p.v.data); },
                  [](P p) noexcept { return kv_aligned(p.v); }},
+    Precondition<Problem>{kUnsupported, "o.data", "the CUDA backend needs rows of o that begin at multiples of 4 bytes with rotary",
+                 [](P p) noexcept { return as_int(p.o.data); },
+                 [](P p) noexcept { return p.append.rotary_dim == 0 || rows_aligned(p.o, 4); }},
 };
 // clang-format on
 
@@ -180,12 +184,11 @@ bool serves_step(const KernelEntry& step, P problem, const Options& options, con
   return device.copies_in_bulk() && (copies_runs(problem, device) || !step.config.bulk_step()) &&
          copy_bytes(problem) == kPieceBytes && rows_aligned(problem.q, kPieceBytes) && problem.head_dim == step.config.head_dim &&
          !has_score_rules(problem, options.policy) && problem.scores.tree_mask == nullptr &&
-         !hides_values(problem, options.policy) && !appends(problem) && problem.append.rotary_dim == 0 &&
-         options.fixup == Fixup::kLastArriver && flat_for(step, problem, options) &&
+         !hides_values(problem, options.policy) && options.fixup == Fixup::kLastArriver && flat_for(step, problem, options) &&
          ring_size(step, device, problem, true).stages >= kMinStages;
 }
 
-/// The variant that serves a call. Null: the build has none.
+/// The variant that serves a call that only reads (after_append()). Null: the build has none.
 const KernelEntry* variant_for(P problem, const Options& options, const Device& device) noexcept {
   const KernelEntry* step = kernel_for(problem, options.policy, step_scope(problem, options.policy, device));
   if (step != nullptr && serves_step(*step, problem, options, device)) return step;
@@ -201,11 +204,12 @@ Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std:
     return cuda_status(error, "cudaFuncSetAttribute");
   }
   const bool waits_for_others = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole;
+  const bool overlaps = call.dependent_launch || call.follows_append;
   cudaLaunchAttribute attribute{};
   if (waits_for_others) {
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
-  } else if (call.dependent_launch) {
+  } else if (overlaps) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
@@ -215,7 +219,7 @@ Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std:
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = waits_for_others || call.dependent_launch ? 1 : 0;
+  config.numAttrs = waits_for_others || overlaps ? 1 : 0;
   void* arguments[] = {&call, &maps};
   return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
 }
@@ -225,6 +229,7 @@ Status launch_passes(const KernelEntry& entry, DeviceCall& call, TensorMaps& map
   const Status status = launch(entry, call, maps, grid, shared_bytes, stream);
   if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
   call.pass = Pass::kMergeOnly;
+  call.follows_append = false;
   return launch(entry, call, maps, grid, shared_bytes, stream);
 }
 
@@ -263,8 +268,8 @@ fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig&
 }
 
 /// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
-Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace,
-                    const Device& device) noexcept {
+Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace, const Device& device,
+                    bool follows_append) noexcept {
   const Problem& shape = share.shape;
   const KernelEntry& entry = *variant_for(shape, options, device);
   const tile::TileConfig config = entry.config.tile();
@@ -296,6 +301,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch,
+                  .follows_append = follows_append,
                   .warms_l2 = runs && !is_paged(problem.pages) && problem.kv_capacity >= alike.least_tokens};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
@@ -309,6 +315,24 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   return launch_passes(entry, call, maps, workers, shared_bytes, static_cast<cudaStream_t>(options.stream));
 }
 
+/// Of a call that only reads. Only the first launch has the kernel that appends right ahead of it.
+Status launch_shares(P problem, const Options& options, const Workspace& workspace, const Device& device,
+                     bool follows_append) noexcept {
+  for (const Share& share : shares_of(problem, options)) {
+    const Status status = launch_share(problem, share, options, workspace, device, follows_append);
+    if (!status.ok()) return status;
+    follows_append = false;
+  }
+  return {};
+}
+
+Status launch_call(P problem, const Options& options, const Workspace& workspace, const Device& device) noexcept {
+  if (!appends(problem)) return launch_shares(problem, options, workspace, device, false);
+  if (const Status status = enqueue_append(problem, options.dependent_launch, options.stream); !status.ok()) return status;
+  const bool dependent = device.launches_dependents() && !options.dependent_launch && options.fixup != Fixup::kHostBlock;
+  return launch_shares(after_append(problem), options, workspace, device, dependent);
+}
+
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
@@ -320,7 +344,7 @@ std::int32_t worker_count(const Options& options) noexcept {
 tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
   Device device;
   if (!current_device(device).ok()) return {};
-  const KernelEntry* entry = variant_for(problem, options, device);
+  const KernelEntry* entry = variant_for(after_append(problem), options, device);
   return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
 }
 
@@ -368,17 +392,11 @@ WorkspaceSize workspace_size(const Problem& problem, const Options& options) noe
 Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const auto launch_shares = [&]() noexcept -> Status {
-    for (const Share& share : shares_of(problem, options)) {
-      if (const Status status = launch_share(problem, share, options, workspace, device); !status.ok()) return status;
-    }
-    return {};
-  };
-  if (!options.check_workspace) return launch_shares();
+  if (!options.check_workspace) return launch_call(problem, options, workspace, device);
   const fixup::Slots slots = slots_of(problem, options, select_tile(problem, options), workspace);
   const fixup::Counter ticket = next_ticket();
   if (const Status status = claim_workspace(slots, ticket, options.stream); !status.ok()) return status;
-  const Status status = launch_shares();
+  const Status status = launch_call(problem, options, workspace, device);
   const Status released = release_workspace(slots, ticket, options.stream);
   return status.ok() ? released : status;
 }

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/device_call.hpp"
-#include "problem/append.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
@@ -30,8 +29,6 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const { return kAnyCall ? call.bulk_copies : kConfig.bulk_step(); }
   [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.box_tokens > 0; }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return is_paged(call.problem.pages); }
-  [[nodiscard]] __device__ __forceinline__ bool append() const { return kAnyCall && appends(call.problem); }
-  [[nodiscard]] __device__ __forceinline__ bool turned_queries() const { return kAnyCall && call.problem.append.rotary_dim > 0; }
   /// As DeviceCall has them.
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.may_rule; }
   [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.hides_values; }

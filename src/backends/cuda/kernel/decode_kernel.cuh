@@ -3,7 +3,6 @@
 // for another CTA (but a host block, where that is asked for).
 #pragma once
 
-#include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/cta_chunks.cuh"
 #include "backends/cuda/kernel/cta_combine.cuh"
 #include "backends/cuda/kernel/cta_merge.cuh"
@@ -58,6 +57,11 @@ __device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kCon
   }
 }
 
+/// Before queries, K and V: the kernel ahead that makes new ones may still run. Lengths are older.
+__device__ __forceinline__ void await_append(const DeviceCall& call) {
+  if (call.follows_append) ptx::await_earlier_kernels();
+}
+
 template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const Asked<kConfig> asked(call);
@@ -72,6 +76,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     ring.advance();
   };
   bool first_segment = true;  // while the producer asks for its keys
+  await_append(call);
   for (Turn turn(kRecords);; turn.advance()) {
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
@@ -79,7 +84,11 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, turn.place);
     first_segment = false;
     if (!asked.merge_only()) {
-      if (asked.turned_queries()) stage_turned_queries<kConfig>(call, turn.place);
+      if constexpr (kStagesQueriesApart<kConfig>) {
+        stage_queries_apart<kConfig>(call, turn.place);
+      } else if constexpr (!kConfig.bulk_queries()) {
+        stage_queries<kConfig>(call, turn.place);
+      }
       WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
       tile.begin(memory, turn);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
@@ -109,6 +118,7 @@ template <KernelConfig kConfig, typename TCursor>
 __device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
   if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
+  await_append(call);
   Producer<kConfig>(call, maps, memory.shared, memory.ring(call)).run(cursor);
 }
 

@@ -99,7 +99,8 @@ struct DeviceCall {
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
   bool vector_output = false;   // four neighbouring outputs may be stored at once
   bool dependent_launch = false;
-  bool warms_l2 = false;  // K and V of a head lie end to end, without pages, and the longest sequence is long enough
+  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp)
+  bool warms_l2 = false;        // K and V of a head lie end to end, without pages, and the longest sequence is long enough
 };
 
 /// Which of the sequence's pages holds a token.

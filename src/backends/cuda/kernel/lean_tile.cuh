@@ -47,11 +47,7 @@ class WarpTile {
       if constexpr (kConfig.holds_queries()) hold_queries();
     } else {
       queries_ = ptx::shared_address(memory.exchange);
-      if (!asked().turned_queries()) {  // else stage_turned_queries() did it
-        consumer_sync<kConfig>();       // what the segment before had there is read
-        stage_queries(record, queries_);
-      }
-      consumer_sync<kConfig>();
+      consumer_sync<kConfig>();  // stage_queries() is done
       hold_queries();
       if (asked().may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
     }
@@ -372,27 +368,6 @@ class WarpTile {
 
   [[nodiscard]] __device__ __forceinline__ PackedRow query_of(const SegmentRecord& record, std::int32_t row) const {
     return cuda::query_of<kConfig>(call_, record, row);
-  }
-
-  /// The queries of the block to shared memory, 8 dims at a time; rows and dims that do not exist are 0.
-  __device__ __forceinline__ void stage_queries(const SegmentRecord& record, std::uint32_t staged) const {
-#pragma unroll 1
-    for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kQueryPieces<kConfig>;
-         i += kConfig.consumer_threads()) {
-      const std::int32_t row = i / kQueryPieces<kConfig>;
-      const std::int32_t dim = i % kQueryPieces<kConfig> * kQueryPieceDims;
-      uint4 eight = {0, 0, 0, 0};
-      if (row < record.rows && dim < call_.problem.head_dim) {
-        const std::uint16_t* from = query_row(call_, record, query_of(record, row)) + dim;
-        if (call_.vector_queries) {
-          eight = *reinterpret_cast<const uint4*>(from);
-        } else {
-          const auto* pairs = reinterpret_cast<const std::uint32_t*>(from);
-          eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
-        }
-      }
-      ptx::store_shared(query_address<kConfig>(staged, row, dim / kQueryPieceDims), eight);
-    }
   }
 
   /// Tokens from one run of this warp to its next.

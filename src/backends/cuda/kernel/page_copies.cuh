@@ -47,7 +47,7 @@ template <KernelConfig kConfig>
   Pages found{};
   if (Asked<kConfig>(call).bulk_copies()) {
     const std::int32_t page = page_of(call, token) + lane();
-    if (tokens > 0 && page <= page_of(call, token + tokens - 1)) found.ids[0] = ids[page];
+    if (page <= page_of(call, token + tokens - 1)) found.ids[0] = ids[page];
     return found;
   }
   if (boxed > 0) {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/append.cuh"
 #include "backends/cuda/kernel/box_copies.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/merge_run.cuh"
@@ -40,12 +39,12 @@ template <KernelConfig kConfig, typename TCursor>
   return false;
 }
 
-/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs or rows are new, else all.
+/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs, else all.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t copying_threads(const DeviceCall& call) {
   const Asked<kConfig> asked(call);
   if (!asked.bulk_copies()) return kConfig.producer_threads();
-  return asked.pages() || asked.append() ? kWarpThreads : 1;
+  return asked.pages() ? kWarpThreads : 1;
 }
 
 template <KernelConfig kConfig>
@@ -261,7 +260,6 @@ class Producer {
                                                const TThen& then) {
     const HeadRows k = rows_of(call_, true, record);
     HeadRows v;
-    if (asked_.append()) first_new_ = first_new_token(call_.problem, record.lengths);
     std::int32_t token = record.token_begin;
     do {  // once where there are no tokens
       const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
@@ -288,16 +286,10 @@ class Producer {
       token += unseen;
       tokens -= unseen;
     }
-    const std::int32_t end = token + tokens;
-    const bool has_new = asked_.append() && end > first_new_;
-    if (has_new) tokens = max(first_new_, token) - token;
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
-    if (has_new) make_rows(stage + tokens * stage_row_bytes(), rows.keys, record, token + tokens, end);
-    if (asked_.bulk_copies() && tokens == 0) {
-      if (thread_ == 0) ptx::barrier_arrive(full);
-    } else if (asked_.bulk_copies() && asked_.pages()) {
+    if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
@@ -310,7 +302,7 @@ class Producer {
         copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
       }
       if (tokens > boxed) copy_by_threads(ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed});
-      if (has_new || copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
+      if (copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
       } else {
@@ -335,13 +327,6 @@ class Producer {
     } else {
       copy_pages(stage, rows, record, at);
     }
-  }
-
-  /// Rows of new tokens [begin, end), by all copying threads; known to each warp's first lane afterwards.
-  __device__ void make_rows(std::byte* stage, bool keys, const SegmentRecord& record, std::int32_t begin, std::int32_t end) {
-    const NewRows rows{.keys = keys, .begin = begin, .end = end, .stage = ptx::shared_address(stage)};
-    if (make_new_rows<kConfig>(call_, record, rows, thread_, copying_threads<kConfig>(call_))) report_lacking_page(call_, shared_);
-    __syncwarp();
   }
 
   /// Rows of long pages, by all threads page by page.
@@ -412,9 +397,8 @@ class Producer {
   Turn ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
-  LanePages<kConfig> pages_;            // of the tile that is being copied
-  std::int32_t first_new_ = INT32_MAX;  // of the segment's sequence
-  std::int32_t nodes_ = 0;              // on the stack of the segment's chunks
+  LanePages<kConfig> pages_;  // of the tile that is being copied
+  std::int32_t nodes_ = 0;    // on the stack of the segment's chunks
   // Rows copied by threads: pieces of a row, this thread's first piece, and how far it is to its next.
   std::int32_t row_pieces_ = 0, first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
 };

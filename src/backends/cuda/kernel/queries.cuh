@@ -69,4 +69,39 @@ template <KernelConfig kConfig>
   return staged + static_cast<std::uint32_t>(row * kQueryRowBytes<kConfig> + place * kPieceBytes);
 }
 
+/// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called before
+/// a segment begins, when nothing is kept in registers yet.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32_t record_place) {
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const SegmentRecord& record = memory.shared.records[record_place];
+  const std::uint32_t staged = ptx::shared_address(memory.exchange);
+  consumer_sync<kConfig>();  // what the segment before had there is read
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kQueryPieces<kConfig>;
+       i += kConfig.consumer_threads()) {
+    const std::int32_t row = i / kQueryPieces<kConfig>;
+    const std::int32_t dim = i % kQueryPieces<kConfig> * kQueryPieceDims;
+    uint4 eight = {0, 0, 0, 0};
+    if (row < record.rows && dim < call.problem.head_dim) {
+      const std::uint16_t* from = query_row(call, record, query_of<kConfig>(call, record, row)) + dim;
+      if (call.vector_queries) {
+        eight = *reinterpret_cast<const uint4*>(from);
+      } else {
+        const auto* pairs = reinterpret_cast<const std::uint32_t*>(from);
+        eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      }
+    }
+    ptx::store_shared(query_address<kConfig>(staged, row, dim / kQueryPieceDims), eight);
+  }
+}
+
+/// The same as a function that is called: of the widest row blocks of any call fewer registers are spilled so, of others more.
+template <KernelConfig kConfig>
+inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
+template <KernelConfig kConfig>
+__device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_place) {
+  stage_queries<kConfig>(call, record_place);
+}
+
 }  // namespace lean::cuda
