@@ -1,4 +1,4 @@
-// The tile that a worker of the CUDA backend reads before there is a plan: one that exists, wherever rounding puts the place.
+// The tiles that a worker of the CUDA backend reads before there is a plan: they exist, wherever rounding puts the place.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -19,8 +19,7 @@ TEST(EarlyTile, ItsTokensAreSeenAndTilesBeginWhereTheyDo) {
     const std::int32_t batch = round % 4 == 0 ? up_to(65536) : up_to(40);
     const std::int32_t kv_heads = up_to(48);
     const std::int32_t workers = up_to(1024);
-    const AlikeShares shares = alike_shares(std::int64_t{batch} * kv_heads, kv_heads, workers, kTile);
-    ASSERT_GE(shares.least_tokens, 1);
+    const AlikeShares shares = alike_shares(std::int64_t{batch} * kv_heads, kv_heads, workers);
     for (std::int32_t worker = 0; worker < workers; ++worker) {
       const EarlyPlace place = early_place(shares, worker, batch, kv_heads);
       ASSERT_TRUE(place.sequence >= 0 && place.sequence < batch) << place.sequence << " of " << batch;
@@ -29,10 +28,10 @@ TEST(EarlyTile, ItsTokensAreSeenAndTilesBeginWhereTheyDo) {
       const std::int32_t first_token = up_to(1000) - 1;
       const std::int32_t begin = first_token + up_to(5000) - 1;
       const KeySpan seen{begin, begin + up_to(round % 2 == 0 ? 300 : 1 << 24)};
-      const KeySpan tokens = early_tokens(seen, place.part, first_token, kTile);
+      const KeySpan tokens = early_tokens(shares, place, seen, first_token, kTile);
       ASSERT_TRUE(seen.begin <= tokens.begin && tokens.begin < tokens.end && tokens.end <= seen.end)
           << seen.begin << " " << tokens.begin << " " << tokens.end << " " << seen.end;
-      ASSERT_LE(tokens.end - tokens.begin, kTile);
+      ASSERT_LE(tokens.end - tokens.begin, 2 * kTile);
       ASSERT_TRUE(tokens.begin == seen.begin || (tokens.begin - first_token) % kTile == 0) << tokens.begin << " " << first_token;
     }
   }
@@ -41,22 +40,25 @@ TEST(EarlyTile, ItsTokensAreSeenAndTilesBeginWhereTheyDo) {
 TEST(EarlyTile, WorkersOfLongEqualSequencesReadDifferentTiles) {
   constexpr std::int32_t kTokens = 16384;
   for (const auto& [batch, kv_heads, workers] : {std::tuple{1, 8, 132}, {8, 8, 132}, {4, 32, 132}, {27, 10, 114}, {64, 8, 132}}) {
-    const AlikeShares shares = alike_shares(std::int64_t{batch} * kv_heads, kv_heads, workers, kTile);
-    EXPECT_LE(shares.least_tokens, kTokens);
+    const AlikeShares shares = alike_shares(std::int64_t{batch} * kv_heads, kv_heads, workers);
     std::set<std::tuple<int, int, int>> tiles;
     for (std::int32_t worker = 0; worker < workers; ++worker) {
       const EarlyPlace place = early_place(shares, worker, batch, kv_heads);
-      tiles.emplace(place.sequence, place.kv_head, early_tokens({0, kTokens}, place.part, 0, kTile).begin);
+      tiles.emplace(place.sequence, place.kv_head, early_tokens(shares, place, {0, kTokens}, 0, kTile).begin);
     }
     EXPECT_EQ(tiles.size(), static_cast<std::size_t>(workers)) << batch << " " << kv_heads;
   }
 }
 
-TEST(EarlyTile, ShortSharesAreLeftAlone) {
-  EXPECT_GT(alike_shares(8, 8, 132, kTile).least_tokens, 8192);     // 1 x 8k: four tiles of a shared output
-  EXPECT_LE(alike_shares(8, 8, 132, kTile).least_tokens, 16384);    // eight
-  EXPECT_LE(alike_shares(128, 32, 132, kTile).least_tokens, 1024);  // outputs of their own
-  EXPECT_EQ(alike_shares(65536 * 8, 8, 132, kTile).least_tokens, 1);
+TEST(EarlyTile, LongSharesFetchTwo) {
+  const auto tokens_of = [](std::int64_t outputs, std::int32_t tokens) {
+    const KeySpan early = early_tokens(alike_shares(outputs, 8, 132), {}, {0, tokens}, 0, kTile);
+    return early.end - early.begin;
+  };
+  EXPECT_EQ(tokens_of(8, 8192), kTile);       // 1 x 8k: shares of four tiles
+  EXPECT_EQ(tokens_of(8, 16384), 2 * kTile);  // of eight
+  EXPECT_EQ(tokens_of(8, 100), 100);
+  EXPECT_EQ(tokens_of(1024, 200), 200);
 }
 
 }  // namespace

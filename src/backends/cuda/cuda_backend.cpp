@@ -277,7 +277,6 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const bool flat = flat_for(entry, shape, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
   const std::int32_t workers = worker_count(options);
   const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
-  const AlikeShares alike = alike_shares(outputs, problem.kv_heads, workers, config.tile_tokens);
   const bool runs = copies_runs(problem, device);
   DeviceCall call{.problem = problem,
                   .queries = share.queries,
@@ -287,7 +286,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .alike = alike,
+                  .alike = alike_shares(outputs, problem.kv_heads, workers),
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
@@ -302,7 +301,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch,
                   .follows_append = follows_append,
-                  .warms_l2 = runs && !is_paged(problem.pages) && problem.kv_capacity >= alike.least_tokens};
+                  .warms_l2 = runs && !is_paged(problem.pages)};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);

@@ -1,4 +1,4 @@
-// Which tile a worker has fetched into the L2 before there is a plan: near where its share would begin if all sequences were alike.
+// Which tiles a worker has fetched into the L2 before there is a plan: near where its share would begin if all sequences were alike.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,12 @@ namespace lean::cuda {
 struct AlikeShares {
   float outputs_a_worker = 0.0F;
   float sequences_an_output = 0.0F;  // 1 / kv heads
-  std::int32_t least_tokens = 1;     // of a sequence, for it to pay; 1 at least
 };
 
-/// `outputs`: kv heads of all sequences. It pays from two tiles of a share on, from six where workers share outputs
-/// (docs/cuda-backend.md, "tried").
-[[nodiscard]] constexpr AlikeShares alike_shares(std::int64_t outputs, std::int32_t kv_heads, std::int32_t workers,
-                                                 std::int32_t tile_tokens) noexcept {
-  const float outputs_a_worker = static_cast<float>(outputs) / static_cast<float>(workers);
-  const float tokens = static_cast<float>(tile_tokens * (outputs_a_worker < 0.5F ? 6 : 2));
-  return {.outputs_a_worker = outputs_a_worker,
-          .sequences_an_output = 1.0F / static_cast<float>(kv_heads),
-          .least_tokens = most_of(1, static_cast<std::int32_t>(tokens / outputs_a_worker))};
+/// `outputs`: kv heads of all sequences.
+[[nodiscard]] constexpr AlikeShares alike_shares(std::int64_t outputs, std::int32_t kv_heads, std::int32_t workers) noexcept {
+  return {.outputs_a_worker = static_cast<float>(outputs) / static_cast<float>(workers),
+          .sequences_an_output = 1.0F / static_cast<float>(kv_heads)};
 }
 
 /// An output, and how much of it lies before the place, in [0, 1).
@@ -43,13 +37,17 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
   return {sequence, kv_head, place - static_cast<float>(output)};
 }
 
-/// Tokens of `seen`, which has some: up to a tile, from the beginning of one that tiles counted from `first_token` on make.
-LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const KeySpan& seen, float part, std::int32_t first_token,
-                                                     std::int32_t tile_tokens) noexcept {
+/// From a share of so many tiles on two are fetched: what a short share waits for is its first (docs/cuda-backend.md, "tried").
+inline constexpr std::int32_t kTilesForTwo = 6;
+
+/// Tokens of `seen`, which has some: up to a tile or two, from the beginning of one that tiles counted from `first_token` on make.
+LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
+                                                     std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;
-  const std::int32_t near = seen.begin + least_of(static_cast<std::int32_t>(part * static_cast<float>(tokens)), tokens - 1);
+  const std::int32_t near = seen.begin + least_of(static_cast<std::int32_t>(place.part * static_cast<float>(tokens)), tokens - 1);
   const std::int32_t begin = most_of(near - (near - first_token) % tile_tokens, seen.begin);
-  return {begin, begin + least_of(tile_tokens, seen.end - begin)};
+  const bool two = shares.outputs_a_worker * static_cast<float>(tokens) >= static_cast<float>(kTilesForTwo * tile_tokens);
+  return {begin, begin + least_of(tile_tokens * (two ? 2 : 1), seen.end - begin)};
 }
 
 }  // namespace lean::cuda

@@ -11,7 +11,7 @@
 
 namespace lean::cuda {
 
-/// Sends for the K and V of the worker's early tile. Mostly another worker meets them, which is no loss: workers ask for different tiles,
+/// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different tiles,
 /// of tokens that exist, and so the memory is not idle meanwhile. By one thread.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
@@ -21,8 +21,8 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Sequence lengths = BasicLengthSource<kCumulative>(problem)(place.sequence);
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
-  if (seen.end - seen.begin < call.alike.least_tokens) return;
-  const KeySpan tokens = early_tokens(seen, place.part, lengths.kv_begin, kConfig.tile_tokens);
+  if (seen.begin >= seen.end) return;
+  const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes<kConfig>(call));
   const auto send_for = [&](const TensorView& tensor) {
     const HeadPosition head{place.sequence, place.kv_head};
