@@ -29,6 +29,7 @@ class WarpTile {
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
   static constexpr int kSteps = kDims / kMmaDims;  // products of Q K^T in a row
+  static constexpr int kScores = kRuns * 8;        // of a lane
   static constexpr float kMaxSlack = 8.0F;         // log2 domain
 
   __device__ explicit WarpTile(const DeviceCall& call)
@@ -98,39 +99,24 @@ class WarpTile {
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
     const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
-    float tile_max[2] = {softmax::kNegInf, softmax::kNegInf};
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
+    for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
+    if (masked) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& s = scores_[run][half][i];
-          s *= scale[i / 2];
-          if (masked && own + run * run_tokens() + half * 8 + i % 2 >= limit[i / 2]) s = softmax::kNegInf;
-          tile_max[i / 2] = fmaxf(tile_max[i / 2], s);
-        }
+      for (int j = 0; j < kScores; ++j) {
+        if (own + token_of(j) >= limit[j % 4 / 2]) score(j) = softmax::kNegInf;
       }
     }
+    float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
-    for (float& m : tile_max) {
-      m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(ptx::kAllLanes, m, 2));
-    }
-    if (__any_sync(ptx::kAllLanes, outgrows(tile_max, 0) || outgrows(tile_max, 1))) rescale(tile_max);
+    for (int j = 0; j < kScores; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
+    if (__any_sync(ptx::kAllLanes, outgrows(largest, 0) || outgrows(largest, 1))) rescale(largest);
     // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
     const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
 #pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& s = scores_[run][half][i];
-          s = ptx::exp2_approx(s - shift[i / 2]);
-          sum_[i / 2] += s;
-        }
-      }
+    for (int j = 0; j < kScores; ++j) {
+      score(j) = ptx::exp2_approx(score(j) - shift[j % 4 / 2]);
+      sum_[j % 4 / 2] += score(j);
     }
   }
 
@@ -331,38 +317,37 @@ class WarpTile {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
 #pragma unroll
-    for (int j = 0; j < kRuns * 4; ++j) {  // a token is that of two scores
-      const int run = j / 4, half = j / 2 % 2, i = j % 2;
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + run * run_tokens() + half * 8 + i;
+    for (int j = 0; j < kScores; ++j) {
+      if (j % 4 >= 2) continue;  // a token is that of two scores
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + token_of(j);
       if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
-      scores_[run][half][i] = copysignf(softmax::kNegInf, -scale[0]);
-      scores_[run][half][i + 2] = copysignf(softmax::kNegInf, -scale[1]);
+      score(j) = copysignf(softmax::kNegInf, -scale[0]);
+      score(j + 2) = copysignf(softmax::kNegInf, -scale[1]);
     }
   }
 
   /// Every score in the log2 domain, after the rules.
   __device__ __forceinline__ void apply_rules(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
-    constexpr int kScores = kRuns * 8;
     static_assert(kScores * kConfig.consumer_threads() <= kConfig.exchange_floats());
     volatile float* own = memory.exchange + ptx::thread_index();  // one in consumer_threads()
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
-      own[j * kConfig.consumer_threads()] = scores_[j / 8][j / 4 % 2][j % 4] * score_scale(j % 4 / 2);
+      own[j * kConfig.consumer_threads()] = score(j) * score_scale(j % 4 / 2);
     }
     const bool lacks_pages = memory.shared.lacks_pages != 0;
     std::uint32_t seen = 0;
 #pragma unroll 1
     for (int j = 0; j < kScores; ++j) {
-      volatile float* score = own + j * kConfig.consumer_threads();
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2;
+      volatile float* at_score = own + j * kConfig.consumer_threads();
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + token_of(j);
       const PackedRow at = query_of(record, row_of(j % 4 / 2));
       const float bias = key_bias(call_, record, at, key, lacks_pages);
       const bool sees = bias != softmax::kNegInf;
-      *score = sees ? ruled_score(call_, record, *score, at, key) + bias : softmax::kNegInf;
+      *at_score = sees ? ruled_score(call_, record, *at_score, at, key) + bias : softmax::kNegInf;
       seen |= static_cast<std::uint32_t>(sees) << j;
     }
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) scores_[j / 8][j / 4 % 2][j % 4] = own[j * kConfig.consumer_threads()];
+    for (int j = 0; j < kScores; ++j) score(j) = own[j * kConfig.consumer_threads()];
     seen_tokens(memory) = seen_by_warp(seen);
   }
 
@@ -378,18 +363,27 @@ class WarpTile {
     return token_warp_ * kMmaTokens + run * run_tokens();
   }
 
-  /// Whether a tile's largest score is too far above what the row's weights refer to. Up to a factor of 2^kMaxSlack nothing is scaled anew:
-  /// weights may be larger than 1 by that much, and fit fp16 (FlashAttention-4 does so too).
-  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&tile_max)[2], int half) const {
-    return tile_max[half] > max_[half] + kMaxSlack;
+  /// The lane's scores of a tile: of each half of a run, two tokens of row_of(0), then the same two of row_of(1).
+  [[nodiscard]] __device__ __forceinline__ float& score(int j) { return scores_[j / 8][j / 4 % 2][j % 4]; }
+  /// Tokens from the lane's first to that of a score.
+  [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2; }
+
+  /// Whether a score is too far above what its row's weights refer to. Up to a factor of 2^kMaxSlack nothing is scaled anew: weights may be
+  /// larger than 1 by that much, and fit fp16 (FlashAttention-4 does so too).
+  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int half) const {
+    return largest[half] > max_[half] + kMaxSlack;
   }
 
-  /// A row by itself, whatever the warp's other rows do: its bits must not depend on them.
-  __device__ void rescale(const float (&tile_max)[2]) {
+  /// To the largest score of a row, of which each of its lanes brings its own. A row by itself, whatever the warp's other rows do: its bits
+  /// must not depend on them.
+  __device__ void rescale(float (&largest)[2]) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float larger = outgrows(tile_max, half) ? tile_max[half] : max_[half];
+      float& of_row = largest[half];
+      of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, 1));
+      of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, 2));
+      const float larger = outgrows(largest, half) ? of_row : max_[half];
       factor[half] = softmax::rescale_factor(max_[half], larger);
       max_[half] = larger;
       sum_[half] *= factor[half];
