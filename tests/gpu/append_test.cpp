@@ -39,7 +39,8 @@ std::vector<Case> cases() {
   all[4].page_tokens = 64;
   all[4].rotary_dim = 0;
   support::ask_for_fp8(all[5], support::KvType::kE4M3, support::KvScales::kHead);
-  all[6].policy = Policy::fixed_chunk();
+  all[6].policy = Policy::fixed_chunk(128);  // workers ask for queries of chunks of old tokens
+  all[6].workers = 3;
   all[7].fixup = Fixup::kTwoKernels;
   all[7].softcap = 1.5F;
   all[8].n_q = {33, 1, 3};  // two launches

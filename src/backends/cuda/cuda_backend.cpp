@@ -300,8 +300,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .vector_queries = rows_aligned(problem.q, 16),
                   .vector_output = rows_aligned(problem.o, 8),
                   .dependent_launch = options.dependent_launch,
-                  .follows_append = follows_append,
-                  .warms_l2 = runs && !is_paged(problem.pages)};
+                  .follows_append = follows_append};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);

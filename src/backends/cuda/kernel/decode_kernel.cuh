@@ -57,11 +57,6 @@ __device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kCon
   }
 }
 
-/// Before queries, K and V: the kernel ahead that makes new ones may still run. Lengths are older.
-__device__ __forceinline__ void await_append(const DeviceCall& call) {
-  if (call.follows_append) ptx::await_earlier_kernels();
-}
-
 template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const Asked<kConfig> asked(call);
@@ -76,7 +71,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     ring.advance();
   };
   bool first_segment = true;  // while the producer asks for its keys
-  await_append(call);
+  if (call.follows_append) ptx::await_earlier_kernels();  // they turn the queries
   for (Turn turn(kRecords);; turn.advance()) {
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
@@ -118,7 +113,6 @@ template <KernelConfig kConfig, typename TCursor>
 __device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
   if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
-  await_append(call);
   Producer<kConfig>(call, maps, memory.shared, memory.ring(call)).run(cursor);
 }
 
@@ -170,8 +164,8 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     ptx::await_earlier_kernels();
   }
   if (consumes && call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
-  if (kConfig.step() && call.warms_l2 && threadIdx.x == kConfig.consumer_threads() - kWarpThreads) {
-    call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
+  if constexpr (kWarmsL2<kConfig>) {
+    if (warp == kConfig.consumer_warps - 1) call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
   }
   if (!call.short_line) {
     __syncthreads();

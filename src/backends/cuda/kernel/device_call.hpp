@@ -100,7 +100,6 @@ struct DeviceCall {
   bool vector_output = false;   // four neighbouring outputs may be stored at once
   bool dependent_launch = false;
   bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp)
-  bool warms_l2 = false;        // K and V of a head lie end to end, without pages
 };
 
 /// Which of the sequence's pages holds a token.

@@ -4,18 +4,48 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/page_copies.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
+#include "problem/pages.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cuda {
 
+/// Whether a variant has it: rows that threads copy gain nothing by it (docs/cuda-backend.md, "tried").
+template <KernelConfig kConfig>
+inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStridedStep;
+
+/// Tokens of a head in pages, line by line, by a warp: a lane a row.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void prefetch_page_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v,
+                                                   const std::int32_t* ids, const KeySpan& tokens) {
+  constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
+  const PagedKv& pages = call.problem.pages;
+#pragma unroll 1
+  for (std::int32_t token = tokens.begin + lane(); token < tokens.end; token += kWarpThreads) {
+    const std::int32_t page = page_of(call, token);
+    const std::int32_t id = ids[page];
+    if (!in_pool(pages, id)) continue;
+    const std::int32_t row = token - page * pages.page_tokens;
+#pragma unroll
+    for (std::int32_t at = 0; at < kRowBytes; at += ptx::kLineBytes) {
+      ptx::prefetch_l2_line(k.first + id * k.page_bytes + row * k.token_bytes + at);
+      ptx::prefetch_l2_line(v.first + id * v.page_bytes + row * v.token_bytes + at);
+    }
+  }
+}
+
 /// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different tiles,
-/// of tokens that exist, and so the memory is not idle meanwhile. By one thread.
+/// of tokens that exist, and so the memory is not idle meanwhile. Of pages in 16 bits only: beside fp8 the memory is not what is waited
+/// for. By a warp.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;
+  const bool paged = is_paged(problem.pages);
+  if (paged ? kConfig.fp8() : !call.bulk_copies) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   const EarlyPlace place = early_place(call.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
   const Sequence lengths = BasicLengthSource<kCumulative>(problem)(place.sequence);
@@ -23,15 +53,18 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
-  const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes<kConfig>(call));
-  const auto send_for = [&](const TensorView& tensor) {
-    const HeadPosition head{place.sequence, place.kv_head};
-    const std::int64_t first = kv_offset(tensor.strides, lengths, head, kCumulative && problem.cu_kv_tokens != nullptr);
-    const std::int64_t offset = first + tokens.begin * tensor.strides.token;
-    ptx::prefetch_l2(static_cast<const std::byte*>(tensor.data) + offset * bytes_of(kConfig.dtype), bytes);
-  };
-  send_for(problem.k);
-  send_for(problem.v);
+  const bool cumulative = kCumulative && problem.cu_kv_tokens != nullptr;
+  const HeadRows k = head_rows<kConfig>(call, true, lengths, {place.sequence, place.kv_head}, cumulative);
+  const HeadRows v = head_rows<kConfig>(call, false, lengths, {place.sequence, place.kv_head}, cumulative);
+  if (!paged) {
+    if (lane() != 0) return;
+    const std::int32_t row_bytes = cuda::row_bytes<kConfig>(call);
+    const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes);
+    ptx::prefetch_l2(k.first + tokens.begin * row_bytes, bytes);
+    ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
+  } else if constexpr (!kConfig.fp8()) {
+    prefetch_page_rows<kConfig>(call, k, v, page_ids(problem.pages, lengths, place.sequence), tokens);
+  }
 }
 
 }  // namespace lean::cuda

@@ -13,6 +13,7 @@
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
@@ -107,8 +108,6 @@ class Producer {
   }
 
  private:
-  static constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
-
   [[nodiscard]] __device__ std::int32_t copy_bytes() const { return piece_bytes<kConfig>(call_); }
   [[nodiscard]] __device__ std::int32_t stage_row_bytes() const { return cuda::stage_row_bytes<kConfig>(call_); }
 
@@ -235,14 +234,7 @@ class Producer {
   }
 
   [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
-    const TensorView& tensor = keys ? call.problem.k : call.problem.v;
-    const Strides& strides = tensor.strides;
-    const HeadPosition at{record.sequence, record.kv_head};
-    const std::int64_t offset = is_paged(call.problem.pages)
-                                    ? page_offset(strides, 0, record.kv_head)
-                                    : kv_offset(strides, record.lengths, at, call.problem.cu_kv_tokens != nullptr);
-    return {keys, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset, kElementBytes * strides.token,
-            kElementBytes * strides.sequence};
+    return head_rows<kConfig>(call, keys, record.lengths, {record.sequence, record.kv_head}, call.problem.cu_kv_tokens != nullptr);
   }
 
   /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits there.
@@ -267,6 +259,7 @@ class Producer {
       const bool any = token < record.token_end;
       if (any) copy_tile(k, record, token, tokens);
       if (kConfig.bulk_queries() && first && !first_segment && thread_ == 0) {
+        await_append();
         copy_queries<kConfig>(call_for_later(), record, record_place);
       }
       if (first) v = rows_of(call_for_later(), false, record);
@@ -274,6 +267,11 @@ class Producer {
       if (first && thread_ == 0) then();
       token += tokens;
     } while (token < record.token_end);
+  }
+
+  /// Before new tokens and queries are read: the kernel ahead that makes them may still run. Older tokens are read meanwhile.
+  __device__ __forceinline__ void await_append() const {
+    if (call_.follows_append) ptx::await_earlier_kernels();
   }
 
   /// Of a tile that has K copied first, then V.
@@ -289,6 +287,7 @@ class Producer {
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
+    if (token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {

@@ -36,6 +36,12 @@ __device__ __forceinline__ void prefetch_l2(const void* global, std::uint32_t by
 #endif
 }
 
+/// Has a line of kLineBytes fetched into the L2: of one thread's many, beside others' of the warp.
+inline constexpr std::int32_t kLineBytes = 128;
+__device__ __forceinline__ void prefetch_l2_line(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 /// Where a box begins in a tensor: bytes of a row, then the other dimensions.
 struct TensorPlace {
   std::int32_t byte;
