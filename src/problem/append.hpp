@@ -74,19 +74,22 @@ struct Turned {
 };
 
 /// (a, b) -> (a cos - b sin, a sin + b cos) (RoFormer, arXiv 2104.09864, eq. 34).
-LEAN_HD [[nodiscard]] inline Turned turn(const Append& append, std::int64_t position, const RotaryPair& pair, float a,
-                                         float b) noexcept {
-  const std::int64_t at = position * (append.rotary_dim / 2) + pair.column;
-  const float cos = append.rotary_cos[at];
-  const float sin = append.rotary_sin[at];
+LEAN_HD [[nodiscard]] inline Turned turn(float cos, float sin, float a, float b) noexcept {
   return {std::fma(a, cos, -(b * sin)), std::fma(a, sin, b * cos)};
+}
+
+/// Where the tables have the columns of a position.
+LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_row(const Append& append, std::int64_t position) noexcept {
+  return position * (append.rotary_dim / 2);
 }
 
 /// Turns the first rotary_dim elements of a row.
 LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, float* row) noexcept {
+  const float* const cos = append.rotary_cos + rotary_row(append, position);
+  const float* const sin = append.rotary_sin + rotary_row(append, position);
   for (std::int32_t column = 0; column < append.rotary_dim / 2; ++column) {
     const RotaryPair pair = rotary_pair(append, column);
-    const Turned turned = turn(append, position, pair, row[pair.first], row[pair.second]);
+    const Turned turned = turn(cos[column], sin[column], row[pair.first], row[pair.second]);
     row[pair.first] = turned.first;
     row[pair.second] = turned.second;
   }

@@ -27,13 +27,13 @@ constexpr std::int32_t kPieceElements = 8;  // of a row, by one thread: 16 bytes
 
 /// Rows that a token brings: its queries, where they are turned, then K and V of each kv head.
 struct TokenRows {
-  std::int64_t queries;
-  std::int64_t kv_heads;
+  std::int32_t queries;
+  std::int32_t kv_heads;
 
   LEAN_HD explicit TokenRows(const Problem& problem)
       : queries(problem.append.rotary_dim > 0 ? problem.q_heads : 0), kv_heads(problem.kv_heads) {}
 
-  [[nodiscard]] LEAN_HD std::int64_t count() const { return queries + 2 * kv_heads; }
+  [[nodiscard]] LEAN_HD std::int64_t count() const { return queries + std::int64_t{2} * kv_heads; }
 };
 
 /// A row of 16-bit elements as it comes, and the position it is turned by.
@@ -54,43 +54,62 @@ struct Piece {
   float x[kPieceElements];
 };
 
-[[nodiscard]] __device__ bool aligned_to(const void* address, std::uintptr_t bytes) {
+[[nodiscard]] __device__ __forceinline__ bool aligned_to(const void* address, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
 }
 
-[[nodiscard]] __device__ Piece load_piece(const SourceRow& row, std::int32_t dim) {
+/// Of a row whose pieces begin at multiples of 16 bytes.
+[[nodiscard]] __device__ __forceinline__ Piece load_piece(const SourceRow& row, std::int32_t dim) {
+  const uint4 eight = *reinterpret_cast<const uint4*>(row.elements + dim);
+  const std::uint32_t pairs[] = {eight.x, eight.y, eight.z, eight.w};
   Piece piece;
-  const std::uint16_t* const from = row.elements + dim * row.stride;
-  if (row.stride == 1 && aligned_to(from, sizeof(uint4))) {
-    const uint4 eight = *reinterpret_cast<const uint4*>(from);
-    const std::uint32_t pairs[] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) piece.x[i] = row.to_fp32(static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16)));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPieceElements; ++i) piece.x[i] = row.element(dim + i);
+  for (int i = 0; i < kPieceElements; ++i) piece.x[i] = row.to_fp32(static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16)));
+  return piece;
+}
+
+/// Elements [dim, dim + kPieceElements) of any row, turned, one by one: a function that is called, since what runs once is paid by its
+/// fetching.
+[[nodiscard]] __device__ __noinline__ Piece turned_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim) {
+  const std::int64_t tables = rotary_row(append, row.position);
+  Piece piece;
+#pragma unroll 1
+  for (int i = 0; i < kPieceElements; ++i) {
+    piece.x[i] = row.element(dim + i);
+    if (!row.turns || dim + i >= append.rotary_dim) continue;
+    const RotaryPair pair = rotary_pair_of(append, dim + i);
+    const Turned turned = turn(append.rotary_cos[tables + pair.column], append.rotary_sin[tables + pair.column],
+                               row.element(pair.first), row.element(pair.second));
+    piece.x[i] = dim + i == pair.first ? turned.first : turned.second;
   }
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of the row, turned.
-[[nodiscard]] __device__ Piece turned_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
+/// The same; where rows lie as they usually do, and are turned by halves, all is loaded at once.
+[[nodiscard]] __device__ __forceinline__ Piece turned_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
+  const std::int32_t half = append.rotary_dim / 2;
+  const bool turns = row.turns && dim < append.rotary_dim;
+  if (row.stride != 1 || !aligned_to(row.elements, sizeof(uint4)) ||
+      (turns && (append.rotary_interleaved || half % kPieceElements != 0))) {
+    return turned_piece_of_any(append, row, dim);
+  }
   Piece piece = load_piece(row, dim);
-  if (!row.turns) return piece;
+  if (!turns) return piece;
+  const bool leads = dim < half;
+  const std::int32_t column = leads ? dim : dim - half;
+  const std::int64_t tables = rotary_row(append, row.position) + column;
+  const Piece other = load_piece(row, leads ? dim + half : column);
 #pragma unroll
   for (int i = 0; i < kPieceElements; ++i) {
-    if (dim + i >= append.rotary_dim) continue;
-    const RotaryPair pair = rotary_pair_of(append, dim + i);
-    const bool leads = dim + i == pair.first;
-    const float other = row.element(leads ? pair.second : pair.first);
-    const Turned turned = turn(append, row.position, pair, leads ? piece.x[i] : other, leads ? other : piece.x[i]);
+    const Turned turned = turn(append.rotary_cos[tables + i], append.rotary_sin[tables + i], leads ? piece.x[i] : other.x[i],
+                               leads ? other.x[i] : piece.x[i]);
     piece.x[i] = leads ? turned.first : turned.second;
   }
   return piece;
 }
 
 /// To a row of 16-bit elements that begins at a multiple of 4 bytes.
-__device__ void store_piece(std::byte* to, const Piece& piece, bool bf16) {
+__device__ __forceinline__ void store_piece(std::byte* to, const Piece& piece, bool bf16) {
   std::uint32_t pairs[kPieceElements / 2];
 #pragma unroll
   for (int i = 0; i < kPieceElements / 2; ++i) {
@@ -107,7 +126,7 @@ __device__ void store_piece(std::byte* to, const Piece& piece, bool bf16) {
 }
 
 /// To a row of fp8 that may begin anywhere, divided by its scale.
-__device__ void store_quantised_piece(std::byte* to, const Piece& piece, float scale, DType dtype) {
+__device__ __noinline__ void store_quantised_piece(std::byte* to, const Piece& piece, float scale, DType dtype) {
   std::uint32_t fours[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kPieceElements; ++i) {
@@ -123,33 +142,39 @@ __device__ void store_quantised_piece(std::byte* to, const Piece& piece, float s
   }
 }
 
-/// One piece of one row that a token brings. A token before the sequence's first has queries only.
+/// A row that a token brings. A token before the sequence's first has queries only.
 struct Place {
   HeadPosition head;
-  std::int64_t token;  // counted as those of the cache
-  std::int32_t dim;
+  std::int32_t token;  // counted as those of the cache
 };
 
-__device__ void write_query(const Problem& problem, const Sequence& lengths, const Place& at) {
-  const bool bf16 = problem.q.dtype == DType::kBFloat16;
-  const SourceRow row{.elements = static_cast<const std::uint16_t*>(problem.q.data) +
-                                  append_offset(problem, problem.q.strides, lengths, at.head, at.token),
-                      .bf16 = bf16,
-                      .stride = 1,
-                      .position = rotary_position(lengths, at.token),
-                      .turns = turns_queries(problem.append, lengths)};
-  auto* const to =
-      static_cast<std::uint16_t*>(problem.o.data) + append_offset(problem, problem.o.strides, lengths, at.head, at.token) + at.dim;
-  store_piece(reinterpret_cast<std::byte*>(to), turned_piece(problem.append, row, at.dim), bf16);
+/// A row, turned or not, and where it goes: null where it is left out.
+struct RowCopy {
+  SourceRow from;
+  std::byte* to;
+  DType dtype;         // of `to`
+  float scale = 1.0F;  // of fp8
+};
+
+[[nodiscard]] __device__ __forceinline__ RowCopy copy_of_query(const Problem& problem, const Sequence& lengths, const Place& at) {
+  const std::int64_t from = append_offset(problem, problem.q.strides, lengths, at.head, at.token);
+  const std::int64_t to = append_offset(problem, problem.o.strides, lengths, at.head, at.token);
+  return {.from = {.elements = static_cast<const std::uint16_t*>(problem.q.data) + from,
+                   .bf16 = problem.q.dtype == DType::kBFloat16,
+                   .stride = 1,
+                   .position = rotary_position(lengths, at.token),
+                   .turns = turns_queries(problem.append, lengths)},
+          .to = reinterpret_cast<std::byte*>(static_cast<std::uint16_t*>(problem.o.data) + to),
+          .dtype = problem.q.dtype};
 }
 
 /// Where the cache keeps a token's row; null where its page lies outside the pool.
 [[nodiscard]] __device__ std::byte* cache_row(const Problem& problem, const TensorView& cache, const Sequence& lengths,
-                                              HeadPosition head, std::int64_t token) {
+                                              HeadPosition head, std::int32_t token) {
   const PagedKv& pages = problem.pages;
   std::int64_t offset;
   if (is_paged(pages)) {
-    const std::int64_t page = quotient(token, std::int64_t{pages.page_tokens});
+    const std::int32_t page = quotient(token, pages.page_tokens);
     const std::int32_t id = page_ids(pages, lengths, head.sequence)[page];
     if (!in_pool(pages, id)) return nullptr;
     offset = page_offset(cache.strides, id, head.head) + (token - page * pages.page_tokens) * cache.strides.token;
@@ -159,60 +184,62 @@ __device__ void write_query(const Problem& problem, const Sequence& lengths, con
   return static_cast<std::byte*>(const_cast<void*>(cache.data)) + offset * bytes_of(cache.dtype);
 }
 
-__device__ void write_new_row(const Problem& problem, const Sequence& lengths, const Place& at, bool keys) {
+[[nodiscard]] __device__ __forceinline__ RowCopy copy_of_new_row(const Problem& problem, const Sequence& lengths, const Place& at,
+                                                                bool keys) {
   const TensorView& fresh = keys ? problem.append.k : problem.append.v;
   const TensorView& cache = keys ? problem.k : problem.v;
-  std::byte* const kept = cache_row(problem, cache, lengths, at.head, at.token);
-  if (kept == nullptr) return;
-  const bool bf16 = problem.q.dtype == DType::kBFloat16;
-  const SourceRow row{
-      .elements = static_cast<const std::uint16_t*>(fresh.data) + append_offset(problem, fresh.strides, lengths, at.head, at.token),
-      .bf16 = bf16,
-      .stride = fresh.strides.dim,
-      .position = rotary_position(lengths, at.token),
-      .turns = keys && problem.append.rotary_dim > 0};
-  const Piece piece = turned_piece(problem.append, row, at.dim);
-  std::byte* const to = kept + at.dim * bytes_of(cache.dtype);
-  if (is_fp8(cache.dtype)) {
-    const float scale = keys ? k_scale_of(problem, at.head.head) : v_scale_of(problem, at.head.head);
-    store_quantised_piece(to, piece, scale, cache.dtype);
-  } else {
-    store_piece(to, piece, bf16);
-  }
+  const std::int64_t from = append_offset(problem, fresh.strides, lengths, at.head, at.token);
+  return {.from = {.elements = static_cast<const std::uint16_t*>(fresh.data) + from,
+                   .bf16 = problem.q.dtype == DType::kBFloat16,
+                   .stride = fresh.strides.dim,
+                   .position = rotary_position(lengths, at.token),
+                   .turns = keys && problem.append.rotary_dim > 0},
+          .to = cache_row(problem, cache, lengths, at.head, at.token),
+          .dtype = cache.dtype,
+          .scale = keys ? k_scale_of(problem, at.head.head) : v_scale_of(problem, at.head.head)};
 }
 
-/// CTAs (x, y) share out the rows of sequence x, a piece a thread.
+/// CTAs (x, y, z): tokens y, y + gridDim.y, ... of sequence x; of each the z-th share of its rows, a piece a thread.
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ Problem problem) {
   ptx::start_dependents();
   ptx::await_earlier_kernels();  // over already where this is not a dependent launch
   const std::int64_t sequence = blockIdx.x;
   const Sequence lengths = LengthSource(problem)(sequence);
-  const std::int64_t first_new = first_new_token(problem, lengths);
+  const std::int32_t first_new = first_new_token(problem, lengths);
   const TokenRows rows(problem);
-  const std::int64_t row_pieces = problem.head_dim / kPieceElements;
-  const std::int64_t pieces = lengths.q_tokens * rows.count() * row_pieces;
-  for (std::int64_t i = std::int64_t{blockIdx.y} * kThreads + threadIdx.x; i < pieces; i += std::int64_t{gridDim.y} * kThreads) {
-    const std::int64_t row = quotient(i, row_pieces);
-    const std::int64_t query = quotient(row, rows.count());
-    const std::int64_t row_of_token = row - query * rows.count();
-    const std::int64_t new_row = row_of_token - rows.queries;
+  const auto row_pieces = static_cast<std::uint32_t>(problem.head_dim / kPieceElements);
+  const std::uint32_t thread = blockIdx.z * kThreads + threadIdx.x;
+  const std::uint32_t at_once = gridDim.z * kThreads / row_pieces;
+  if (thread >= at_once * row_pieces) return;
+  const auto dim = static_cast<std::int32_t>(thread % row_pieces) * kPieceElements;
+  for (std::uint32_t i = thread / row_pieces; i < rows.count(); i += at_once) {
+    const auto row = static_cast<std::int32_t>(i);
+    const std::int32_t new_row = row - rows.queries;
     const bool keys = new_row < rows.kv_heads;
-    const std::int64_t head = new_row < 0 ? row_of_token : new_row - (keys ? 0 : rows.kv_heads);
-    const Place at{.head = {sequence, static_cast<std::int32_t>(head)},
-                   .token = std::int64_t{lengths.kv_end} - lengths.q_tokens + query,
-                   .dim = static_cast<std::int32_t>(i - row * row_pieces) * kPieceElements};
-    if (new_row < 0) {
-      write_query(problem, lengths, at);
-    } else if (at.token >= first_new) {
-      write_new_row(problem, lengths, at, keys);
+    const std::int32_t head = new_row < 0 ? row : new_row - (keys ? 0 : rows.kv_heads);
+    for (auto query = static_cast<std::int32_t>(blockIdx.y); query < lengths.q_tokens; query += static_cast<std::int32_t>(gridDim.y)) {
+      const Place at{.head = {sequence, head}, .token = lengths.kv_end - lengths.q_tokens + query};
+      if (new_row >= 0 && at.token < first_new) continue;
+      const RowCopy copy = new_row < 0 ? copy_of_query(problem, lengths, at) : copy_of_new_row(problem, lengths, at, keys);
+      if (copy.to == nullptr) continue;
+      const Piece piece = turned_piece(problem.append, copy.from, dim);
+      std::byte* const to = copy.to + dim * bytes_of(copy.dtype);
+      if (is_fp8(copy.dtype)) {
+        store_quantised_piece(to, piece, copy.scale, copy.dtype);
+      } else {
+        store_piece(to, piece, copy.from.bf16);
+      }
     }
   }
 }
 
-/// Of a sequence: no more than have work where it has as many query tokens as it may.
-std::int64_t ctas_of_sequence(const Problem& problem) noexcept {
-  const std::int64_t pieces = problem.q_tokens * TokenRows(problem).count() * (problem.head_dim / kPieceElements);
-  return max_of(1, min_of(ceil_div(pieces, kThreads), kManyCtas / problem.batch));
+/// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room for.
+dim3 grid_of(const Problem& problem) noexcept {
+  const std::int64_t row_pieces = problem.head_dim / kPieceElements;
+  const std::int64_t of_token = ceil_div(TokenRows(problem).count() * row_pieces, kThreads);
+  const std::int64_t z = max_of(1, min_of(of_token, kManyCtas / problem.batch));
+  const std::int64_t y = max_of(1, min_of(std::int64_t{problem.q_tokens}, kManyCtas / (problem.batch * z)));
+  return {static_cast<unsigned>(problem.batch), static_cast<unsigned>(y), static_cast<unsigned>(z)};
 }
 
 }  // namespace
@@ -222,7 +249,7 @@ Status enqueue_append(const Problem& problem, bool dependent_launch, void* strea
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(problem.batch), static_cast<unsigned>(ctas_of_sequence(problem)));
+  config.gridDim = grid_of(problem);
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
