@@ -185,7 +185,7 @@ struct RowCopy {
 }
 
 [[nodiscard]] __device__ __forceinline__ RowCopy copy_of_new_row(const Problem& problem, const Sequence& lengths, const Place& at,
-                                                                bool keys) {
+                                                                 bool keys) {
   const TensorView& fresh = keys ? problem.append.k : problem.append.v;
   const TensorView& cache = keys ? problem.k : problem.v;
   const std::int64_t from = append_offset(problem, fresh.strides, lengths, at.head, at.token);
@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
     const std::int32_t new_row = row - rows.queries;
     const bool keys = new_row < rows.kv_heads;
     const std::int32_t head = new_row < 0 ? row : new_row - (keys ? 0 : rows.kv_heads);
-    for (auto query = static_cast<std::int32_t>(blockIdx.y); query < lengths.q_tokens; query += static_cast<std::int32_t>(gridDim.y)) {
+    for (auto query = static_cast<std::int32_t>(blockIdx.y); query < lengths.q_tokens;
+         query += static_cast<std::int32_t>(gridDim.y)) {
       const Place at{.head = {sequence, head}, .token = lengths.kv_end - lengths.q_tokens + query};
       if (new_row >= 0 && at.token < first_new) continue;
       const RowCopy copy = new_row < 0 ? copy_of_query(problem, lengths, at) : copy_of_new_row(problem, lengths, at, keys);

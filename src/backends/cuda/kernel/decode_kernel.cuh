@@ -70,7 +70,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
     ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
     ring.advance();
   };
-  bool first_segment = true;  // while the producer asks for its keys
+  bool first_segment = true;                              // while the producer asks for its keys
   if (call.follows_append) ptx::await_earlier_kernels();  // they turn the queries
   for (Turn turn(kRecords);; turn.advance()) {
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
