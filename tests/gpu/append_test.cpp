@@ -19,8 +19,6 @@ using support::full_or_reduced;
 
 constexpr int kSteps = 6;
 
-bool launches_dependents() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
-
 /// Calls by the copy engine, by threads and by tensor copies, with and without a rotary embedding, and what no decode step's variant serves.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,

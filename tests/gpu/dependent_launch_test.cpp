@@ -16,8 +16,6 @@ using support::full_or_reduced;
 
 constexpr std::int32_t kCapacity = 1009;
 
-bool launches_dependents() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
-
 /// A decode step by the copy engine, one by threads, one of many sequences, and calls that no decode step's variant serves.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,

@@ -163,5 +163,6 @@ class Signals {
   return value;
 }
 [[nodiscard]] inline std::int32_t multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+[[nodiscard]] inline bool launches_dependents() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
 
 }  // namespace lean::gpu
