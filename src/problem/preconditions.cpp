@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "problem/append.hpp"
 #include "problem/pages.hpp"
@@ -22,9 +23,7 @@ constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3
 constexpr bool is_query_type(DType dtype) noexcept { return bytes_of(dtype) >= 2; }
 constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
-bool aligned(const void* data, DType dtype) noexcept {
-  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes_of(dtype)) == 0;
-}
+bool aligned(const void* data, DType dtype) noexcept { return aligned_to(data, bytes_of(dtype)); }
 
 bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
 bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }

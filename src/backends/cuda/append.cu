@@ -10,6 +10,7 @@
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "base/alignment.hpp"
 #include "base/float_types.hpp"
 #include "base/int_math.hpp"
 #include "problem/address.hpp"
@@ -53,10 +54,6 @@ struct SourceRow {
 struct Piece {
   float x[kPieceElements];
 };
-
-[[nodiscard]] __device__ __forceinline__ bool aligned_to(const void* address, std::uintptr_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
-}
 
 /// Of a row whose pieces begin at multiples of 16 bytes.
 [[nodiscard]] __device__ __forceinline__ Piece load_piece(const SourceRow& row, std::int32_t dim) {

@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel_table.hpp"
 #include "backends/cuda/tensor_map.hpp"
 #include "backends/cuda/workspace_check.hpp"
+#include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace_size.hpp"
@@ -23,10 +24,6 @@ namespace lean::cuda {
 namespace {
 
 using P = const Problem&;
-
-bool aligned_to(const void* data, std::int64_t bytes) noexcept {
-  return reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0;
-}
 
 /// Every row of the tensor begins at a multiple of `bytes`.
 template <typename TView>
