@@ -34,20 +34,23 @@ struct WorkspaceLayout {
   bool second_bank = false;         // an output may have more than kMaxOneLevel contributors
   std::int32_t nodes_per_slot = 1;  // > 1: chunked partials, each slot begins with a NodeList
   PartialLayout partial;
+  std::int64_t slot_bytes = 0;  // sized() knows: kept, since all workers of a GPU ask, and multiply 64 bits slowly
 
   /// An output with two levels has two slots or more, so half as many level-2 counters are enough.
   [[nodiscard]] LEAN_HD constexpr std::int64_t counters() const noexcept { return slots + (second_bank ? ceil_div(slots, 2) : 0); }
   [[nodiscard]] LEAN_HD constexpr std::int64_t state_bytes() const noexcept {
     return kStateHeaderBytes + round_up(counters() * static_cast<std::int64_t>(sizeof(Counter)), kAlignmentBytes);
   }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t slot_bytes() const noexcept {
-    const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
-    return list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
-  }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept {
-    return slot_bytes() * slots * (second_bank ? 2 : 1);
-  }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes * slots * (second_bank ? 2 : 1); }
 };
+
+/// The layout with its slot_bytes.
+[[nodiscard]] constexpr WorkspaceLayout sized(WorkspaceLayout layout) noexcept {
+  const std::int64_t list = layout.nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
+  const std::int64_t partials = layout.nodes_per_slot * layout.partial.floats() * static_cast<std::int64_t>(sizeof(float));
+  layout.slot_bytes = list + round_up(partials, kAlignmentBytes);
+  return layout;
+}
 
 /// Pointers into a workspace laid out as above.
 struct Slots {
@@ -63,10 +66,10 @@ struct Slots {
   [[nodiscard]] LEAN_HD Counter& second_counter(std::int64_t slot) const noexcept { return counters()[layout.slots + slot / 2]; }
 
   [[nodiscard]] LEAN_HD NodeList& node_list(std::int64_t slot) const noexcept {
-    return *reinterpret_cast<NodeList*>(scratch + slot * layout.slot_bytes());
+    return *reinterpret_cast<NodeList*>(scratch + slot * layout.slot_bytes);
   }
   [[nodiscard]] LEAN_HD Partial partial(std::int64_t slot, std::int32_t node = 0) const noexcept {
-    std::byte* base = scratch + slot * layout.slot_bytes();
+    std::byte* base = scratch + slot * layout.slot_bytes;
     if (layout.nodes_per_slot > 1) base += round_up(sizeof(NodeList), kAlignmentBytes);
     return layout.partial.at(reinterpret_cast<float*>(base) + node * layout.partial.floats());
   }

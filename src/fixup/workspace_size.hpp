@@ -37,7 +37,7 @@ inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
     const std::int64_t chunk_tokens = schedule::chunk_tiles_of(policy, config.tile_tokens) * config.tile_tokens;
     layout.nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
   }
-  return layout;
+  return sized(layout);
 }
 
 /// Which policy goes with which fix-up, and how many slots there may be. Codes: ok, unsupported, too_large.

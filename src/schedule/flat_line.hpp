@@ -27,11 +27,13 @@ class FlatCursor {
  public:
   using Units = typename TRules::Units;
   using Lengths = decltype(std::declval<const typename TRules::Lengths&>()(std::int64_t{}));
+  using Range = typename LineShare<Units>::Range;
 
-  /// `start`: any sequence that begins at or before the worker's share, and its lengths. A worker beyond the plan's has no segment.
-  LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker,
+  /// `range`: the worker's share; `start`: any sequence that begins at or before it, and its lengths. A worker beyond the plan's has no
+  /// segment.
+  LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker, const Range& range,
                                const SequencePlace<Units>& start, const Lengths& lengths) noexcept
-      : rules_(rules), share_(rules.cost_model(), plan, worker), sequence_end_(start.begin), place_(share_.begin()) {
+      : rules_(rules), share_(rules.cost_model(), plan, worker, range), sequence_end_(start.begin), place_(share_.begin()) {
     enter(start.sequence, lengths);
     if (worker >= plan.workers) place_ = share_.end();
   }

@@ -70,17 +70,23 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>&
 template <typename TUnits>
 class LineShare {
  public:
-  LEAN_HD constexpr LineShare(const CostModel& model, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
-      : model_(model), plan_(plan), worker_(worker), begin_(plan.shares.begin(worker)), end_(plan.shares.begin(worker + 1)) {}
+  using Range = typename BasicShares<TUnits>::Range;
 
-  [[nodiscard]] LEAN_HD constexpr TUnits begin() const noexcept { return begin_; }
-  [[nodiscard]] LEAN_HD constexpr TUnits end() const noexcept { return end_; }
+  /// `range`: the worker's, which the caller may have at hand.
+  LEAN_HD constexpr LineShare(const CostModel& model, const BasicPlan<TUnits>& plan, std::int32_t worker,
+                              const Range& range) noexcept
+      : model_(model), plan_(plan), worker_(worker), range_(range) {}
+  LEAN_HD constexpr LineShare(const CostModel& model, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
+      : LineShare(model, plan, worker, plan.shares.range(worker)) {}
+
+  [[nodiscard]] LEAN_HD constexpr TUnits begin() const noexcept { return range_.begin; }
+  [[nodiscard]] LEAN_HD constexpr TUnits end() const noexcept { return range_.end; }
 
   /// Sets the worker's tiles of segment.output; false when a moved boundary left it none.
   LEAN_HD constexpr bool own_run(BasicSegment<TUnits>& segment) const noexcept {
     const BasicOutput<TUnits>& output = segment.output;
-    segment.tile_begin = output.begin >= begin_ ? 0 : cut_of(output, begin_);
-    segment.tile_end = output.begin + output.cost <= end_ ? output.tiles : cut_of(output, end_);
+    segment.tile_begin = output.begin >= begin() ? 0 : cut_of(output, begin());
+    segment.tile_end = output.begin + output.cost <= end() ? output.tiles : cut_of(output, end());
     return segment.tile_begin < segment.tile_end;
   }
 
@@ -112,8 +118,7 @@ class LineShare {
   const CostModel& model_;
   const BasicPlan<TUnits>& plan_;
   std::int32_t worker_;
-  TUnits begin_;
-  TUnits end_;
+  Range range_;
 };
 
 /// Walks the segments of one worker: `for (SegmentCursor cursor(line, plan, worker); cursor.next();) use(cursor.segment())`.

@@ -26,6 +26,18 @@ class BasicShares {
     return TUnits{g} * quotient_ + extra;
   }
 
+  /// [begin(g), begin(g + 1)) for 0 <= g < parts: by one division.
+  struct Range {
+    TUnits begin = 0;
+    TUnits end = 0;
+  };
+  [[nodiscard]] LEAN_HD constexpr Range range(std::int32_t g) const noexcept {
+    const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});
+    const TUnits left = TUnits{g} * remainder_ - extra * parts_;
+    const TUnits begin = TUnits{g} * quotient_ + extra;
+    return {begin, begin + quotient_ + (left + remainder_ >= parts_ ? 1 : 0)};
+  }
+
   /// Units of the smallest share, give or take one.
   [[nodiscard]] LEAN_HD constexpr TUnits least() const noexcept { return quotient_; }
 

@@ -325,7 +325,7 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
         if (next > flat_plan.shares.begin(worker)) break;
         start = {b + 1, next};
       }
-      FlatCursor b(rules, flat_plan, worker, start, rules.lengths()(start.sequence));
+      FlatCursor b(rules, flat_plan, worker, flat_plan.shares.range(worker), start, rules.lengths()(start.sequence));
       while (a.next()) {
         ASSERT_TRUE(b.next());
         ASSERT_NO_FATAL_FAILURE(expect_same_segment(a.segment(), b.segment()));

@@ -16,6 +16,10 @@ TEST(Shares, SmallLinesExhaustively) {
       const Shares shares(total, parts);
       for (std::int32_t g = 0; g <= parts; ++g)
         ASSERT_EQ(shares.begin(g), g * total / parts) << g << " of " << parts << ", " << total;
+      for (std::int32_t g = 0; g < parts; ++g) {
+        ASSERT_EQ(shares.range(g).begin, shares.begin(g)) << g << " of " << parts << ", " << total;
+        ASSERT_EQ(shares.range(g).end, shares.begin(g + 1)) << g << " of " << parts << ", " << total;
+      }
       for (std::int64_t place = 0; place <= total; ++place) {
         std::int64_t first = 0;
         while (first * total / parts < place) ++first;
@@ -34,6 +38,9 @@ TEST(Shares, R04_LargeLinesExactly) {
     const auto g = static_cast<std::int32_t>(random.between(0, parts));
     const Shares shares(total, parts);
     ASSERT_EQ(shares.begin(g), static_cast<std::int64_t>(Int128{g} * total / parts)) << g << " of " << parts << ", " << total;
+    if (g < parts) {
+      ASSERT_EQ(shares.range(g).end, shares.begin(g + 1)) << g << " of " << parts << ", " << total;
+    }
     const std::int64_t place = random.between(0, total);
     const std::int32_t first = shares.first_from(place);
     ASSERT_GE(shares.begin(first), place);

@@ -137,7 +137,12 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);
   }
-  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, worker_of(line.plan), line.start, line.lengths);
+  if constexpr (kConfig.step() && kConfig.scope != Scope::kChunkStep) {  // known to the compiler, wherever the plan comes from
+    line.plan.kind = Policy::Kind::kLean;
+    line.plan.granularity_tiles = 1;
+  }
+  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, worker_of(line.plan), line.share, line.start,
+                                                               line.lengths);
   walk<kConfig>(call, maps, memory, cursor);
 }
 

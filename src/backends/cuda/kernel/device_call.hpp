@@ -55,11 +55,13 @@ using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
 template <KernelConfig kConfig, bool kCumulative>
 using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
 using FlatPlan = schedule::BasicPlan<std::int32_t>;
+using FlatRange = schedule::BasicShares<std::int32_t>::Range;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
 
 /// A plan, and a sequence that begins at or before the worker's share.
 struct FlatLine {
   FlatPlan plan;
+  FlatRange share;  // this worker's
   FlatStart start;
   Sequence lengths;  // of that sequence
 };

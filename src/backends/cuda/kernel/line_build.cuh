@@ -91,11 +91,6 @@ template <KernelConfig kConfig>
   return min(static_cast<std::int32_t>(blockIdx.x), plan.workers);
 }
 
-/// Where this worker's share begins, if it has one.
-[[nodiscard]] __device__ __forceinline__ std::int32_t share_place(const FlatPlan& plan) {
-  return plan.shares.begin(worker_of(plan));
-}
-
 /// What another lane read.
 template <bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ Sequence lengths_of_lane(Sequence lengths, int lane) {
@@ -125,7 +120,8 @@ template <KernelConfig kConfig, bool kCumulative>
   }
   const std::int32_t begin = warp_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
-  const std::int32_t place = share_place(line.plan);
+  line.share = line.plan.shares.range(worker_of(line.plan));
+  const std::int32_t place = line.share.begin;
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
   line.start = {holder, __shfl_sync(ptx::kAllLanes, begin, holder)};
@@ -155,10 +151,12 @@ __device__ __noinline__ void build_flat_line() {
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
   const FlatPlan plan = flat_plan<kConfig>(shared.call, sum_over_warp(sums));
-  const std::int32_t place = share_place(plan);
+  const FlatRange share = plan.shares.range(worker_of(plan));
+  const std::int32_t place = share.begin;
   if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
   if (threadIdx.x == 0) {
     built.line.plan = plan;
+    built.line.share = share;
     if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
   }
   __syncthreads();

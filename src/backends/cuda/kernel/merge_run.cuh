@@ -12,7 +12,7 @@ namespace lean::cuda {
 [[nodiscard]] __device__ __forceinline__ MergeRun partials_of(const fixup::Slots& slots, const schedule::SlotMap& map,
                                                               std::int32_t begin, std::int32_t step, std::int32_t parts,
                                                               bool of_groups) {
-  const std::int64_t slot_floats = slots.layout.slot_bytes() / static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t slot_floats = slots.layout.slot_bytes / static_cast<std::int64_t>(sizeof(float));
   const auto* bank = reinterpret_cast<const float*>(slots.scratch) + (of_groups ? slots.layout.slots * slot_floats : 0);
   return {.first = bank + map.slot(begin) * slot_floats,
           .second = bank + map.slot(begin + step) * slot_floats,
