@@ -173,6 +173,8 @@ class Producer {
   /// What any of an output's rows sees.
   template <typename TOutput>
   [[nodiscard]] __device__ __forceinline__ KeySpan keys_of(const TOutput& output, const Sequence& lengths) const {
+    if (kConfig.step() && call_.shape.reach.left < 0)
+      return {lengths.kv_begin, lengths.kv_end};  // the last query sees the last key
     if constexpr (kConfig.step()) return visible_span(lengths, 0, lengths.q_tokens - 1, call_.shape.reach);
     const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
     return visible_span(lengths, packed_row(first_row, call_.shape.group).token,
@@ -252,21 +254,43 @@ class Producer {
                                                const TThen& then) {
     const HeadRows k = rows_of(call_, true, record);
     HeadRows v;
-    std::int32_t token = record.token_begin;
-    do {  // once where there are no tokens
-      const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
-      const bool first = token == record.token_begin;
-      const bool any = token < record.token_end;
-      if (any) copy_tile(k, record, token, tokens);
-      if (kConfig.bulk_queries() && first && !first_segment && thread_ == 0) {
+    const auto after_first_keys = [&] {
+      if (kConfig.bulk_queries() && !first_segment && thread_ == 0) {
         await_append();
         copy_queries<kConfig>(call_for_later(), record, record_place);
       }
-      if (first) v = rows_of(call_for_later(), false, record);
-      if (any) copy_tile(v, record, token, tokens);
-      if (first && thread_ == 0) then();
-      token += tokens;
-    } while (token < record.token_end);
+      v = rows_of(call_for_later(), false, record);
+    };
+    std::int32_t token = record.token_begin;
+    if constexpr (
+        kConfig.bulk_step()) {  // by one place in the code, K and V in turn: that much less is to be fetched before the first
+      const std::int32_t end = record.token_end;
+      std::int32_t tokens = 0;
+      for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
+        const bool keys = copy % 2 == 0;
+        if (keys) tokens = record.tokens_from(token, kConfig.tile_tokens);
+        if (token < end) copy_tile(either(keys, k, v), record, token, tokens);
+        if (copy == 0) after_first_keys();
+        if (copy == 1 && thread_ == 0) then();
+        if (!keys) token += tokens;
+      }
+    } else {
+      do {  // once where there are no tokens
+        const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+        const bool first = token == record.token_begin;
+        const bool any = token < record.token_end;
+        if (any) copy_tile(k, record, token, tokens);
+        if (first) after_first_keys();
+        if (any) copy_tile(v, record, token, tokens);
+        if (first && thread_ == 0) then();
+        token += tokens;
+      } while (token < record.token_end);
+    }
+  }
+
+  /// One of the two, in registers.
+  [[nodiscard]] __device__ __forceinline__ static HeadRows either(bool keys, const HeadRows& k, const HeadRows& v) {
+    return {keys, keys ? k.first : v.first, keys ? k.token_bytes : v.token_bytes, keys ? k.page_bytes : v.page_bytes};
   }
 
   /// Before new tokens and queries are read: the kernel ahead that makes them may still run. Older tokens are read meanwhile.
@@ -287,7 +311,7 @@ class Producer {
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
-    if (token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
+    if (call_.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
