@@ -37,17 +37,22 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
   return {sequence, kv_head, place - static_cast<float>(output)};
 }
 
-/// From a share of so many tiles on two are fetched: what a short share waits for is its first (docs/cuda-backend.md, "tried").
-inline constexpr std::int32_t kTilesForTwo = 6;
+/// Of so many tiles or more, if all sequences had as many tokens as are seen of this one.
+inline constexpr std::int32_t kLongShareTiles = 6;
+LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, const KeySpan& seen,
+                                                   std::int32_t tile_tokens) noexcept {
+  return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(kLongShareTiles * tile_tokens);
+}
 
-/// Tokens of `seen`, which has some: up to a tile or two, from the beginning of one that tiles counted from `first_token` on make.
+/// Tokens of `seen`, which has some: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
+/// on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;
   const std::int32_t near = seen.begin + least_of(static_cast<std::int32_t>(place.part * static_cast<float>(tokens)), tokens - 1);
   const std::int32_t begin = most_of(near - (near - first_token) % tile_tokens, seen.begin);
-  const bool two = shares.outputs_a_worker * static_cast<float>(tokens) >= static_cast<float>(kTilesForTwo * tile_tokens);
-  return {begin, begin + least_of(tile_tokens * (two ? 2 : 1), seen.end - begin)};
+  const std::int32_t most = is_long_share(shares, seen, tile_tokens) ? 2 * tile_tokens : tile_tokens;
+  return {begin, begin + least_of(most, seen.end - begin)};
 }
 
 }  // namespace lean::cuda

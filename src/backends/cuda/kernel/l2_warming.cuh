@@ -39,19 +39,20 @@ __device__ __forceinline__ void prefetch_page_rows(const DeviceCall& call, const
 }
 
 /// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different tiles,
-/// of tokens that exist, and so the memory is not idle meanwhile. Of pages in 16 bits only: beside fp8 the memory is not what is waited
-/// for. By a warp.
+/// of tokens that exist, and so the memory is not idle meanwhile. Of fp8 pages only where shares are short: in longer ones the memory is
+/// not what is waited for. By a warp.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;
   const bool paged = is_paged(problem.pages);
-  if (paged ? kConfig.fp8() : !call.bulk_copies) return;
+  if (!paged && !call.bulk_copies) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   const EarlyPlace place = early_place(call.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
   const Sequence lengths = BasicLengthSource<kCumulative>(problem)(place.sequence);
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
+  if (paged && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const bool cumulative = kCumulative && problem.cu_kv_tokens != nullptr;
   const HeadRows k = head_rows<kConfig>(call, true, lengths, {place.sequence, place.kv_head}, cumulative);
@@ -62,7 +63,7 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
     const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes);
     ptx::prefetch_l2(k.first + tokens.begin * row_bytes, bytes);
     ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
-  } else if constexpr (!kConfig.fp8()) {
+  } else {
     prefetch_page_rows<kConfig>(call, k, v, page_ids(problem.pages, lengths, place.sequence), tokens);
   }
 }
