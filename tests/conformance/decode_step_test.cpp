@@ -39,7 +39,7 @@ TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
   EveryNth some(11);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3, KvType::kE5M2}) {
     for (const std::int32_t head_dim : {64, 128, 256}) {
-      for (const std::int32_t n_q : {1, 5, 13, 30}) {  // of 4 heads each: blocks of 16, 32, 64 and 128 rows
+      for (const std::int32_t n_q : {1, 2, 3, 5, 13, 30}) {  // of 4 heads each: blocks of 8, 8, 16, 32, 64 and 128 rows
         for (const StepLayout& layout : kStepLayouts) {
           if (some.skips()) continue;
           Case c = step_case(type, head_dim, layout);

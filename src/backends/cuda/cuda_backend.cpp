@@ -147,7 +147,7 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 /// More would make groups of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
-/// Packed rows of a kv head that decode steps have at most: as many as the smallest row block.
+/// Packed rows of a kv head that decode steps have at most: as many as the smallest row block of any call.
 constexpr std::int32_t kFewRows = 16;
 
 /// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.

@@ -13,6 +13,7 @@ namespace lean::cuda {
 
 inline constexpr std::int32_t kWarpThreads = 32;
 inline constexpr std::int32_t kMmaRows = 16;     // query rows of one matrix product
+inline constexpr std::int32_t kNarrowRows = 8;   // likewise, where tokens are its rows and queries its columns (narrow_tile.cuh)
 inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product of Q K^T
 inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
 inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
@@ -28,7 +29,7 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 /// What calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
 /// instruction and register counts, so these have variants whose code holds nothing else.
 enum class Scope : std::int32_t {
-  kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; 16-bit tiles or pages end to end, 16 rows
+  kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; 16-bit tiles or pages end to end, 8 or 16 rows
   kStridedStep,  // likewise, but rows with gaps or short pages, by threads
   kTensorStep,   // likewise, but of any type and layout and up to 128 rows: by tensor copies, else by threads
   kChunkStep,    // kDecodeStep under fixed_chunk, without windows; fp8 too
@@ -50,6 +51,8 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool bulk_step() const noexcept { return scope == Scope::kDecodeStep || scope == Scope::kChunkStep; }
   /// A stage holds a tile in columns as tensor copies lay it down, ready to be read, and not row by row.
   [[nodiscard]] constexpr bool in_columns() const noexcept { return scope == Scope::kTensorStep; }
+  /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
+  [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
   [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
   [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
@@ -59,10 +62,12 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t column_bytes() const noexcept { return stage_column_bytes(stage_row_bytes(head_dim)); }
   [[nodiscard]] constexpr std::int32_t columns() const noexcept { return stage_row_bytes(head_dim) / column_bytes(); }
   /// Warps side by side along the rows, and along the tokens of a tile.
-  [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return q_rows / kMmaRows; }
+  [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
-  /// Of the kMmaRows rows of a warp, those it stages at once at a segment's end.
-  [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? kMmaRows : kMmaRows / 2; }
+  /// Of a warp's rows.
+  [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
+  /// Of those, the ones it stages at once at a segment's end.
+  [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
   /// Of the area where the warps stage their parts, and where queries and scores lie for a while.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return most_of(8192, consumer_warps * staged_rows() * head_dim);
@@ -70,7 +75,7 @@ struct KernelConfig {
   /// The copy engine brings the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
-  [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || fp8(); }
+  [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || fp8() || narrow(); }
   /// Runs of kMmaTokens that one warp takes of a tile.
   [[nodiscard]] constexpr std::int32_t warp_runs() const noexcept { return tile_tokens / (token_warps() * kMmaTokens); }
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
@@ -118,7 +123,7 @@ struct KernelFamily {
 };
 
 inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
-inline constexpr std::int32_t kRowBlocks[] = {16, 32, 64, 128};
+inline constexpr std::int32_t kRowBlocks[] = {kNarrowRows, 16, 32, 64, 128};
 
 /// The variant of a family for one row block. LeanTile sizes: sweep in docs/cuda-backend.md. K of a tile is 32 KB where the registers of
 /// its scores allow, but a tile of any call is small enough for parts with 99 KB of shared memory, and chunks, whose tiles fix the order
@@ -141,7 +146,8 @@ static_assert(chunks_have_same_tiles({DType::kFloat16, 64}) && chunks_have_same_
 /// Above 128 dims the accumulators of 128 rows do not fit the registers. Fp8 and more than 16 rows are bound by arithmetic, of which tensor
 /// steps have less; the rest is bound by the read. With fixed_chunk one query token chooses the variant, and seldom has more than 16 rows.
 [[nodiscard]] constexpr bool has_variant(const KernelFamily& family, std::int32_t q_rows, Scope scope) noexcept {
-  if (scope == Scope::kDecodeStep || scope == Scope::kStridedStep) return q_rows == kMmaRows && !is_fp8(family.dtype);
+  if (scope == Scope::kDecodeStep || scope == Scope::kStridedStep) return q_rows <= kMmaRows && !is_fp8(family.dtype);
+  if (q_rows == kNarrowRows) return false;
   if (scope == Scope::kChunkStep) return q_rows == kMmaRows;
   return q_rows <= (family.head_dim > 128 ? 64 : 128);
 }

@@ -6,7 +6,7 @@
 
 #include "backends/cuda/kernel/cta_chunks.cuh"
 #include "backends/cuda/kernel/cta_parts.cuh"
-#include "backends/cuda/kernel/lean_tile.cuh"
+#include "backends/cuda/kernel/narrow_tile.cuh"
 
 namespace lean::cuda {
 
@@ -36,9 +36,8 @@ __device__ __noinline__ void push_staged(std::int32_t record_place) {
 }
 
 /// Called by all consumer threads with their warps' results of a segment. Rows that do not exist are left out.
-template <KernelConfig kConfig, bool kWhole>
-__device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::int32_t record_place,
-                                              const WarpTile<kConfig, kWhole>& tile) {
+template <KernelConfig kConfig, typename TTile>
+__device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::int32_t record_place, const TTile& tile) {
   using Rows = StagedRows<kConfig>;
   static_assert(kConfig.consumer_warps * Rows::kOfWarp * kConfig.head_dim <= kConfig.exchange_floats());
 #pragma unroll

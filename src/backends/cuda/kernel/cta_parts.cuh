@@ -19,15 +19,16 @@ inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims<kConfig
 
 /// Where four elements of a row are kept among the row's, staged or in a slot. The twist keeps warps free of bank conflicts when
 /// they stage theirs. Its own inverse.
+template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t twisted_quad(std::int32_t row, std::int32_t quad) {
-  return quad ^ (2 * (row & 3));
+  return quad ^ (2 * ((kConfig.narrow() ? row / 2 : row) & 3));
 }
 
 /// Which rows of the block the warps stage at once: all, or in turn each half of a matrix product's.
 template <KernelConfig kConfig>
 struct StagedRows {
   static constexpr std::int32_t kOfWarp = kConfig.staged_rows();
-  static constexpr std::int32_t kTurns = kMmaRows / kOfWarp;
+  static constexpr std::int32_t kTurns = kConfig.warp_rows() / kOfWarp;
   static constexpr std::int32_t kCount = kConfig.row_warps() * kOfWarp;
 
   std::int32_t turn = 0;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, c
                                              std::int32_t slice, const RowSlice<kConfig>& whole) {
   const std::int32_t dim = dim_of_lane<kConfig>(slice);
   const RowEnd end = end_row<kConfig>(shared.call, record, row, whole.state, dim == 0);
-  store_elements<kConfig>(shared.call, end, twisted_quad(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
+  store_elements<kConfig>(shared.call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
 }
 
 /// `count` slices by the consumer warps in turn: `place_of` says where one goes. A warp asks for its next before it stores one.

@@ -8,8 +8,8 @@
 #include "backends/cuda/kernel/cta_merge.cuh"
 #include "backends/cuda/kernel/cta_shared.cuh"
 #include "backends/cuda/kernel/l2_warming.cuh"
-#include "backends/cuda/kernel/lean_tile.cuh"
 #include "backends/cuda/kernel/line_build.cuh"
+#include "backends/cuda/kernel/narrow_tile.cuh"
 #include "backends/cuda/kernel/producer.cuh"
 #include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
@@ -84,7 +84,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
       } else if constexpr (!kConfig.bulk_queries()) {
         stage_queries<kConfig>(call, turn.place);
       }
-      WarpTile<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
+      TileOf<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
       tile.begin(memory, turn);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
         const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
       }
       tile.finish();
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      combine_warps(memory, turn.place, tile);
+      combine_warps<kConfig>(memory, turn.place, tile);
     } else {
       ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
     }

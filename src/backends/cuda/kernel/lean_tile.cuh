@@ -22,6 +22,10 @@
 
 namespace lean::cuda {
 
+/// A score may be larger than what its row's weights refer to by so much, in the log2 domain: weights may then be larger than 1 by a factor
+/// of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
+inline constexpr float kMaxSlack = 8.0F;
+
 /// kWhole: d is the variant's own; else a smaller multiple of 8.
 template <KernelConfig kConfig, bool kWhole>
 class WarpTile {
@@ -30,7 +34,6 @@ class WarpTile {
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
   static constexpr int kSteps = kDims / kMmaDims;  // products of Q K^T in a row
   static constexpr int kScores = kRuns * 8;        // of a lane
-  static constexpr float kMaxSlack = 8.0F;         // log2 domain
 
   __device__ explicit WarpTile(const DeviceCall& call)
       : call_(call),
@@ -162,7 +165,7 @@ class WarpTile {
 #pragma unroll
     for (int c = 0; c < kNear; ++c) {
       const std::int32_t dim = c * Held::kPieceDims + quad() * Held::kLaneDims;
-      near[c] = twisted_quad(lane_ / 4, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
+      near[c] = twisted_quad<kConfig>(lane_ / 4, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
     }
 #pragma unroll
     for (int c = 0; c < kDims / Held::kPieceDims; ++c) {
@@ -368,8 +371,7 @@ class WarpTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2; }
 
-  /// Whether a score is too far above what its row's weights refer to. Up to a factor of 2^kMaxSlack nothing is scaled anew: weights may be
-  /// larger than 1 by that much, and fit fp16 (FlashAttention-4 does so too).
+  /// Whether a score is too far above what its row's weights refer to.
   [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int half) const {
     return largest[half] > max_[half] + kMaxSlack;
   }

@@ -24,6 +24,13 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t* fragment
                : "r"(row_address));
 }
 
+/// An 8x8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
+  std::uint32_t of_columns;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_columns) : "r"(pair));
+  return of_columns;
+}
+
 /// c += a b; a 16x16, b 16x8.
 template <DType kType>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {

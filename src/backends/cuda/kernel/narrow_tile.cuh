@@ -1,0 +1,237 @@
+// LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the rows of the matrix products
+// and queries as their columns. Of 16 rows at least 8 would be empty, so this has half the products, scores and accumulators, and its
+// queries fit registers; what K and V look like in a stage, and how they are read, is the same. Every sum is in WarpTile's order, so that
+// the bits do not tell which of the two computed them. In 16 bits, for decode steps.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backends/cuda/kernel/lean_tile.cuh"
+
+namespace lean::cuda {
+
+/// Lane = 4 group + quad: it holds scores of tokens `group` and + 8 of each run and dims `group` and + 8 of each 16, of queries 2 quad and + 1;
+/// and of query 2 quad + group % 2 the weights' sum over tokens 2 (group / 2) and + 1, + 8 and + 9, which is what a lane of WarpTile sums.
+/// kWhole: as WarpTile has it.
+template <KernelConfig kConfig, bool kWhole>
+class NarrowTile {
+ public:
+  static_assert(kConfig.narrow() && kConfig.step() && kWhole && !kConfig.fp8());
+  static constexpr std::int32_t kDims = kConfig.head_dim;
+  static constexpr std::int32_t kRuns = kConfig.warp_runs();
+  static constexpr int kSteps = kDims / kMmaDims;  // products of K Q^T in a row
+  static constexpr int kRunScores = 4;             // of a lane and a run
+  static constexpr int kScores = kRuns * kRunScores;
+
+  __device__ explicit NarrowTile(const DeviceCall& call)
+      : call_(call),
+        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads),
+        warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads),
+        rows_(call.problem.head_dim, lane_) {}
+
+  /// Takes the queries of a row block, with all consumer threads together, and empties (O, m, l).
+  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const Turn& turn) {
+    const SegmentRecord& record = memory.shared.records[turn.place];
+    const std::uint32_t queries = ptx::shared_address(memory.queries[turn.place]);
+    ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
+#pragma unroll
+    for (int piece = 0; piece < 2 * kSteps; piece += 4) {
+      ptx::load_matrices(query_ + piece, query_address<kConfig>(queries, lane_ % 8, piece + lane_ / 8));
+    }
+#pragma unroll
+    for (int query = 0; query < 2; ++query) {
+      limit_[query] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
+      if (record.lengths.q_tokens > 1) {
+        const std::int32_t token = query_of<kConfig>(call_, record, row_of(query)).token;
+        limit_[query] = visible_span(record.lengths, token, token, call_.shape.reach).end;
+      }
+      max_[query] = softmax::kNegInf;
+    }
+    sum_ = 0.0F;
+    first_limit_ = __reduce_min_sync(ptx::kAllLanes, min(limit_[0], limit_[1]));
+#pragma unroll
+    for (auto& sixteen : o_) {
+#pragma unroll
+      for (float& x : sixteen) x = 0.0F;
+    }
+  }
+
+  /// S^T = K Q^T of this warp's tokens, from a stage that holds K.
+  __device__ void scores(std::uint32_t stage) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      float(&s)[kRunScores] = scores_[run];
+      s[0] = s[1] = s[2] = s[3] = 0.0F;
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        std::uint32_t k[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
+#pragma unroll
+        for (int piece = 0; piece < Rows::kGroupPieces; piece += 2) {
+          const std::uint32_t keys[4] = {k[0][piece], k[1][piece], k[0][piece + 1], k[1][piece + 1]};
+          const std::uint32_t* query = query_ + g * Rows::kGroupPieces + piece;
+          ptx::multiply_add<kConfig.dtype>(s, keys, query[0], query[1]);
+        }
+      }
+    }
+  }
+
+  /// The online softmax over this warp's tokens, as WarpTile's.
+  __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
+                                 std::int32_t tile_tokens) {
+    const std::int32_t stage_end = tile_token + tile_tokens;
+    if (is_paged(call_.problem.pages) && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end);
+    const std::int32_t own = tile_token + warp_ * kMmaTokens + lane_ / 4;
+    const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
+    const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) score(j) *= call_.log2_scale;
+    if (masked) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        if (own + token_of(j) >= limit[j % 2]) score(j) = softmax::kNegInf;
+      }
+    }
+    float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) largest[j % 2] = fmaxf(largest[j % 2], score(j));
+    if (__any_sync(ptx::kAllLanes, outgrows(largest, 0) || outgrows(largest, 1))) rescale(largest);
+    // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
+    const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) score(j) = ptx::exp2_approx(score(j) - shift[j % 2]);
+    // Neighbouring groups hold neighbouring tokens: one gives the other its weight of the query that is not its own to sum.
+    const bool second = sums_second();
+#pragma unroll
+    for (int j = 0; j < kScores; j += 2) {
+      const float others = __shfl_xor_sync(ptx::kAllLanes, second ? score(j) : score(j + 1), 4);
+      sum_ += second ? others : score(j);
+      sum_ += second ? score(j + 1) : others;
+    }
+  }
+
+  /// O^T += V^T P^T of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared.
+  __device__ void accumulate(CtaMemory<kConfig>&, std::uint32_t stage, std::int32_t tile_tokens) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      const float(&p)[kRunScores] = scores_[run];
+      const std::uint32_t weights[2] = {ptx::transposed(ptx::pack<kConfig.dtype>(p[0], p[1])),
+                                        ptx::transposed(ptx::pack<kConfig.dtype>(p[2], p[3]))};
+      const std::int32_t row = run_row(run);
+      if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        std::uint32_t v[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rows_.read_values(stage, row + half * 8, g, v[half]);
+#pragma unroll
+        for (int piece = 0; piece < Rows::kGroupPieces; piece += 2) {
+          const std::uint32_t values[4] = {v[0][piece], v[0][piece + 1], v[1][piece], v[1][piece + 1]};
+          ptx::multiply_add<kConfig.dtype>(o_[(g * Rows::kGroupPieces + piece) / 2], values, weights[0], weights[1]);
+        }
+      }
+    }
+  }
+
+  /// Adds up l over the lanes of a query: after the segment's last tile.
+  __device__ void finish() {
+    sum_ += __shfl_xor_sync(ptx::kAllLanes, sum_, 8);
+    sum_ += __shfl_xor_sync(ptx::kAllLanes, sum_, 16);
+  }
+
+  /// Stages this warp's part, of rows below `count`.
+  __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows<kConfig>& rows, std::int32_t count) const {
+    static_assert(rows.kCount == kNarrowRows && rows.kTurns == 1);
+    const std::int32_t group = lane_ / 4;
+#pragma unroll
+    for (int query = 0; query < 2; ++query) {
+      const std::int32_t row = row_of(query);
+      if (row >= count) return;
+      const std::int32_t place = warp_ * kNarrowRows + row;
+      float* to = memory.exchange + place * kDims + group % kQuadDims;
+#pragma unroll
+      for (int i = 0; i < kDims / 8; ++i) {  // dims group of each 8
+        to[twisted_quad<kConfig>(row, 2 * i + group / kQuadDims) * kQuadDims] = o_[i / 2][i % 2 * 2 + query];
+      }
+      if (group != query) continue;
+      memory.shared.parts.m[place] = max_[query];
+      memory.shared.parts.l[place] = sum_;
+    }
+  }
+
+  /// True when none of this warp's tokens is among the first `tile_tokens` of a tile.
+  [[nodiscard]] __device__ bool idle(std::int32_t tile_tokens) const { return warp_ * kMmaTokens >= tile_tokens; }
+
+ private:
+  using Rows = StageRows<kConfig, kWhole>;
+
+  /// Rows of the block that this lane holds: query 0 and 1.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t row_of(int query) const { return 2 * (lane_ % 4) + query; }
+
+  /// Which of its two queries this lane sums.
+  [[nodiscard]] __device__ __forceinline__ bool sums_second() const { return (lane_ & 4) != 0; }
+
+  [[nodiscard]] static constexpr std::int32_t run_tokens() { return kConfig.token_warps() * kMmaTokens; }
+  /// The first row of a stage that this warp takes in a run.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t run_row(int run) const { return warp_ * kMmaTokens + run * run_tokens(); }
+
+  /// The lane's scores of a tile: of each run, a token's of its two queries, then the token's 8 further.
+  [[nodiscard]] __device__ __forceinline__ float& score(int j) { return scores_[j / kRunScores][j % kRunScores]; }
+  /// Tokens from the lane's first to that of a score.
+  [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / kRunScores * run_tokens() + j % kRunScores / 2 * 8; }
+
+  /// As WarpTile has it.
+  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int query) const {
+    return largest[query] > max_[query] + kMaxSlack;
+  }
+
+  /// To the largest score of a query, of which each of its lanes brings its own.
+  __device__ void rescale(float (&largest)[2]) {
+    float factor[2];
+#pragma unroll
+    for (int query = 0; query < 2; ++query) {
+      float& of_row = largest[query];
+#pragma unroll
+      for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, lanes));
+      const float larger = outgrows(largest, query) ? of_row : max_[query];
+      factor[query] = softmax::rescale_factor(max_[query], larger);
+      max_[query] = larger;
+    }
+    sum_ *= sums_second() ? factor[1] : factor[0];
+#pragma unroll
+    for (auto& sixteen : o_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sixteen[i] *= factor[i % 2];
+    }
+  }
+
+  /// Scores, yet to be scaled, of tokens before `end` whose page lies outside the pool: these count as not there.
+  __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, std::int32_t tile_token, std::int32_t end) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+#pragma unroll
+    for (int j = 0; j < kScores; j += 2) {
+      const std::int32_t key = tile_token + warp_ * kMmaTokens + lane_ / 4 + token_of(j);
+      if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
+      score(j) = score(j + 1) = copysignf(softmax::kNegInf, -call_.log2_scale);
+    }
+  }
+
+  const DeviceCall& call_;
+  std::int32_t lane_, warp_;
+  Rows rows_;
+  std::int32_t limit_[2], first_limit_;
+  std::uint32_t query_[2 * kSteps];
+  float scores_[kRuns][kRunScores];
+  float max_[2], sum_;
+  float o_[kSteps][4];
+};
+
+/// Of a variant.
+template <KernelConfig kConfig, bool kWhole>
+using TileOf = typename std::conditional_t<kConfig.narrow(), std::type_identity<NarrowTile<kConfig, true>>,
+                                           std::type_identity<WarpTile<kConfig, kWhole>>>::type;
+
+}  // namespace lean::cuda
