@@ -29,12 +29,22 @@ struct NodeList {
   ChunkNode nodes[ChunkTree::kMaxNodes];
 };
 
-struct WorkspaceLayout {
+/// What a workspace is made of.
+struct WorkspaceParts {
   std::int64_t slots = 0;           // slots of the first bank
   bool second_bank = false;         // an output may have more than kMaxOneLevel contributors
   std::int32_t nodes_per_slot = 1;  // > 1: chunked partials, each slot begins with a NodeList
   PartialLayout partial;
-  std::int64_t slot_bytes = 0;  // sized() knows: kept, since all workers of a GPU ask, and multiply 64 bits slowly
+};
+
+struct WorkspaceLayout : WorkspaceParts {
+  std::int64_t slot_bytes = 0;  // kept, since all workers of a GPU ask, and multiply 64 bits slowly
+
+  WorkspaceLayout() = default;
+  explicit constexpr WorkspaceLayout(const WorkspaceParts& parts) noexcept : WorkspaceParts(parts) {
+    const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
+    slot_bytes = list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
+  }
 
   /// An output with two levels has two slots or more, so half as many level-2 counters are enough.
   [[nodiscard]] LEAN_HD constexpr std::int64_t counters() const noexcept { return slots + (second_bank ? ceil_div(slots, 2) : 0); }
@@ -43,14 +53,6 @@ struct WorkspaceLayout {
   }
   [[nodiscard]] LEAN_HD constexpr std::int64_t scratch_bytes() const noexcept { return slot_bytes * slots * (second_bank ? 2 : 1); }
 };
-
-/// The layout with its slot_bytes.
-[[nodiscard]] constexpr WorkspaceLayout sized(WorkspaceLayout layout) noexcept {
-  const std::int64_t list = layout.nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
-  const std::int64_t partials = layout.nodes_per_slot * layout.partial.floats() * static_cast<std::int64_t>(sizeof(float));
-  layout.slot_bytes = list + round_up(partials, kAlignmentBytes);
-  return layout;
-}
 
 /// Pointers into a workspace laid out as above.
 struct Slots {

@@ -30,14 +30,14 @@ inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
 
 [[nodiscard]] constexpr WorkspaceLayout workspace_layout(const Problem& problem, const Policy& policy,
                                                          const tile::TileConfig& config, std::int32_t workers) noexcept {
-  WorkspaceLayout layout{.slots = slot_capacity(policy, schedule::output_capacity(problem, config.q_rows), workers),
-                         .second_bank = workers > kMaxOneLevel || policy.splits > kMaxOneLevel,
-                         .partial = {config.q_rows, config.value_dim}};
+  WorkspaceParts parts{.slots = slot_capacity(policy, schedule::output_capacity(problem, config.q_rows), workers),
+                       .second_bank = workers > kMaxOneLevel || policy.splits > kMaxOneLevel,
+                       .partial = {config.q_rows, config.value_dim}};
   if (policy.kind == Policy::Kind::kFixedChunk) {
     const std::int64_t chunk_tokens = schedule::chunk_tiles_of(policy, config.tile_tokens) * config.tile_tokens;
-    layout.nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
+    parts.nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
   }
-  return sized(layout);
+  return WorkspaceLayout(parts);
 }
 
 /// Which policy goes with which fix-up, and how many slots there may be. Codes: ok, unsupported, too_large.
