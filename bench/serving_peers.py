@@ -100,14 +100,15 @@ def fa3(row):
 
 
 @functools.cache
-def workspace():
+def workspace(owner):
+    """A kernel's own: XQA keeps counters in its workspace, which must be 0 at first."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
 def flashinfer_wrapper(row, **options):
     need(row.layout != "bshd" and row.n_q == 1, "the kit has kernels for pages and one query token")
     import flashinfer
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), row.layout.upper(), **options)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(f"{options}"), row.layout.upper(), **options)
     wrapper.plan(row.page_starts, row.page_ids, row.last_page_lens, row.q_heads, row.kv_heads, HEAD_DIM, PAGE,
                  q_data_type=row.q.dtype, kv_data_type=row.kv_dtype)
     q, out = row.q[:, 0], torch.empty_like(row.q[:, 0])
@@ -118,6 +119,7 @@ def flashinfer_batch(row):
     need(row.layout != "bshd" and row.n_q == 1, "the kit has kernels for pages and one query token")
     import flashinfer
     wrapper = flashinfer.BatchAttention(kv_layout=row.layout.upper(), device="cuda")
+    wrapper.float_workspace_buffer = workspace("batch")
     wrapper.plan(torch.arange(row.batch + 1, dtype=torch.int32), row.page_starts, row.page_ids, row.seqlens.cpu(), row.q_heads,
                  row.kv_heads, HEAD_DIM, HEAD_DIM, PAGE, causal=False, q_data_type=row.q.dtype, kv_data_type=row.kv_dtype)
     q, out = row.q[:, 0], torch.empty_like(row.q[:, 0])
@@ -130,7 +132,7 @@ def flashinfer_xqa(row):
     import flashinfer.decode
     q, out = row.q[:, 0], torch.empty_like(row.q[:, 0])
     return lambda k, v: flashinfer.decode.xqa_batch_decode_with_kv_cache(
-        q, (k, v), workspace(), row.table, row.seqlens, row.table.shape[1] * PAGE, bmm1_scale=row.scale, bmm2_scale=1.0, out=out,
+        q, (k, v), workspace("xqa"), row.table, row.seqlens, row.table.shape[1] * PAGE, bmm1_scale=row.scale, bmm2_scale=1.0, out=out,
         kv_layout=row.layout.upper()).unsqueeze(1)
 
 
