@@ -37,11 +37,16 @@ struct WorkspaceParts {
   PartialLayout partial;
 };
 
-struct WorkspaceLayout : WorkspaceParts {
+struct WorkspaceLayout {
+  std::int64_t slots = 0;
+  bool second_bank = false;
+  std::int32_t nodes_per_slot = 1;
+  PartialLayout partial;
   std::int64_t slot_bytes = 0;  // kept, since all workers of a GPU ask, and multiply 64 bits slowly
 
   WorkspaceLayout() = default;
-  explicit constexpr WorkspaceLayout(const WorkspaceParts& parts) noexcept : WorkspaceParts(parts) {
+  explicit constexpr WorkspaceLayout(const WorkspaceParts& parts) noexcept
+      : slots(parts.slots), second_bank(parts.second_bank), nodes_per_slot(parts.nodes_per_slot), partial(parts.partial) {
     const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
     slot_bytes = list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
   }

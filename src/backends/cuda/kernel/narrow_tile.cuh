@@ -231,7 +231,6 @@ class NarrowTile {
 
 /// Of a variant.
 template <KernelConfig kConfig, bool kWhole>
-using TileOf = typename std::conditional_t<kConfig.narrow(), std::type_identity<NarrowTile<kConfig, true>>,
-                                           std::type_identity<WarpTile<kConfig, kWhole>>>::type;
+using TileOf = std::conditional_t<kConfig.narrow(), NarrowTile<kConfig, true>, WarpTile<kConfig, kWhole>>;
 
 }  // namespace lean::cuda
