@@ -25,7 +25,7 @@ constexpr std::int32_t kRowBlock = 16;  // rows a slot has room for
 class SlotBank {
  public:
   explicit SlotBank(std::int64_t contributors)
-      : layout_({.slots = contributors, .partial = {.q_rows = kRowBlock, .value_stride = kValueDim}}),
+      : layout_(contributors, false, 1, {.q_rows = kRowBlock, .value_stride = kValueDim}),
         state_(layout_.state_bytes()),
         scratch_(layout_.scratch_bytes()),
         slots_{layout_, state_.data(), scratch_.data()} {

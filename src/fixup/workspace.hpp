@@ -29,24 +29,17 @@ struct NodeList {
   ChunkNode nodes[ChunkTree::kMaxNodes];
 };
 
-/// What a workspace is made of.
-struct WorkspaceParts {
+struct WorkspaceLayout {
   std::int64_t slots = 0;           // slots of the first bank
   bool second_bank = false;         // an output may have more than kMaxOneLevel contributors
   std::int32_t nodes_per_slot = 1;  // > 1: chunked partials, each slot begins with a NodeList
   PartialLayout partial;
-};
-
-struct WorkspaceLayout {
-  std::int64_t slots = 0;
-  bool second_bank = false;
-  std::int32_t nodes_per_slot = 1;
-  PartialLayout partial;
   std::int64_t slot_bytes = 0;  // kept, since all workers of a GPU ask, and multiply 64 bits slowly
 
   WorkspaceLayout() = default;
-  explicit constexpr WorkspaceLayout(const WorkspaceParts& parts) noexcept
-      : slots(parts.slots), second_bank(parts.second_bank), nodes_per_slot(parts.nodes_per_slot), partial(parts.partial) {
+  constexpr WorkspaceLayout(std::int64_t slot_count, bool has_second_bank, std::int32_t nodes,
+                            const PartialLayout& of_partial) noexcept
+      : slots(slot_count), second_bank(has_second_bank), nodes_per_slot(nodes), partial(of_partial) {
     const std::int64_t list = nodes_per_slot > 1 ? round_up(sizeof(NodeList), kAlignmentBytes) : 0;
     slot_bytes = list + round_up(nodes_per_slot * partial.floats() * static_cast<std::int64_t>(sizeof(float)), kAlignmentBytes);
   }

@@ -30,14 +30,14 @@ inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
 
 [[nodiscard]] constexpr WorkspaceLayout workspace_layout(const Problem& problem, const Policy& policy,
                                                          const tile::TileConfig& config, std::int32_t workers) noexcept {
-  WorkspaceParts parts{.slots = slot_capacity(policy, schedule::output_capacity(problem, config.q_rows), workers),
-                       .second_bank = workers > kMaxOneLevel || policy.splits > kMaxOneLevel,
-                       .partial = {config.q_rows, config.value_dim}};
+  const std::int64_t slots = slot_capacity(policy, schedule::output_capacity(problem, config.q_rows), workers);
+  const bool second_bank = workers > kMaxOneLevel || policy.splits > kMaxOneLevel;
+  std::int32_t nodes_per_slot = 1;
   if (policy.kind == Policy::Kind::kFixedChunk) {
     const std::int64_t chunk_tokens = schedule::chunk_tiles_of(policy, config.tile_tokens) * config.tile_tokens;
-    parts.nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
+    nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
   }
-  return WorkspaceLayout(parts);
+  return {slots, second_bank, nodes_per_slot, {config.q_rows, config.value_dim}};
 }
 
 /// Which policy goes with which fix-up, and how many slots there may be. Codes: ok, unsupported, too_large.

@@ -20,23 +20,21 @@ class BasicShares {
         remainder_(static_cast<std::int32_t>(total - quotient_ * parts)),
         total_(total) {}
 
-  /// floor(g x total / parts) for 0 <= g <= parts.
-  [[nodiscard]] LEAN_HD constexpr TUnits begin(std::int32_t g) const noexcept {
-    const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});  // narrow_units(): parts^2 fits
-    return TUnits{g} * quotient_ + extra;
-  }
-
-  /// [begin(g), begin(g + 1)) for 0 <= g < parts: by one division.
+  /// Share g is [begin, end).
   struct Range {
     TUnits begin = 0;
     TUnits end = 0;
   };
+  /// Of 0 <= g <= parts, by one division; there is no share `parts`, and only its begin, the total, means something.
   [[nodiscard]] LEAN_HD constexpr Range range(std::int32_t g) const noexcept {
-    const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});
+    const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});  // narrow_units(): parts^2 fits
     const TUnits left = TUnits{g} * remainder_ - extra * parts_;
     const TUnits begin = TUnits{g} * quotient_ + extra;
     return {begin, begin + quotient_ + (left + remainder_ >= parts_ ? 1 : 0)};
   }
+
+  /// floor(g x total / parts) for 0 <= g <= parts.
+  [[nodiscard]] LEAN_HD constexpr TUnits begin(std::int32_t g) const noexcept { return range(g).begin; }
 
   /// Units of the smallest share, give or take one.
   [[nodiscard]] LEAN_HD constexpr TUnits least() const noexcept { return quotient_; }

@@ -46,7 +46,7 @@ std::vector<WorkspaceLayout> layouts() {
     for (const bool second_bank : {false, true}) {
       for (const std::int32_t nodes : {1, 3, 21}) {
         for (const PartialLayout& partial : {PartialLayout{1, 16}, PartialLayout{16, 48}, PartialLayout{32, 80}}) {
-          all.emplace_back(WorkspaceParts{.slots = slots, .second_bank = second_bank, .nodes_per_slot = nodes, .partial = partial});
+          all.emplace_back(slots, second_bank, nodes, partial);
         }
       }
     }
