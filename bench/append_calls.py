@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 import torch
 
 import lean_attention
+from graph_timing import graph_of, time_us
 
 HEAD_DIM = 128
 COLD_BYTES = 320 << 20
@@ -93,30 +94,6 @@ class Step:
         return self.attend(q)
 
 
-def graph_of(calls):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
-    return graph
-
-
-def time_us(graph, calls):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    replays = max(1, 40 // calls)
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / (calls * replays)
-
-
 def measure(row, rounds):
     torch.manual_seed(1)
     batch, tokens, _, kv_heads, _, _ = row
@@ -129,7 +106,7 @@ def measure(row, rounds):
     times = {name: [] for name in graphs}
     for _ in range(rounds + 1):
         for name, graph in graphs.items():
-            times[name].append(time_us(graph, len(steps)))
+            times[name].append(time_us(graph, len(steps), max(1, 40 // len(steps))))
     line["us"] = {name: round(statistics.median(t[1:]), 2) for name, t in times.items()}
     return line
 

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 import torch
 
 import lean_attention
+from graph_timing import graph_of, time_us
 
 Q_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 CALLS_A_GRAPH = 10
@@ -58,28 +59,6 @@ class Part:
                                                            self.cu_q, self.cu_k, self.max_q, self.max_k, 0.0, True, False)[0]
 
 
-def graph_of(call):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(CALLS_A_GRAPH):
-            call()
-    return graph
-
-
-def time_us(graph):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / CALLS_A_GRAPH
-
-
 def measure(name, groups, rounds):
     torch.manual_seed(1)
     requests = [(new, context) for count, new, context in groups for _ in range(count)]
@@ -116,13 +95,13 @@ def measure(name, groups, rounds):
     graphs = {}
     for call_name, call in calls.items():
         try:
-            graphs[call_name] = graph_of(call)
+            graphs[call_name] = graph_of([call] * CALLS_A_GRAPH)
         except RuntimeError as error:
             print(f"  {call_name}: {str(error).splitlines()[0]}")
     times = {call_name: [] for call_name in graphs}
     for _ in range(rounds):
         for call_name, graph in graphs.items():
-            times[call_name].append(time_us(graph))
+            times[call_name].append(time_us(graph, CALLS_A_GRAPH))
     line["us"] = {call_name: round(statistics.median(t), 1) for call_name, t in times.items()}
     return line
 

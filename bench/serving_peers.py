@@ -6,7 +6,7 @@ PyTorch, FlashAttention-3 and FlashInfer's kernels, taking turns on one GPU in o
 A kit is a folder that holds `lean_peers_fa3` (FlashAttention-3 as an importable package) or `flashinfer` with compiled kernels; what
 cannot be imported, or refuses a row, gets a line that says why. Every call is captured in a CUDA graph over as many caches as exceed the
 L2 five times; the median round counts, in microseconds a call. Plans that a peer must make anew when a length changes are made ahead and
-not counted. Each result is held against this library's: `difference` is the largest one over the largest value.
+not counted. A kernel that reads what it may not ends the run. Each result is held against this library's: `difference` is the largest one over the largest value.
 """
 import argparse
 import functools
@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 import torch
 
 import lean_attention
+from graph_timing import graph_of, time_us
 
 HEAD_DIM = 128
 COLD_BYTES = 320 << 20
@@ -147,30 +148,6 @@ IMPLS = {
 }
 
 
-def graph_of(call, row):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for k, v in row.caches:
-            call(k, v)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for k, v in row.caches:
-            call(k, v)
-    return graph
-
-
-def time_us(graph, calls):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    replays = max(1, 20 // calls)
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / (calls * replays)
-
-
 def measure(row, rounds):
     """Implementation -> what its line says."""
     lines, graphs, reference = {}, {}, None
@@ -181,7 +158,7 @@ def measure(row, rounds):
             torch.cuda.synchronize()
             reference = result if reference is None else reference
             lines[name] = {"difference": ((result - reference).abs().max() / reference.abs().max()).item()}
-            graphs[name] = graph_of(call, row)
+            graphs[name] = graph_of([functools.partial(call, k, v) for k, v in row.caches])
         except Exception as error:  # whatever a peer raises is its line
             lines[name] = {"note": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
             graphs.pop(name, None)
@@ -189,7 +166,7 @@ def measure(row, rounds):
     times = {name: [] for name in graphs}
     for _ in range(rounds + 1):
         for name, graph in graphs.items():
-            times[name].append(time_us(graph, row.calls))
+            times[name].append(time_us(graph, row.calls, max(1, 20 // row.calls)))
     for name, us in times.items():
         lines[name] |= {"us": round(statistics.median(us[1:]), 2), "us_min": round(min(us[1:]), 2), "us_max": round(max(us[1:]), 2)}
     return lines
