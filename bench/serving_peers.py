@@ -6,12 +6,15 @@ PyTorch, FlashAttention-3 and FlashInfer's kernels, taking turns on one GPU in o
 A kit is a folder that holds `lean_peers_fa3` (FlashAttention-3 as an importable package) or `flashinfer` with compiled kernels; what
 cannot be imported, or refuses a row, gets a line that says why. Every call is captured in a CUDA graph over as many caches as exceed the
 L2 five times; the median round counts, in microseconds a call. Plans that a peer must make anew when a length changes are made ahead and
-not counted. A kernel that reads what it may not ends the run. Each result is held against this library's: `difference` is the largest one over the largest value.
+not counted. Rows are measured in a process of their own: where a kernel reads what it may not, that one is lost, and the row is measured
+anew without it. Each result is held against this library's: `difference` is the largest one over the largest value.
 """
 import argparse
+import concurrent.futures
 import functools
 import json
 import math
+import multiprocessing
 import re
 import statistics
 import sys
@@ -43,6 +46,10 @@ FORMS = {
     "pages nhd fp8": ("nhd", torch.float8_e4m3fn, 1),
     "pages hnd fp8": ("hnd", torch.float8_e4m3fn, 1),
 }
+
+#: name: (model, form). Lengths of one row of tokens are alike.
+ROWS = {f"{model} {form}": (MODELS[model], FORMS[form]) for form in FORMS for model in MODELS
+        if FORMS[form][0] != "bshd" or len(set(MODELS[model][0])) == 1}
 
 
 class Row:
@@ -148,10 +155,16 @@ IMPLS = {
 }
 
 
-def measure(row, rounds):
-    """Implementation -> what its line says."""
-    lines, graphs, reference = {}, {}, None
+class GpuLost(Exception):
+    """After an implementation's error nothing runs on the GPU any more in this process: (implementation, why)."""
+
+
+def measure(row, rounds, left_out):
+    """Implementation -> what its line says. `left_out`: the same, of those that are not asked."""
+    lines, graphs, reference = dict(left_out), {}, None
     for name, prepare in IMPLS.items():
+        if name in left_out:
+            continue
         try:
             call = prepare(row)
             result = call(*row.caches[0]).float().clone()
@@ -159,10 +172,15 @@ def measure(row, rounds):
             reference = result if reference is None else reference
             lines[name] = {"difference": ((result - reference).abs().max() / reference.abs().max()).item()}
             graphs[name] = graph_of([functools.partial(call, k, v) for k, v in row.caches])
+            graphs[name].replay()
+            torch.cuda.synchronize()
         except Exception as error:  # whatever a peer raises is its line
             lines[name] = {"note": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"}
             graphs.pop(name, None)
-            torch.cuda.synchronize()
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                raise GpuLost(name, lines[name]["note"]) from None
     times = {name: [] for name in graphs}
     for _ in range(rounds + 1):
         for name, graph in graphs.items():
@@ -170,6 +188,35 @@ def measure(row, rounds):
     for name, us in times.items():
         lines[name] |= {"us": round(statistics.median(us[1:]), 2), "us_min": round(min(us[1:]), 2), "us_max": round(max(us[1:]), 2)}
     return lines
+
+
+def in_process(name, kits, rounds, left_out):
+    """Measures a row by its name: the lines, and what its K and V weigh."""
+    sys.path[:0] = [kit for kit in kits if kit not in sys.path]
+    torch.manual_seed(1)
+    row = Row(*ROWS[name])
+    lines = measure(row, rounds, left_out)
+    size = row.kv_bytes
+    del row
+    torch.cuda.empty_cache()
+    return lines, size, torch.cuda.get_device_name()
+
+
+def measured_rows(names, kits, rounds):
+    """(name, lines, bytes of K and V, device) of each row."""
+    start = functools.partial(concurrent.futures.ProcessPoolExecutor, 1, mp_context=multiprocessing.get_context("spawn"))
+    process = start()
+    for name in names:
+        left_out = {}
+        while True:
+            try:
+                yield (name, *process.submit(in_process, name, kits, rounds, left_out).result())
+                break
+            except GpuLost as lost:
+                left_out[lost.args[0]] = {"note": lost.args[1]}
+            process.shutdown()
+            process = start()
+    process.shutdown()
 
 
 def main():
@@ -180,24 +227,14 @@ def main():
     parser.add_argument("--commit", default="")
     parser.add_argument("--out")
     arguments = parser.parse_args()
-    sys.path[:0] = arguments.kit
-    torch.manual_seed(1)
-    shared = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": arguments.commit,
-              "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-    for form_name, form in FORMS.items():
-        for model_name, model in MODELS.items():
-            name = f"{model_name} {form_name}"
-            if not re.search(arguments.rows, name) or (form[0] == "bshd" and len(set(model[0])) > 1):
-                continue
-            row = Row(model, form)
-            lines = measure(row, arguments.rounds)
-            print(f"{name:28}", "  ".join(f"{n} {line['us']:.1f}" for n, line in lines.items() if "us" in line), flush=True)
-            if arguments.out:
-                with open(arguments.out, "a", encoding="utf-8") as file:
-                    for impl, line in lines.items():
-                        file.write(json.dumps({"row": name, "impl": impl, "kv_bytes": row.kv_bytes, **line, **shared}) + "\n")
-            del row
-            torch.cuda.empty_cache()
+    shared = {"torch": torch.__version__, "commit": arguments.commit, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    names = [name for name in ROWS if re.search(arguments.rows, name)]
+    for name, lines, size, device in measured_rows(names, arguments.kit, arguments.rounds):
+        print(f"{name:28}", "  ".join(f"{n} {line.get('us', '-')}" for n, line in lines.items()), flush=True)
+        if arguments.out:
+            with open(arguments.out, "a", encoding="utf-8") as file:
+                for impl, line in lines.items():
+                    file.write(json.dumps({"row": name, "impl": impl, "kv_bytes": size, **line, "device": device, **shared}) + "\n")
 
 
 if __name__ == "__main__":

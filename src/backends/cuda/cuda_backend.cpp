@@ -157,11 +157,19 @@ bool is_flat(P problem, const Policy& policy, const schedule::LineShape& shape, 
          schedule::narrow_units(schedule::output_capacity(problem, shape.q_rows), problem.kv_capacity, shape, model, workers);
 }
 
-Scope step_scope(P problem, const Policy& policy, const Device& device) noexcept {
-  if (in_chunks(policy)) return Scope::kChunkStep;
-  if (bound_by_arithmetic(problem.k.dtype, schedule::row_capacity(problem))) return Scope::kTensorStep;
-  const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
+/// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. Fp8 of few
+/// rows gains by them only where a worker has many segments to end, while which nothing is computed (docs/cuda-backend.md).
+bool gains_by_columns(P problem, std::int32_t workers) noexcept {
+  const std::int64_t rows = schedule::row_capacity(problem);
+  if (!is_fp8(problem.k.dtype)) return rows > kMmaRows;
+  return rows > kNarrowRows || schedule::output_capacity(problem, kNarrowRows) > std::int64_t{2} * workers;
+}
+
+Scope step_scope(P problem, const Options& options, const Device& device) noexcept {
+  if (in_chunks(options.policy)) return Scope::kChunkStep;
   const bool runs = copies_runs(problem, device);
+  if (gains_by_columns(problem, worker_count(options)) || (is_fp8(problem.k.dtype) && !runs)) return Scope::kTensorStep;
+  const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
   const bool short_pages =
       is_paged(problem.pages) && (runs ? page_bytes < kMinStepRunBytes : problem.pages.page_tokens < kMinPageRows);
   if (short_pages && takes_boxes(problem)) return Scope::kTensorStep;
@@ -187,7 +195,7 @@ bool serves_step(const KernelEntry& step, P problem, const Options& options, con
 
 /// The variant that serves a call that only reads (after_append()). Null: the build has none.
 const KernelEntry* variant_for(P problem, const Options& options, const Device& device) noexcept {
-  const KernelEntry* step = kernel_for(problem, options.policy, step_scope(problem, options.policy, device));
+  const KernelEntry* step = kernel_for(problem, options.policy, step_scope(problem, options, device));
   if (step != nullptr && serves_step(*step, problem, options, device)) return step;
   return kernel_for(problem, options.policy);
 }

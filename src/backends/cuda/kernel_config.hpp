@@ -29,7 +29,7 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 /// What calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
 /// instruction and register counts, so these have variants whose code holds nothing else.
 enum class Scope : std::int32_t {
-  kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; 16-bit tiles or pages end to end, 8 or 16 rows
+  kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; tiles or pages end to end, of 8 or 16 rows, fp8 of 8
   kStridedStep,  // likewise, but rows with gaps or short pages, by threads
   kTensorStep,   // likewise, but of any type and layout and up to 128 rows: by tensor copies, else by threads
   kChunkStep,    // kDecodeStep under fixed_chunk, without windows; fp8 too
@@ -132,7 +132,7 @@ inline constexpr std::int32_t kRowBlocks[] = {kNarrowRows, 16, 32, 64, 128};
   KernelConfig config{.dtype = family.dtype, .head_dim = family.head_dim, .q_rows = q_rows, .scope = scope};
   config.consumer_warps = family.head_dim > 128 ? 4 : 8;
   config.tile_tokens = q_rows <= 32 && family.head_dim <= 128 ? 128 : 64;
-  if (config.fp8() && q_rows == 16) config.tile_tokens *= 2;
+  if (config.fp8() && q_rows <= kMmaRows) config.tile_tokens *= 2;
   if (config.step() && scope != Scope::kChunkStep && family.head_dim == 64 && q_rows <= 64) config.tile_tokens *= 2;
   return config;
 }
@@ -143,18 +143,19 @@ inline constexpr std::int32_t kRowBlocks[] = {kNarrowRows, 16, 32, 64, 128};
 }
 static_assert(chunks_have_same_tiles({DType::kFloat16, 64}) && chunks_have_same_tiles({DType::kFloat8E4M3, 64}));
 
-/// Above 128 dims the accumulators of 128 rows do not fit the registers. Fp8 and more than 16 rows are bound by arithmetic, of which tensor
-/// steps have less; the rest is bound by the read. With fixed_chunk one query token chooses the variant, and seldom has more than 16 rows.
+/// Above 128 dims the accumulators of 128 rows do not fit the registers. More than 16 rows and most of fp8 are bound by arithmetic, of which
+/// tensor steps have less; the rest is bound by the read. With fixed_chunk one query token chooses the variant, and seldom has more than 16
+/// rows.
 [[nodiscard]] constexpr bool has_variant(const KernelFamily& family, std::int32_t q_rows, Scope scope) noexcept {
-  if (scope == Scope::kDecodeStep || scope == Scope::kStridedStep) return q_rows <= kMmaRows && !is_fp8(family.dtype);
-  if (q_rows == kNarrowRows) return false;
-  if (scope == Scope::kChunkStep) return q_rows == kMmaRows;
+  switch (scope) {
+    case Scope::kDecodeStep: return q_rows <= (is_fp8(family.dtype) ? kNarrowRows : kMmaRows);
+    case Scope::kStridedStep: return q_rows <= kMmaRows && !is_fp8(family.dtype);
+    case Scope::kChunkStep: return q_rows == kMmaRows;
+    case Scope::kTensorStep: break;
+    case Scope::kAnyCall:
+      if (q_rows == kNarrowRows) return false;
+  }
   return q_rows <= (family.head_dim > 128 ? 64 : 128);
-}
-
-/// Of rows of queries on a kv head, and the type of K and V.
-[[nodiscard]] constexpr bool bound_by_arithmetic(DType kv_dtype, std::int64_t rows) noexcept {
-  return is_fp8(kv_dtype) || rows > kMmaRows;
 }
 
 }  // namespace lean::cuda

@@ -46,6 +46,20 @@ struct Fragment {
                                                       std::int32_t lane, int step) {
     ptx::load_matrices(q, query_address<kConfig>(staged, first_row + lane % 16, 2 * step + lane / 16));
   }
+
+  /// The same of rows 0 to 7, as columns of products; two registers a product.
+  template <KernelConfig kConfig, int kRegisters>
+  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged, std::int32_t lane) {
+#pragma unroll
+    for (int piece = 0; piece < kRegisters; piece += 4) {
+      ptx::load_matrices(q + piece, query_address<kConfig>(staged, lane % 8, piece + lane / 8));
+    }
+  }
+
+  /// Where O^T has what V^T brings as its rows `lane / 4` and + 8: dims of 16.
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t group, int half) {
+    return group + 8 * half;
+  }
 };
 
 /// fp8: of K dims 4 quad to + 3 of token `group`, which are given to the product as its dims 2 quad, + 1, + 8 and + 9: queries
@@ -77,14 +91,35 @@ struct Fragment<kType> {
   template <KernelConfig kConfig>
   __device__ __forceinline__ static void load_queries(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
                                                       std::int32_t lane, int step) {
-    const std::int32_t quad = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::uint32_t eight = query_address<kConfig>(staged, first_row + lane / 4 + 8 * half, 2 * step + quad / 2);
-      const uint2 four = ptx::load_shared_8(eight + static_cast<std::uint32_t>(quad % 2) * 8U);
+      const uint2 four = load_four<kConfig>(staged, first_row + lane / 4 + 8 * half, lane % 4, step);
       q[half] = four.x;
       q[half + 2] = four.y;
     }
+  }
+
+  template <KernelConfig kConfig, int kRegisters>
+  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged, std::int32_t lane) {
+#pragma unroll
+    for (int step = 0; step < kRegisters / 2; ++step) {
+      const uint2 four = load_four<kConfig>(staged, lane / 4, lane % 4, step);
+      q[2 * step] = four.x;
+      q[2 * step + 1] = four.y;
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t group, int half) {
+    return 2 * group + half;
+  }
+
+ private:
+  /// Dims 4 quad to + 3 of a step, of one row.
+  template <KernelConfig kConfig>
+  [[nodiscard]] __device__ __forceinline__ static uint2 load_four(std::uint32_t staged, std::int32_t row, std::int32_t quad,
+                                                                  int step) {
+    const std::uint32_t eight = query_address<kConfig>(staged, row, 2 * step + quad / 2);
+    return ptx::load_shared_8(eight + static_cast<std::uint32_t>(quad % 2) * 8U);
   }
 };
 

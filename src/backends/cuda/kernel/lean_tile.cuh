@@ -26,6 +26,23 @@ namespace lean::cuda {
 /// of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
 inline constexpr float kMaxSlack = 8.0F;
 
+/// Multiplies bf16 queries beside fp8 keys by a power of two a row, which makes them fp16, and returns its inverse: of the calling lane's
+/// row, whose lanes are a quad. `visit` calls what it is given for each register of its queries.
+template <typename TVisit>
+[[nodiscard]] __device__ __forceinline__ float to_half(const TVisit& visit) {
+  std::uint32_t largest = 0;
+  visit([&](const std::uint32_t& x) { largest = __vmaxu2(largest, x & 0x7FFF7FFFU); });
+  largest = max(largest >> 16, largest & 0xFFFFU);
+  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 1));
+  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 2));
+  const QueryPower power = query_power(largest);
+  const float up = __uint_as_float(power.up << 23);
+  visit([&](std::uint32_t& x) {
+    x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
+  });
+  return __uint_as_float(power.down << 23);
+}
+
 /// kWhole: d is the variant's own; else a smaller multiple of 8.
 template <KernelConfig kConfig, bool kWhole>
 class WarpTile {
@@ -287,31 +304,15 @@ class WarpTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       score_scale_[half] = scale;
-      if (call_.problem.q.dtype == DType::kBFloat16) score_scale_[half] *= to_half(half);
-    }
-  }
-
-  /// Multiplies the bf16 queries of row row_of(half) by a power of two, which makes them fp16, and returns its inverse.
-  __device__ __forceinline__ float to_half(int half) {
-    std::uint32_t largest = 0;
+      if (call_.problem.q.dtype != DType::kBFloat16) continue;
+      score_scale_[half] *= to_half([&](const auto& each) {
 #pragma unroll
-    for (auto& step : query_) {
-      largest = __vmaxu2(largest, __vmaxu2(step.x[half] & 0x7FFF7FFFU, step.x[half + 2] & 0x7FFF7FFFU));
+        for (auto& step : query_) {
+          each(step.x[half]);
+          each(step.x[half + 2]);
+        }
+      });
     }
-    largest = max(largest >> 16, largest & 0xFFFFU);
-    largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 1));
-    largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 2));
-    const QueryPower power = query_power(largest);
-    const float up = __uint_as_float(power.up << 23);
-#pragma unroll
-    for (auto& step : query_) {
-#pragma unroll
-      for (int i = half; i < 4; i += 2) {
-        std::uint32_t& x = step.x[i];
-        x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
-      }
-    }
-    return __uint_as_float(power.down << 23);
   }
 
   /// Scores, yet to be scaled, of tokens before `end` whose page lies outside the pool: these count as not there.

@@ -1,7 +1,7 @@
 // LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the rows of the matrix products
 // and queries as their columns. Of 16 rows at least 8 would be empty, so this has half the products, scores and accumulators, and its
 // queries fit registers; what K and V look like in a stage, and how they are read, is the same. Every sum is in WarpTile's order, so that
-// the bits do not tell which of the two computed them. In 16 bits, for decode steps.
+// the bits do not tell which of the two computed them. For decode steps.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace lean::cuda {
 
-/// Lane = 4 group + quad: it holds scores of tokens `group` and + 8 of each run and dims `group` and + 8 of each 16, of queries 2 quad and + 1;
+/// Lane = 4 group + quad: it holds scores of tokens `group` and + 8 of each run and two dims of each 16 (output_dim()), of queries 2 quad and + 1;
 /// and of query 2 quad + group % 2 the weights' sum over tokens 2 (group / 2) and + 1, + 8 and + 9, which is what a lane of WarpTile sums.
 /// kWhole: as WarpTile has it.
 template <KernelConfig kConfig, bool kWhole>
 class NarrowTile {
  public:
-  static_assert(kConfig.narrow() && kConfig.step() && kWhole && !kConfig.fp8());
+  static_assert(kConfig.narrow() && kConfig.step() && kWhole);
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr std::int32_t kRuns = kConfig.warp_runs();
   static constexpr int kSteps = kDims / kMmaDims;  // products of K Q^T in a row
@@ -35,10 +35,8 @@ class NarrowTile {
     const SegmentRecord& record = memory.shared.records[turn.place];
     const std::uint32_t queries = ptx::shared_address(memory.queries[turn.place]);
     ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
-#pragma unroll
-    for (int piece = 0; piece < 2 * kSteps; piece += 4) {
-      ptx::load_matrices(query_ + piece, query_address<kConfig>(queries, lane_ % 8, piece + lane_ / 8));
-    }
+    Held::template load_query_columns<kConfig>(query_, queries, lane_);
+    if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
 #pragma unroll
     for (int query = 0; query < 2; ++query) {
       limit_[query] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
@@ -59,23 +57,10 @@ class NarrowTile {
 
   /// S^T = K Q^T of this warp's tokens, from a stage that holds K.
   __device__ void scores(std::uint32_t stage) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      float(&s)[kRunScores] = scores_[run];
-      s[0] = s[1] = s[2] = s[3] = 0.0F;
-#pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        std::uint32_t k[2][Rows::kGroupPieces];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
-#pragma unroll
-        for (int piece = 0; piece < Rows::kGroupPieces; piece += 2) {
-          const std::uint32_t keys[4] = {k[0][piece], k[1][piece], k[0][piece + 1], k[1][piece + 1]};
-          const std::uint32_t* query = query_ + g * Rows::kGroupPieces + piece;
-          ptx::multiply_add<kConfig.dtype>(s, keys, query[0], query[1]);
-        }
-      }
+    if constexpr (kConfig.fp8()) {
+      if (is_e5m2()) return scores_of<DType::kFloat8E5M2>(stage);
     }
+    scores_of<kConfig.dtype>(stage);
   }
 
   /// The online softmax over this warp's tokens, as WarpTile's.
@@ -87,7 +72,7 @@ class NarrowTile {
     const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) score(j) *= call_.log2_scale;
+    for (int j = 0; j < kScores; ++j) score(j) *= score_scale(j % 2);
     if (masked) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
@@ -114,25 +99,10 @@ class NarrowTile {
 
   /// O^T += V^T P^T of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared.
   __device__ void accumulate(CtaMemory<kConfig>&, std::uint32_t stage, std::int32_t tile_tokens) {
-#pragma unroll
-    for (int run = 0; run < kRuns; ++run) {
-      const float(&p)[kRunScores] = scores_[run];
-      const std::uint32_t weights[2] = {ptx::transposed(ptx::pack<kConfig.dtype>(p[0], p[1])),
-                                        ptx::transposed(ptx::pack<kConfig.dtype>(p[2], p[3]))};
-      const std::int32_t row = run_row(run);
-      if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
-#pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        std::uint32_t v[2][Rows::kGroupPieces];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) rows_.read_values(stage, row + half * 8, g, v[half]);
-#pragma unroll
-        for (int piece = 0; piece < Rows::kGroupPieces; piece += 2) {
-          const std::uint32_t values[4] = {v[0][piece], v[0][piece + 1], v[1][piece], v[1][piece + 1]};
-          ptx::multiply_add<kConfig.dtype>(o_[(g * Rows::kGroupPieces + piece) / 2], values, weights[0], weights[1]);
-        }
-      }
+    if constexpr (kConfig.fp8()) {
+      if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(stage, tile_tokens);
     }
+    accumulate_of<kConfig.dtype>(stage, tile_tokens);
   }
 
   /// Adds up l over the lanes of a query: after the segment's last tile.
@@ -150,10 +120,22 @@ class NarrowTile {
       const std::int32_t row = row_of(query);
       if (row >= count) return;
       const std::int32_t place = warp_ * kNarrowRows + row;
-      float* to = memory.exchange + place * kDims + group % kQuadDims;
+      float* to = memory.exchange + place * kDims;
+      std::int32_t near[2][2];  // the twist moves quads among eight neighbours: where those lie is worked out once
 #pragma unroll
-      for (int i = 0; i < kDims / 8; ++i) {  // dims group of each 8
-        to[twisted_quad<kConfig>(row, 2 * i + group / kQuadDims) * kQuadDims] = o_[i / 2][i % 2 * 2 + query];
+      for (int i = 0; i < 4; ++i) {
+        const std::int32_t dim = i / 2 * kMmaDims + Held::output_dim(group, i % 2);
+        near[i / 2][i % 2] = twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
+      }
+#pragma unroll
+      for (int i = 0; i < kDims / kMmaDims; ++i) {
+        float* const sixteen = to + i / 2 * 2 * kMmaDims;
+        if constexpr (kConfig.fp8()) {  // neighbours
+          *reinterpret_cast<float2*>(sixteen + near[i % 2][0]) = {o_[i][query], o_[i][2 + query]};
+        } else {
+          sixteen[near[i % 2][0]] = o_[i][query];
+          sixteen[near[i % 2][1]] = o_[i][2 + query];
+        }
       }
       if (group != query) continue;
       memory.shared.parts.m[place] = max_[query];
@@ -166,6 +148,81 @@ class NarrowTile {
 
  private:
   using Rows = StageRows<kConfig, kWhole>;
+  using Held = Fragment<kConfig.dtype>;
+  static constexpr int kGroupSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
+
+  /// kType: of what is stored, which the variant's own type may stand for.
+  template <DType kType>
+  __device__ __forceinline__ void scores_of(std::uint32_t stage) {
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      float(&s)[kRunScores] = scores_[run];
+      s[0] = s[1] = s[2] = s[3] = 0.0F;
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        std::uint32_t k[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
+#pragma unroll
+        for (int step = 0; step < kGroupSteps; ++step) {
+          const uint2 low = Fragment<kType>::key_factors(k[0], step);
+          const uint2 high = Fragment<kType>::key_factors(k[1], step);
+          const std::uint32_t keys[4] = {low.x, high.x, low.y, high.y};
+          const std::uint32_t* query = query_ + 2 * (g * kGroupSteps + step);
+          ptx::multiply_add<kConfig.product_dtype()>(s, keys, query[0], query[1]);
+        }
+      }
+    }
+  }
+
+  template <DType kType>
+  __device__ __forceinline__ void accumulate_of(std::uint32_t stage, std::int32_t tile_tokens) {
+    constexpr DType kProduct = kConfig.product_dtype();
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) {
+      const float(&p)[kRunScores] = scores_[run];
+      const std::uint32_t weights[2] = {ptx::transposed(ptx::pack<kProduct>(p[0], p[1])),
+                                        ptx::transposed(ptx::pack<kProduct>(p[2], p[3]))};
+      const std::int32_t row = run_row(run);
+      if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
+#pragma unroll
+      for (int g = 0; g < Rows::kGroups; ++g) {
+        std::uint32_t v[2][Rows::kGroupPieces];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) rows_.read_values(stage, row + half * 8, g, v[half]);
+#pragma unroll
+        for (int step = 0; step < kGroupSteps; ++step) {
+          std::uint32_t values[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) values[i] = Fragment<kType>::value_factor(v[i / 2], 2 * step + i % 2);
+          ptx::multiply_add<kProduct>(o_[g * kGroupSteps + step], values, weights[0], weights[1]);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ bool is_e5m2() const { return call_.problem.k.dtype == DType::kFloat8E5M2; }
+
+  /// What turns a query's products into scores in the log2 domain.
+  [[nodiscard]] __device__ __forceinline__ float score_scale(int query) const {
+    return kConfig.fp8() ? score_scale_[query] : call_.log2_scale;
+  }
+
+  /// As WarpTile has it. Queries are held by other lanes than their scores.
+  __device__ __forceinline__ void scale_queries(std::int32_t kv_head) {
+    float held = 1.0F;
+    if (call_.problem.q.dtype == DType::kBFloat16) {
+      held = to_half([&](const auto& each) {
+#pragma unroll
+        for (std::uint32_t& x : query_) each(x);
+      });
+    }
+    const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
+#pragma unroll
+    for (int query = 0; query < 2; ++query) {
+      score_scale_[query] = scale * __shfl_sync(ptx::kAllLanes, held, 4 * row_of(query));
+    }
+  }
 
   /// Rows of the block that this lane holds: query 0 and 1.
   [[nodiscard]] __device__ __forceinline__ std::int32_t row_of(int query) const { return 2 * (lane_ % 4) + query; }
@@ -215,7 +272,8 @@ class NarrowTile {
     for (int j = 0; j < kScores; j += 2) {
       const std::int32_t key = tile_token + warp_ * kMmaTokens + lane_ / 4 + token_of(j);
       if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
-      score(j) = score(j + 1) = copysignf(softmax::kNegInf, -call_.log2_scale);
+#pragma unroll
+      for (int query = 0; query < 2; ++query) score(j + query) = copysignf(softmax::kNegInf, -score_scale(query));
     }
   }
 
@@ -227,6 +285,7 @@ class NarrowTile {
   float scores_[kRuns][kRunScores];
   float max_[2], sum_;
   float o_[kSteps][4];
+  float score_scale_[2];  // fp8 only
 };
 
 /// Of a variant.
