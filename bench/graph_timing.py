@@ -3,7 +3,7 @@ import torch
 
 
 def graph_of(calls):
-    """A graph of these calls in turn, each launched once before."""
+    """A graph of these calls in turn, each launched once before. It keeps them, and so what they read and write."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls:
@@ -13,6 +13,7 @@ def graph_of(calls):
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
+    graph.calls = calls
     return graph
 
 

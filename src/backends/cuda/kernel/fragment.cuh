@@ -49,7 +49,8 @@ struct Fragment {
 
   /// The same of rows 0 to 7, as columns of products; two registers a product.
   template <KernelConfig kConfig, int kRegisters>
-  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged, std::int32_t lane) {
+  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
+                                                            std::int32_t lane) {
 #pragma unroll
     for (int piece = 0; piece < kRegisters; piece += 4) {
       ptx::load_matrices(q + piece, query_address<kConfig>(staged, lane % 8, piece + lane / 8));
@@ -100,7 +101,8 @@ struct Fragment<kType> {
   }
 
   template <KernelConfig kConfig, int kRegisters>
-  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged, std::int32_t lane) {
+  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
+                                                            std::int32_t lane) {
 #pragma unroll
     for (int step = 0; step < kRegisters / 2; ++step) {
       const uint2 four = load_four<kConfig>(staged, lane / 4, lane % 4, step);
