@@ -170,9 +170,8 @@ Scope step_scope(P problem, const Options& options, const Device& device) noexce
   const bool runs = copies_runs(problem, device);
   if (gains_by_columns(problem, worker_count(options)) || (is_fp8(problem.k.dtype) && !runs)) return Scope::kTensorStep;
   const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
-  const bool short_pages =
-      is_paged(problem.pages) && (runs ? page_bytes < kMinStepRunBytes : problem.pages.page_tokens < kMinPageRows);
-  if (short_pages && takes_boxes(problem)) return Scope::kTensorStep;
+  const bool short_runs = is_paged(problem.pages) && page_bytes < kMinStepRunBytes;
+  if ((!runs || short_runs) && takes_boxes(problem)) return Scope::kTensorStep;
   return runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 

@@ -111,7 +111,8 @@ struct DeviceCall {
 
 /// Pages below this are copied row by row: copies that a warp's lanes ask the copy engine for go one after the other, 60 cycles each.
 inline constexpr std::int32_t kMinRunBytes = 2048;
-inline constexpr std::int32_t kMinStepRunBytes = 8192;  // below this a decode step has boxes, where it can
+inline constexpr std::int32_t kMinStepRunBytes =
+    8192;  // shorter pages, and rows with gaps, come in boxes in a decode step, where they can
 
 /// Rows of pages of so many tokens are copied page by page; of shorter ones, looked up a lane a row (docs/cuda-backend.md has figures).
 inline constexpr std::int32_t kMinPageRows = 64;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel/page_copies.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
@@ -18,18 +19,22 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStridedStep;
 
-/// Tokens of a head in pages, line by line, by a warp: a lane a row.
+/// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has any.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void prefetch_page_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v,
-                                                   const std::int32_t* ids, const KeySpan& tokens) {
+__device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v, const std::int32_t* ids,
+                                              const KeySpan& tokens) {
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
   const PagedKv& pages = call.problem.pages;
 #pragma unroll 1
   for (std::int32_t token = tokens.begin + lane(); token < tokens.end; token += kWarpThreads) {
-    const std::int32_t page = page_of(call, token);
-    const std::int32_t id = ids[page];
-    if (!in_pool(pages, id)) continue;
-    const std::int32_t row = token - page * pages.page_tokens;
+    std::int32_t id = 0;
+    std::int32_t row = token;
+    if (ids != nullptr) {
+      const std::int32_t page = page_of(call, token);
+      id = ids[page];
+      if (!in_pool(pages, id)) continue;
+      row -= page * pages.page_tokens;
+    }
 #pragma unroll
     for (std::int32_t at = 0; at < kRowBytes; at += ptx::kLineBytes) {
       ptx::prefetch_l2_line(k.first + id * k.page_bytes + row * k.token_bytes + at);
@@ -39,32 +44,33 @@ __device__ __forceinline__ void prefetch_page_rows(const DeviceCall& call, const
 }
 
 /// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different tiles,
-/// of tokens that exist, and so the memory is not idle meanwhile. Of fp8 pages only where shares are short: in longer ones the memory is
-/// not what is waited for. By a warp.
+/// of tokens that exist, and so the memory is not idle meanwhile. Of fp8 row by row only where shares are short: in longer ones the memory
+/// is not what is waited for. By a warp.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;
   const bool paged = is_paged(problem.pages);
-  if (!paged && !call.bulk_copies) return;
+  const bool end_to_end = !paged && call.bulk_copies;
+  if (!paged && !end_to_end && !Asked<kConfig>(call).tensor_copies()) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   const EarlyPlace place = early_place(call.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
   const Sequence lengths = BasicLengthSource<kCumulative>(problem)(place.sequence);
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
-  if (paged && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
+  if (!end_to_end && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const bool cumulative = kCumulative && problem.cu_kv_tokens != nullptr;
   const HeadRows k = head_rows<kConfig>(call, true, lengths, {place.sequence, place.kv_head}, cumulative);
   const HeadRows v = head_rows<kConfig>(call, false, lengths, {place.sequence, place.kv_head}, cumulative);
-  if (!paged) {
+  if (end_to_end) {
     if (lane() != 0) return;
     const std::int32_t row_bytes = cuda::row_bytes<kConfig>(call);
     const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes);
     ptx::prefetch_l2(k.first + tokens.begin * row_bytes, bytes);
     ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
   } else {
-    prefetch_page_rows<kConfig>(call, k, v, page_ids(problem.pages, lengths, place.sequence), tokens);
+    prefetch_rows<kConfig>(call, k, v, paged ? page_ids(problem.pages, lengths, place.sequence) : nullptr, tokens);
   }
 }
 
