@@ -30,7 +30,7 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 /// instruction and register counts, so these have variants whose code holds nothing else.
 enum class Scope : std::int32_t {
   kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; tiles or pages end to end, of 8 or 16 rows, fp8 of 8
-  kStridedStep,  // likewise, but rows with gaps or short pages, by threads
+  kStridedStep,  // likewise, by threads: short pages and strides that tensor copies cannot take; 16 bits
   kTensorStep,   // likewise, but of any type and layout and up to 128 rows: by tensor copies, else by threads
   kChunkStep,    // kDecodeStep under fixed_chunk, without windows; fp8 too
   kAnyCall
