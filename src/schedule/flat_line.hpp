@@ -8,6 +8,7 @@
 
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
+#include "schedule/even_line.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
 #include "schedule/work_line.hpp"
@@ -38,6 +39,19 @@ class FlatCursor {
     if (worker >= plan.workers) place_ = share_.end();
   }
 
+  /// Of an even line, of which no more is to be planned than `plan` says at first: the worker's share is its one segment. `output`: which
+  /// sequence and head that is, whose lengths these are.
+  LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, const EvenShare& share,
+                               const BasicOutput<Units>& output, const Lengths& lengths) noexcept
+      : rules_(rules), share_(rules.cost_model(), plan, 0, {}), lengths_(lengths), even_(true) {
+    segment_.output = rules.make_output(output, work_of(lengths));
+    segment_.tile_begin = share.tile_begin;
+    segment_.tile_end = share.tile_end;
+    segment_.contributor = share.part;
+    segment_.contributors = share.parts;
+    segment_.slots = slots_from(share.first_worker());
+  }
+
   LEAN_HD constexpr bool next() noexcept {
     if (!next_run()) return false;
     find_contributors();
@@ -46,6 +60,10 @@ class FlatCursor {
 
   LEAN_HD constexpr bool next_run() noexcept {
     BasicOutput<Units>& output = segment_.output;
+    if (even_ && place_ == share_.begin()) {
+      ++place_;
+      return segment_.tile_begin < segment_.tile_end;
+    }
     while (place_ < share_.end()) {
       while (place_ >= sequence_end_) enter(output.sequence + 1, rules_.lengths()(output.sequence + 1));
       output.kv_head = quotient(static_cast<std::int32_t>(place_ - output.sequence_begin), static_cast<std::int32_t>(output.cost));
@@ -56,7 +74,9 @@ class FlatCursor {
     return false;
   }
 
-  LEAN_HD constexpr void find_contributors() noexcept { share_.find_contributors(segment_); }
+  LEAN_HD constexpr void find_contributors() noexcept {
+    if (!even_) share_.find_contributors(segment_);
+  }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<Units>& segment() const noexcept { return segment_; }
   /// Of the segment's sequence.
@@ -77,8 +97,9 @@ class FlatCursor {
   const TRules& rules_;
   LineShare<Units> share_;
   Lengths lengths_;
-  Units sequence_end_;  // of the segment's sequence
-  Units place_;         // where the next output begins; before the first segment, the share
+  Units sequence_end_ = 0;  // of the segment's sequence
+  Units place_ = 0;         // where the next output begins; before the first segment, the share
+  bool even_ = false;       // the one segment is known
   BasicSegment<Units> segment_;
 };
 

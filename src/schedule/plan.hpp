@@ -43,6 +43,13 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t chunk_tiles_of(const Policy& policy
   return static_cast<std::int32_t>(ceil_div(tokens, tile_tokens));
 }
 
+/// How close to an output's edge a cut may not lie, for shares of so many units.
+template <typename TUnits>
+LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits share) noexcept {
+  const TUnits sliver = least_of<TUnits>(TUnits{model.sliver_tiles} * model.tile_units, share / 8);
+  return model.align_percent == 0 ? sliver : most_of<TUnits>(share / 200 * model.align_percent, sliver);
+}
+
 namespace detail {
 
 /// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers, and no worker more
@@ -100,15 +107,15 @@ LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<
   if (sums.tiles < std::int64_t{plan.workers} * floor_tiles) {
     plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.tiles, floor_tiles)));
   }
+  // Where outputs are alike and there are workers enough, a tile each is as distinct as cuts can be.
+  const bool a_tile_each = sums.uniform() && sums.tiles == plan.workers && plan.granularity_tiles == 1;
   const TUnits granule = TUnits{least_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
-  if (sums.cost < std::int64_t{plan.workers} * granule) {
+  if (!a_tile_each && sums.cost < std::int64_t{plan.workers} * granule) {
     plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.cost, granule)));
   }
   detail::align_to_outputs(plan, sums, model);
   plan.shares = BasicShares<TUnits>(sums.cost, plan.workers);
-  const TUnits share = plan.shares.least();
-  const TUnits sliver = least_of<TUnits>(TUnits{model.sliver_tiles} * model.tile_units, share / 8);
-  plan.snap_units = model.align_percent == 0 ? sliver : most_of<TUnits>(share / 200 * model.align_percent, sliver);
+  plan.snap_units = snap_of(model, plan.shares.least());
   return plan;
 }
 

@@ -27,6 +27,11 @@ struct SlotMap {
   }
 };
 
+/// Of an output that the line cuts: a worker's last output takes its odd slot, its first (begun by another worker) its even one.
+LEAN_HD [[nodiscard]] constexpr SlotMap slots_from(std::int32_t host) noexcept {
+  return {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
+}
+
 template <typename TUnits>
 struct BasicSegment {
   BasicOutput<TUnits> output;
@@ -106,8 +111,7 @@ class LineShare {
     }
     segment.contributor = worker_ - host;
     segment.contributors = last - host + 1;
-    // A worker's last output takes its odd slot, its first (begun by another worker) its even one.
-    segment.slots = {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
+    segment.slots = slots_from(host);
   }
 
  private:

@@ -278,7 +278,8 @@ TEST(Schedule, TheLineIsFoundByPlaceAsByWalking) {
   }
 }
 
-void expect_same_segment(const Segment& x, const BasicSegment<std::int32_t>& y) {
+template <typename TUnits>
+void expect_same_segment(const BasicSegment<TUnits>& x, const BasicSegment<std::int32_t>& y) {
   ASSERT_EQ(x.output.sequence, y.output.sequence);
   ASSERT_EQ(x.output.kv_head, y.output.kv_head);
   ASSERT_EQ(x.output.row_block, y.output.row_block);
@@ -337,6 +338,56 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
     }
   }
   EXPECT_GT(shared, segments / 4) << "too few outputs are shared for the test to mean much";
+}
+
+/// Where the line is even, what a worker knows by arithmetic is what it would walk to. The GPU's own cost model among others.
+TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
+  constexpr std::int32_t kTileTokens = 16;
+  using Rules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kTileTokens>>;
+  Stream random(43);
+  std::int64_t even_lines = 0;
+  std::int64_t shared = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(40000, 4000); ++round) {
+    CostModel model{
+        .tile_units = 16, .free_rows = 16, .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48};
+    if (random.chance(30)) model.align_percent = static_cast<std::int32_t>(random.between(0, 20));
+    if (random.chance(30)) model.align_units = static_cast<std::int32_t>(random.between(1, 200));
+    if (random.chance(30)) model.segment_units = static_cast<std::int32_t>(random.between(0, 20));
+    if (random.chance(30)) model.sliver_tiles = static_cast<std::int32_t>(random.between(0, 4));
+    LineShape shape{.batch = random.chance(50) ? 1 : random.between(1, 9),
+                    .kv_heads = static_cast<std::int32_t>(random.between(1, 20)),
+                    .group = 1,
+                    .q_rows = 1,
+                    .tile_tokens = kTileTokens};
+    const auto grid = static_cast<std::int32_t>(random.chance(50) ? 132 : random.between(1, 200));
+    const auto tokens =
+        static_cast<std::int32_t>(random.chance(50) ? random.between(0, 40 * kTileTokens) : random.between(0, 200000));
+    const std::vector<SequenceWork> works(static_cast<std::size_t>(shape.batch), {.q_tokens = 1, .kv_tokens = tokens});
+    const checks::ListedLengths lengths{works.data()};
+    const Rules rules(lengths, OneBlockShape<kTileTokens>(shape), model, Measure::kCost);
+    const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
+    const auto plan = make_plan(sums, Policy::lean(), model, kTileTokens, grid);
+    const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model);
+    for (std::int32_t worker = 0; worker < grid; ++worker) {
+      const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, worker);
+      if (!share.even) break;
+      even_lines += worker == 0 ? 1 : 0;
+      const BasicOutput<std::int32_t> output{.sequence = share.output / shape.kv_heads, .kv_head = share.output % shape.kv_heads};
+      FlatCursor b(rules, plan, share, output, lengths(std::min(output.sequence, shape.batch - 1)));
+      const bool more = b.next();
+      ASSERT_EQ(more, worker < plan.workers) << "worker " << worker << " of " << grid << ", " << tokens << " tokens";
+      if (!more) continue;
+      FlatCursor a(rules, plan, worker, plan.shares.range(worker), SequencePlace<std::int32_t>{}, lengths(0));
+      ASSERT_TRUE(a.next());
+      ASSERT_NO_FATAL_FAILURE(expect_same_segment(a.segment(), b.segment()));
+      ASSERT_EQ(a.segment().contributors, b.segment().contributors);
+      ASSERT_FALSE(a.next());
+      ASSERT_FALSE(b.next());
+      shared += a.segment().sole() ? 0 : 1;
+    }
+  }
+  EXPECT_GT(even_lines, full_or_reduced(5000, 500));
+  EXPECT_GT(shared, full_or_reduced(100000, 10000));
 }
 
 TEST(Schedule, StripsSumToTheLineInAnyOrder) {
