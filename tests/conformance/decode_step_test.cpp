@@ -74,5 +74,35 @@ TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
   }
 }
 
+/// Outputs that are all alike and share the workers evenly, or nearly: a GPU knows these shares without walking the line. Lengths around
+/// tiles, around a tile for each worker, and of none; sequences that begin anywhere.
+TEST(Conformance, R04_EvenLinesOfAnyLength) {
+  struct Outputs {
+    std::int32_t sequences;
+    std::int32_t kv_heads;
+    std::int32_t group;
+  };
+  EveryNth some(11);
+  for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const Outputs& outputs : {Outputs{1, 1, 8}, {1, 8, 4}, {3, 2, 1}, {2, 5, 12}}) {
+      for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"bshd", 0}, {"bshd", 16}, {"bhsd", 64}}) {
+        for (const std::int32_t tokens : {0, 1, 256, 257, 1024, 2305, 5003}) {
+          if (some.skips()) continue;
+          Case c = step_case(KvType::kAsQueries, head_dim, layout);
+          c.q_heads = outputs.kv_heads * outputs.group;
+          c.kv_heads = outputs.kv_heads;
+          c.lens.assign(static_cast<std::size_t>(outputs.sequences), tokens);
+          c.capacity = tokens + 8;
+          c.workers = tokens == 257 ? 33 : 132;
+          if (tokens == 2305) c.pad.assign(c.lens.size(), 250);
+          if (tokens == 5003) c.window_left = 3001;
+          ASSERT_TRUE(target_serves(c)) << to_text(c);
+          EXPECT_TRUE(run_and_check(c));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

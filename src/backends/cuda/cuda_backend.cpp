@@ -271,6 +271,12 @@ fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig&
           static_cast<std::byte*>(workspace.scratch)};
 }
 
+/// Of whole tiles only without pages (decode_kernel.cuh).
+bool may_be_even(const KernelEntry& entry, P problem, const Options& options) noexcept {
+  if (!entry.config.looks_for_even_lines() || options.policy.kind != Policy::Kind::kLean) return false;
+  return !has_cumulative_lengths(problem) && !(entry.config.bulk_step() && is_paged(problem.pages));
+}
+
 /// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
 Status launch_share(P problem, const Share& share, const Options& options, const Workspace& workspace, const Device& device,
                     bool follows_append) noexcept {
@@ -282,7 +288,10 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const std::int32_t workers = worker_count(options);
   const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
   const bool runs = copies_runs(problem, device);
-  DeviceCall call{.problem = problem,
+  const bool short_line = flat && problem.batch <= kWarpBuildSequences;
+  DeviceCall call{.k_rows = kv_rows_of(problem.k),
+                  .v_rows = kv_rows_of(problem.v),
+                  .problem = problem,
                   .queries = share.queries,
                   .shape = shape_for(entry, shape),
                   .policy = options.policy,
@@ -290,12 +299,16 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
+                  .even = may_be_even(entry, problem, options) && short_line
+                              ? schedule::even_line_of(outputs, workers, cost_model(config))
+                              : schedule::EvenLine{},
+                  .kv_heads_inverse = static_cast<std::int32_t>(ceil_div(1 << kOutputInverseBits, problem.kv_heads)),
                   .alike = alike_shares(outputs, problem.kv_heads, workers),
                   .copy_bytes = copy_bytes(problem),
                   .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
                   .page_shift = page_shift_of(problem),
                   .flat = flat,
-                  .short_line = flat && problem.batch <= kWarpBuildSequences,
+                  .short_line = short_line,
                   .cumulative = has_cumulative_lengths(problem),
                   .bulk_copies = runs,
                   .score_rules = has_score_rules(shape, options.policy),

@@ -53,6 +53,10 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool in_columns() const noexcept { return scope == Scope::kTensorStep; }
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
+  /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies would spill for it.
+  [[nodiscard]] constexpr bool looks_for_even_lines() const noexcept {
+    return step() && scope != Scope::kChunkStep && (bulk_step() || narrow());
+  }
   [[nodiscard]] constexpr bool fp8() const noexcept { return is_fp8(dtype); }
   [[nodiscard]] constexpr DType product_dtype() const noexcept { return cuda::product_dtype(dtype); }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.

@@ -9,7 +9,8 @@
 
 namespace lean::cuda {
 
-template <KernelConfig kConfig>
+/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kPlain = false>
 struct Asked {
   static constexpr bool kAnyCall = !kConfig.step();
 
@@ -28,7 +29,11 @@ struct Asked {
   /// Of rows end to end; tensor copies are others.
   [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const { return kAnyCall ? call.bulk_copies : kConfig.bulk_step(); }
   [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.box_tokens > 0; }
-  [[nodiscard]] __device__ __forceinline__ bool pages() const { return is_paged(call.problem.pages); }
+  [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kPlain && is_paged(call.problem.pages); }
+  [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const { return !kPlain && call.problem.cu_kv_tokens != nullptr; }
+  [[nodiscard]] __device__ __forceinline__ bool cumulative_queries() const {
+    return !kPlain && call.problem.cu_q_tokens != nullptr;
+  }
   /// As DeviceCall has them.
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.may_rule; }
   [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.hides_values; }

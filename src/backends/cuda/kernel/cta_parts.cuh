@@ -178,11 +178,28 @@ __device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, c
   store_elements<kConfig>(shared.call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
 }
 
+template <KernelConfig kConfig>
+__device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
+                                              const RowSlice<kConfig>& whole) {
+  if (to.slot != nullptr) {
+    store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
+  } else {
+    output_slice<kConfig>(shared, record, to.row, to.slice, whole);
+  }
+}
+
 /// `count` slices by the consumer warps in turn: `place_of` says where one goes. A warp asks for its next before it stores one.
 template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {
   AskedSlice<kAhead, kConfig> asked;
+  if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // a slice a warp at most
+    const auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
+    if (i >= count) return;
+    const MergedSlice to = place_of(i);
+    asked = ask_for_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
+    return deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
+  }
 #pragma unroll 1
   for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;; i += kConfig.consumer_warps) {
     RowSlice<kConfig> whole;
@@ -191,14 +208,7 @@ __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, c
       const MergedSlice from = place_of(i);
       asked = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
     }
-    if (before >= 0) {
-      const MergedSlice to = place_of(before);
-      if (to.slot != nullptr) {
-        store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
-      } else {
-        output_slice<kConfig>(shared, record, to.row, to.slice, whole);
-      }
-    }
+    if (before >= 0) deliver_slice<kConfig>(shared, record, place_of(before), whole);
     if (i >= count) return;
     before = i;
   }

@@ -113,7 +113,7 @@ template <KernelConfig kConfig, typename TCursor>
 __device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
   if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
-  Producer<kConfig>(call, maps, memory.shared, memory.ring(call)).run(cursor);
+  Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
 }
 
 /// Whether the calling warp walks the line: the first producer's and, if there is one, the sharing warp do. Others copy what they are told.
@@ -136,14 +136,35 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
   } else {
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);
+    line.even = {};
   }
   if constexpr (kConfig.step() && kConfig.scope != Scope::kChunkStep) {  // known to the compiler, wherever the plan comes from
     line.plan.kind = Policy::Kind::kLean;
     line.plan.granularity_tiles = 1;
   }
-  schedule::FlatCursor<FlatRules<kConfig, kCumulative>> cursor(rules, line.plan, worker_of(line.plan), line.share, line.start,
-                                                               line.lengths);
-  walk<kConfig>(call, maps, memory, cursor);
+  using Cursor = schedule::FlatCursor<FlatRules<kConfig, kCumulative>>;
+  const auto even_cursor = [&] {
+    const auto sequence = static_cast<std::int32_t>(line.start.sequence);
+    return Cursor(rules, line.plan, line.even, {.sequence = sequence, .kv_head = line.even.output - sequence * call.shape.kv_heads},
+                  line.lengths);
+  };
+  const auto flat_cursor = [&] { return Cursor(rules, line.plan, worker_of(line.plan), line.share, line.start, line.lengths); };
+  if constexpr (!kMayBeEven<kConfig, kCumulative>) {
+    Cursor cursor = flat_cursor();
+    walk<kConfig>(call, maps, memory, cursor);
+  } else if constexpr (kConfig.bulk_step()) {
+    // An even line has code of its own: nothing is jumped over on the way to the first copy.
+    if (!line.even.even) {
+      Cursor cursor = flat_cursor();
+      walk<kConfig>(call, maps, memory, cursor);
+    } else if (threadIdx.x == kConfig.consumer_threads()) {
+      Cursor cursor = even_cursor();
+      Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run_even(cursor);
+    }
+  } else {
+    Cursor cursor = line.even.even ? even_cursor() : flat_cursor();
+    walk<kConfig>(call, maps, memory, cursor);
+  }
 }
 
 /// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.

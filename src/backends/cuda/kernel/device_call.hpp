@@ -11,6 +11,7 @@
 #include "lean/status.hpp"
 #include "problem/pages.hpp"
 #include "problem/sequence.hpp"
+#include "schedule/even_line.hpp"
 #include "schedule/flat_line.hpp"
 #include "schedule/segments.hpp"
 
@@ -58,12 +59,13 @@ using FlatPlan = schedule::BasicPlan<std::int32_t>;
 using FlatRange = schedule::BasicShares<std::int32_t>::Range;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
 
-/// A plan, and a sequence that begins at or before the worker's share.
+/// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its sequence.
 struct FlatLine {
   FlatPlan plan;
   FlatRange share;  // this worker's
   FlatStart start;
   Sequence lengths;  // of that sequence
+  schedule::EvenShare even;
 };
 
 /// Up to this many sequences a flat line is built by each warp that walks it, for itself; more are summed by the whole CTA.
@@ -73,8 +75,28 @@ enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kT
 
 /// row * group_inverse >> this is row / group while row * group < 2^this, since the rounding adds less than 1 / group to it.
 inline constexpr std::int32_t kGroupInverseBits = 16;
+/// Likewise for outputs and kv heads of an even line, of which there are 1024 at most (kMaxWorkers).
+inline constexpr std::int32_t kOutputInverseBits = 20;
+
+/// Where rows of K or V lie: what the first copy needs of a tensor, side by side, since constants come line by line.
+struct KvRows {
+  const std::byte* first = nullptr;
+  Strides bytes;  // not elements
+};
+
+[[nodiscard]] inline KvRows kv_rows_of(const TensorView& tensor) noexcept {
+  const std::int64_t element = bytes_of(tensor.dtype);
+  const Strides& elements = tensor.strides;
+  return {static_cast<const std::byte*>(tensor.data),
+          {.sequence = elements.sequence * element,
+           .head = elements.head * element,
+           .token = elements.token * element,
+           .dim = element}};
+}
 
 struct DeviceCall {
+  KvRows k_rows;
+  KvRows v_rows;
   Problem problem;
   QueryRange queries;
   schedule::LineShape shape;
@@ -83,8 +105,10 @@ struct DeviceCall {
   Pass pass = Pass::kWhole;
   fixup::Slots slots;
   float log2_scale = 0.0F;
-  std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
-  AlikeShares alike;               // for warm_l2()
+  std::int32_t group_inverse = 0;     // 2^kGroupInverseBits / group, rounded up
+  schedule::EvenLine even;            // of a short line
+  std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
+  AlikeShares alike;                  // for warm_l2()
   std::int32_t ring_stages = 0;
   std::int32_t stage_bytes = 0;
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1

@@ -39,10 +39,13 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
 
 /// Of so many tiles or more, if all sequences had as many tokens as are seen of this one.
 inline constexpr std::int32_t kLongShareTiles = 6;
-LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, const KeySpan& seen,
-                                                   std::int32_t tile_tokens) noexcept {
-  return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(kLongShareTiles * tile_tokens);
+LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, const KeySpan& seen, std::int32_t tile_tokens,
+                                                   std::int32_t tiles = kLongShareTiles) noexcept {
+  return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(tiles * tile_tokens);
 }
+
+/// An even line's workers ask for their first tile soon after. In shares below so many tiles its K must not wait for V, whatever is sent for.
+inline constexpr std::int32_t kKeysFirstTiles = 24;
 
 /// Tokens of `seen`, which has some: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
 /// on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").

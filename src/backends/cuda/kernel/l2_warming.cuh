@@ -21,8 +21,8 @@ inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStri
 
 /// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has any.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v, const std::int32_t* ids,
-                                              const KeySpan& tokens) {
+__device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v, bool keys_only,
+                                              const std::int32_t* ids, const KeySpan& tokens) {
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
   const PagedKv& pages = call.problem.pages;
 #pragma unroll 1
@@ -38,7 +38,7 @@ __device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const Head
 #pragma unroll
     for (std::int32_t at = 0; at < kRowBytes; at += ptx::kLineBytes) {
       ptx::prefetch_l2_line(k.first + id * k.page_bytes + row * k.token_bytes + at);
-      ptx::prefetch_l2_line(v.first + id * v.page_bytes + row * v.token_bytes + at);
+      if (!keys_only) ptx::prefetch_l2_line(v.first + id * v.page_bytes + row * v.token_bytes + at);
     }
   }
 }
@@ -60,17 +60,17 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   if (seen.begin >= seen.end) return;
   if (!end_to_end && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
-  const bool cumulative = kCumulative && problem.cu_kv_tokens != nullptr;
-  const HeadRows k = head_rows<kConfig>(call, true, lengths, {place.sequence, place.kv_head}, cumulative);
-  const HeadRows v = head_rows<kConfig>(call, false, lengths, {place.sequence, place.kv_head}, cumulative);
+  const HeadRows k = head_rows(Asked<kConfig>(call), true, lengths, {place.sequence, place.kv_head});
+  const HeadRows v = head_rows(Asked<kConfig>(call), false, lengths, {place.sequence, place.kv_head});
+  const bool keys_only = call.even.outputs > 0 && !is_long_share(call.alike, seen, kConfig.tile_tokens, kKeysFirstTiles);
   if (end_to_end) {
     if (lane() != 0) return;
     const std::int32_t row_bytes = cuda::row_bytes<kConfig>(call);
     const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes);
     ptx::prefetch_l2(k.first + tokens.begin * row_bytes, bytes);
-    ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
+    if (!keys_only) ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
   } else {
-    prefetch_rows<kConfig>(call, k, v, paged ? page_ids(problem.pages, lengths, place.sequence) : nullptr, tokens);
+    prefetch_rows<kConfig>(call, k, v, keys_only, paged ? page_ids(problem.pages, lengths, place.sequence) : nullptr, tokens);
   }
 }
 

@@ -106,18 +106,35 @@ template <bool kCumulative>
   return lengths;
 }
 
-/// A short flat line, by a warp for itself: a lane a sequence. The one whose sequence holds the beginning of this worker's share tells
-/// where that is and how long: nobody searches, and nothing is read twice.
+/// Whether a variant looks if a short line is even.
+template <KernelConfig kConfig, bool kCumulative>
+inline constexpr bool kMayBeEven = kConfig.looks_for_even_lines() && !kCumulative;
+
+[[nodiscard]] __device__ __forceinline__ bool all_alike(std::int32_t x) {
+  return __all_sync(ptx::kAllLanes, x == __shfl_sync(ptx::kAllLanes, x, 0)) != 0;
+}
+
+/// A short flat line, by a warp for itself: a lane a sequence, lanes beyond them the last. An even one is known at once. Else the lane
+/// whose sequence holds the beginning of this worker's share tells where that is and how long: nobody searches, nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
                                                                    const FlatRules<kConfig, kCumulative>& rules) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-  Sequence lengths;
-  FlatSums own;
-  if (lane < static_cast<std::int32_t>(call.shape.batch)) {
-    lengths = rules.lengths()(lane);
-    own = rules.sum_sequence(schedule::work_of(lengths));
+  const auto batch = static_cast<std::int32_t>(call.shape.batch);
+  Sequence lengths = rules.lengths()(min(lane, batch - 1));
+  FlatSums own = rules.sum_sequence(schedule::work_of(lengths));
+  if constexpr (kMayBeEven<kConfig, kCumulative>) {
+    if (call.even.outputs > 0 && (batch == 1 || all_alike(own.max_output_cost))) {
+      FlatLine line{.lengths = lengths};
+      line.even = schedule::even_share(call.even, own, rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
+      if (line.even.even) {
+        line.start.sequence = min(line.even.output * call.kv_heads_inverse >> kOutputInverseBits, batch - 1);
+        if (batch > 1) line.lengths = lengths_of_lane<kCumulative>(lengths, static_cast<int>(line.start.sequence));
+        return line;
+      }
+    }
   }
+  if (lane >= batch) own = {};
   const std::int32_t begin = warp_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   line.share = line.plan.shares.range(worker_of(line.plan));

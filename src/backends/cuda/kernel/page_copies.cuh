@@ -20,16 +20,13 @@ struct HeadRows {
   std::int64_t page_bytes = 0;
 };
 
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const DeviceCall& call, bool keys, const Sequence& lengths,
-                                                            HeadPosition at, bool cumulative) {
-  constexpr std::int32_t kElementBytes = bytes_of(kConfig.dtype);
-  const TensorView& tensor = keys ? call.problem.k : call.problem.v;
-  const Strides& strides = tensor.strides;
-  const std::int64_t offset =
-      is_paged(call.problem.pages) ? page_offset(strides, 0, at.head) : kv_offset(strides, lengths, at, cumulative);
-  return {keys, static_cast<const std::byte*>(tensor.data) + kElementBytes * offset, kElementBytes * strides.token,
-          kElementBytes * strides.sequence};
+template <KernelConfig kConfig, bool kPlain>
+[[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const Asked<kConfig, kPlain>& asked, bool keys, const Sequence& lengths,
+                                                            HeadPosition at) {
+  const KvRows& rows = keys ? asked.call.k_rows : asked.call.v_rows;
+  const std::int64_t bytes =
+      asked.pages() ? page_offset(rows.bytes, 0, at.head) : kv_offset(rows.bytes, lengths, at, asked.cumulative_keys());
+  return {keys, rows.first + bytes, rows.bytes.token, rows.bytes.sequence};
 }
 
 /// The pages that a lane looks up of a tile. By the copy engine a lane has a page, or a box of tokens; by threads a warp has runs of rows,

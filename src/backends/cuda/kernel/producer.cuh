@@ -48,7 +48,12 @@ template <KernelConfig kConfig>
   return asked.pages() ? kWarpThreads : 1;
 }
 
-template <KernelConfig kConfig>
+/// An even line's workers all ask for their first keys at once, and for values no sooner than so many cycles after: asked for together they
+/// would come together, and keys are needed first. 0, 1,000, 1,600 and 2,400 were tried (docs/cuda-backend.md).
+inline constexpr std::uint32_t kValuesAfterCycles = 1000;
+
+/// kPlain: as Asked has it.
+template <KernelConfig kConfig, bool kPlain>
 class Producer {
  public:
   __device__ Producer(const DeviceCall& call, const TensorMaps& maps, CtaShared<kConfig>& shared, std::byte* ring_memory)
@@ -105,6 +110,39 @@ class Producer {
       sync_copying_warp();
       if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[turn.place], thread_ % kWarpThreads == 0);
     }
+  }
+
+  /// In place of run() where the line is even and the call plain, by one thread: the worker's one segment is announced when its first
+  /// tile is asked for, and not before.
+  template <typename TCursor>
+  __device__ __forceinline__ void run_even(TCursor& cursor) {
+    static_assert(kPlain && kConfig.bulk_step() && !kConfig.has_sharing_warp());
+    Turn turn(kRecords);
+    Part part;
+    if (next_part(cursor, part)) {
+      SegmentRecord record;
+      announce(cursor, part, record);
+      const HeadRows k = rows_of(call_, true, record);
+      const HeadRows v = rows_of(call_, false, record);
+      std::int32_t token = record.token_begin;
+      std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+      if (tokens > 0) copy_tile(k, record, token, tokens);
+      const std::uint32_t keys_asked = ptx::clock_cycles();
+      shared_.records[turn.place] = record;
+      ptx::barrier_arrive(&shared_.record_full[turn.place]);
+      announce_sharing(cursor, part, turn);
+      while (ptx::clock_cycles() - keys_asked < kValuesAfterCycles) {
+      }
+      if (tokens > 0) copy_tile(v, record, token, tokens);
+      for (token += tokens; token < record.token_end; token += tokens) {
+        tokens = record.tokens_from(token, kConfig.tile_tokens);
+        copy_tile(k, record, token, tokens);
+        copy_tile(v, record, token, tokens);
+      }
+      turn.advance();
+    }
+    shared_.records[turn.place].last = true;
+    ptx::barrier_arrive(&shared_.record_full[turn.place]);
   }
 
  private:
@@ -198,7 +236,7 @@ class Producer {
     const HeadPosition first_head{output.sequence, output.kv_head * call.shape.group};
     const OutputView& o = call.problem.o;
     record.output = static_cast<std::uint16_t*>(o.data) +
-                    q_offset(o.strides, lengths_at(call, cursor), first_head, call.problem.cu_q_tokens != nullptr);
+                    q_offset(o.strides, lengths_at(call, cursor), first_head, asked_.cumulative_queries());
     if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call.problem, output.kv_head);
     record.slot = nullptr;
     if (asked_.chunks()) {
@@ -236,7 +274,7 @@ class Producer {
   }
 
   [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
-    return head_rows<kConfig>(call, keys, record.lengths, {record.sequence, record.kv_head}, call.problem.cu_kv_tokens != nullptr);
+    return head_rows(Asked<kConfig, kPlain>(call), keys, record.lengths, {record.sequence, record.kv_head});
   }
 
   /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits there.
@@ -414,7 +452,7 @@ class Producer {
 
   const DeviceCall& call_;
   const TensorMaps& maps_;
-  Asked<kConfig> asked_;
+  Asked<kConfig, kPlain> asked_;
   CtaShared<kConfig>& shared_;
   std::byte* ring_memory_;
   Turn ring_;

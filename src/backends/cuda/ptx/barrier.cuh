@@ -84,6 +84,13 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
   return index;
 }
 
+/// Cycles of this multiprocessor's clock, of which differences mean something.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t clock_cycles() {
+  std::uint32_t cycles;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+  return cycles;
+}
+
 /// A barrier of the first `threads` threads that name it; id 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
