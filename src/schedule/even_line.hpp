@@ -17,11 +17,12 @@ struct EvenLine {
   std::int32_t outputs = 0;    // kv heads of all sequences; 0: no line of the call is taken as even
   std::int32_t workers = 0;    // the grid
   std::int32_t split = 0;      // workers an output gets where all get a tile; 0: too many would be idle
-  std::int32_t most_cost = 0;  // of an output, then: beyond it the idle ones would cost too much
+  std::int32_t most_cost = 0;  // of an output, then: beyond it the idle ones would cost too much, or shares are long
 };
 
-/// `outputs`: of the whole call. For policy lean.
-[[nodiscard]] constexpr EvenLine even_line_of(std::int64_t outputs, std::int32_t workers, const CostModel& model) noexcept {
+/// `outputs`: of the whole call; `share_tiles`: shares of so many and more are left to the walk. For policy lean.
+[[nodiscard]] constexpr EvenLine even_line_of(std::int64_t outputs, std::int32_t workers, const CostModel& model,
+                                              std::int32_t share_tiles) noexcept {
   if (outputs < 1 || outputs > workers || model.min_worker_tiles != 1 || model.row_units != 0) return {};
   EvenLine line{.outputs = static_cast<std::int32_t>(outputs), .workers = workers};
   const std::int32_t split = workers / line.outputs;
@@ -29,7 +30,8 @@ struct EvenLine {
   if (idle * 100 > std::int64_t{workers} * model.align_percent) return line;
   line.split = split;
   const std::int64_t most = idle == 0 ? INT32_MAX : (std::int64_t{model.align_units} * workers / idle + 1) * split - 1;
-  line.most_cost = static_cast<std::int32_t>(min_of(most, INT32_MAX));
+  const std::int64_t most_tiles = std::int64_t{share_tiles} * split - 1;
+  line.most_cost = static_cast<std::int32_t>(min_of(min_of(most, model.segment_units + most_tiles * model.tile_units), INT32_MAX));
   return line;
 }
 

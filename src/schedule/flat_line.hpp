@@ -39,8 +39,8 @@ class FlatCursor {
     if (worker >= plan.workers) place_ = share_.end();
   }
 
-  /// Of an even line, of which no more is to be planned than `plan` says at first: the worker's share is its one segment. `output`: which
-  /// sequence and head that is, whose lengths these are.
+  /// Of an even line: the worker's share is its one segment, and `plan` is not read. `output`: its sequence and kv head; `lengths`: the
+  /// sequence's.
   LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, const EvenShare& share,
                                const BasicOutput<Units>& output, const Lengths& lengths) noexcept
       : rules_(rules), share_(rules.cost_model(), plan, 0, {}), lengths_(lengths), even_(true) {

@@ -367,11 +367,13 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     const Rules rules(lengths, OneBlockShape<kTileTokens>(shape), model, Measure::kCost);
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
     const auto plan = make_plan(sums, Policy::lean(), model, kTileTokens, grid);
-    const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model);
+    const auto share_tiles = static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(1, 60));
+    const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
     for (std::int32_t worker = 0; worker < grid; ++worker) {
       const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, worker);
       if (!share.even) break;
       even_lines += worker == 0 ? 1 : 0;
+      ASSERT_LE(share.tile_end - share.tile_begin, share_tiles);
       const BasicOutput<std::int32_t> output{.sequence = share.output / shape.kv_heads, .kv_head = share.output % shape.kv_heads};
       FlatCursor b(rules, plan, share, output, lengths(std::min(output.sequence, shape.batch - 1)));
       const bool more = b.next();

@@ -178,6 +178,7 @@ __device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, c
   store_elements<kConfig>(shared.call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
 }
 
+/// To where it goes.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
                                               const RowSlice<kConfig>& whole) {
@@ -193,24 +194,26 @@ template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {
   AskedSlice<kAhead, kConfig> asked;
-  if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // a slice a warp at most
+  if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // one a warp at most
     const auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
     if (i >= count) return;
     const MergedSlice to = place_of(i);
     asked = ask_for_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
-    return deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
-  }
+    deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
+  } else {
 #pragma unroll 1
-  for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;; i += kConfig.consumer_warps) {
-    RowSlice<kConfig> whole;
-    if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
-    if (i < count) {
-      const MergedSlice from = place_of(i);
-      asked = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
+    for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;;
+         i += kConfig.consumer_warps) {
+      RowSlice<kConfig> whole;
+      if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
+      if (i < count) {
+        const MergedSlice from = place_of(i);
+        asked = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
+      }
+      if (before >= 0) deliver_slice<kConfig>(shared, record, place_of(before), whole);
+      if (i >= count) return;
+      before = i;
     }
-    if (before >= 0) deliver_slice<kConfig>(shared, record, place_of(before), whole);
-    if (i >= count) return;
-    before = i;
   }
 }
 

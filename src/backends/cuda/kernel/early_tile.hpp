@@ -44,8 +44,9 @@ LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, co
   return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(tiles * tile_tokens);
 }
 
-/// An even line's workers ask for their first tile soon after. In shares below so many tiles its K must not wait for V, whatever is sent for.
-inline constexpr std::int32_t kKeysFirstTiles = 24;
+/// Even lines with shares below so many tiles are not walked, and the K of a worker's first tile comes before V, whatever is sent for.
+/// Longer calls gain nothing by it: 8 x 8k took 0.3 % more, fp8 3 % (docs/cuda-backend.md).
+inline constexpr std::int32_t kEvenShareTiles = 12;
 
 /// Tokens of `seen`, which has some: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
 /// on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").

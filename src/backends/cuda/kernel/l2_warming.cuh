@@ -62,7 +62,7 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const HeadRows k = head_rows(Asked<kConfig>(call), true, lengths, {place.sequence, place.kv_head});
   const HeadRows v = head_rows(Asked<kConfig>(call), false, lengths, {place.sequence, place.kv_head});
-  const bool keys_only = call.even.outputs > 0 && !is_long_share(call.alike, seen, kConfig.tile_tokens, kKeysFirstTiles);
+  const bool keys_only = call.even.outputs > 0 && !is_long_share(call.alike, seen, kConfig.tile_tokens, kEvenShareTiles);
   if (end_to_end) {
     if (lane() != 0) return;
     const std::int32_t row_bytes = cuda::row_bytes<kConfig>(call);

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
+#include "backends/cuda/kernel/thread_copies.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"
@@ -64,14 +65,8 @@ class Producer {
         ring_memory_(ring_memory),
         ring_(call.ring_stages),
         row_bytes_(row_bytes<kConfig>(call)),
-        thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()) {
-    if (asked_.bulk_copies()) return;
-    row_pieces_ = row_bytes_ / copy_bytes();
-    first_row_ = thread_ / row_pieces_;
-    first_piece_ = thread_ % row_pieces_;
-    row_stride_ = kConfig.producer_threads() / row_pieces_;
-    piece_stride_ = kConfig.producer_threads() % row_pieces_;
-  }
+        thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()),
+        by_threads_(call, thread_) {}
 
   /// Called by the producer's copying_threads(), and by the sharing thread, if there is one, which walks the same segments and says of
   /// each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor:
@@ -146,16 +141,6 @@ class Producer {
   }
 
  private:
-  [[nodiscard]] __device__ std::int32_t copy_bytes() const { return piece_bytes<kConfig>(call_); }
-  [[nodiscard]] __device__ std::int32_t stage_row_bytes() const { return cuda::stage_row_bytes<kConfig>(call_); }
-
-  /// How far on in a stage this thread's next piece of all rows lies.
-  [[nodiscard]] __device__ std::uint32_t stage_stride() const {
-    if constexpr (!kConfig.fp8()) return kConfig.producer_threads() * kPieceBytes;
-    return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
-  }
-  [[nodiscard]] __device__ std::uint32_t stage_wrap() const { return static_cast<std::uint32_t>(stage_row_bytes() - row_bytes_); }
-
   [[nodiscard]] __device__ bool shares() const { return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads(); }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
@@ -342,7 +327,7 @@ class Producer {
     std::uint64_t* full = &shared_.stage_full[ring_.place];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
-      stage += unseen * stage_row_bytes();
+      stage += unseen * stage_row_bytes<kConfig>(call_);
       token += unseen;
       tokens -= unseen;
     }
@@ -362,8 +347,10 @@ class Producer {
       if (boxed > 0) {
         copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
       }
-      if (tokens > boxed) copy_by_threads(ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed});
-      if (copy_bytes() == 1) {  // the arrival after copies says nothing of what threads stored
+      if (tokens > boxed) {
+        by_threads_.copy(shared_, ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed}, pages_);
+      }
+      if (piece_bytes<kConfig>(call_) == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
       } else {
@@ -371,83 +358,6 @@ class Producer {
       }
     }
     ring_.advance();
-  }
-
-  /// Tokens, and the row of the stage where the first of them goes.
-  struct StagedTokens {
-    std::int32_t row;
-    std::int32_t token;
-    std::int32_t tokens;
-  };
-
-  __device__ void copy_by_threads(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, const StagedTokens& at) {
-    if (!is_paged(call_.problem.pages)) {
-      copy_rows(stage, at.row, rows.first + at.token * rows.token_bytes, rows.token_bytes, at.tokens, true);
-    } else if (call_.problem.pages.page_tokens < kMinPageRows && at.row == 0) {
-      copy_page_rows<kConfig>(rows, stage, at.token, at.tokens, pages_);
-    } else {
-      copy_pages(stage, rows, record, at);
-    }
-  }
-
-  /// Rows of long pages, by all threads page by page.
-  __device__ void copy_pages(std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record, const StagedTokens& at) {
-    const PagedKv& pages = call_.problem.pages;
-    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
-    const std::int32_t end = at.token + at.tokens;
-    const std::int32_t first_page = page_of(call_, at.token);
-    const std::int32_t last_page = page_of(call_, end - 1);
-    for (std::int32_t page = first_page; page <= last_page; ++page) {
-      const std::int32_t id = ids[page];
-      const bool exists = in_pool(pages, id);
-      if (!exists) report_lacking_page(call_, shared_);
-      const std::int32_t page_begin = page * pages.page_tokens;
-      const std::int32_t begin = max(page_begin, at.token);
-      const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
-      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
-      copy_rows(stage, at.row + begin - at.token, from, rows.token_bytes, page_end - begin, exists);
-    }
-  }
-
-  /// The pieces of all rows in turn, dealt out over the threads, to row `to_row` of the stage and those behind. Where whole rows are dealt
-  /// out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
-  __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const std::byte* rows, std::int64_t step, std::int32_t tokens,
-                            bool exists) const {
-    const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
-    const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
-    if constexpr (kConfig.in_columns()) {
-      static_assert(kConfig.producer_threads() % (kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes) == 0);
-#pragma unroll 8
-      for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        copy_piece<kConfig>(call_, stage + place_in_columns<kConfig>(to_row + row, first_piece_), from, exists);
-        from += from_stride;
-      }
-      return;
-    }
-    std::uint32_t to = stage + place_in_stage<kConfig>(call_, to_row + first_row_, first_piece_);
-    if (piece_stride_ == 0) {
-#pragma unroll 8
-      for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
-        copy_piece<kConfig>(call_, to, from, exists);
-        to += stage_stride();
-        from += from_stride;
-      }
-      return;
-    }
-    const std::int64_t from_wrap = step - row_bytes_;
-    std::int32_t piece = first_piece_;
-    for (std::int32_t row = first_row_; row < tokens; to += stage_stride()) {
-      copy_piece<kConfig>(call_, to, from, exists);
-      row += row_stride_;
-      piece += piece_stride_;
-      from += from_stride;
-      if (piece >= row_pieces_) {
-        piece -= row_pieces_;
-        ++row;
-        from += from_wrap;
-        to += stage_wrap();
-      }
-    }
   }
 
   const DeviceCall& call_;
@@ -458,10 +368,9 @@ class Producer {
   Turn ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
+  ThreadCopies<kConfig> by_threads_;
   LanePages<kConfig> pages_;  // of the tile that is being copied
   std::int32_t nodes_ = 0;    // on the stack of the segment's chunks
-  // Rows copied by threads: pieces of a row, this thread's first piece, and how far it is to its next.
-  std::int32_t row_pieces_ = 0, first_row_ = 0, first_piece_ = 0, row_stride_ = 0, piece_stride_ = 0;
 };
 
 }  // namespace lean::cuda
