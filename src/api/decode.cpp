@@ -82,8 +82,9 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   if (const Status status = check(problem, resolved); !status.ok()) return status;
   if (problem.batch == 0) return {};
   const BackendEntry& backend = *backend_of(resolved.backend);
-  if (const Status status = check_workspace(problem, workspace, backend.workspace_size(problem, resolved)); !status.ok())
-    return status;
+  const WorkspaceSize need = backend.workspace_size(problem, resolved);
+  if (!need.status.ok()) return need.status;
+  if (const Status status = check_workspace(problem, workspace, need); !status.ok()) return status;
   return backend.decode(problem, resolved, workspace);
 }
 

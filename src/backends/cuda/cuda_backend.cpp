@@ -88,9 +88,8 @@ constexpr std::array kRefused = {
 bool in_chunks(const Policy& policy) noexcept { return policy.kind == Policy::Kind::kFixedChunk; }
 
 /// With fixed_chunk the variant, and with it the order of sums, must not depend on n_q: one query token's rows choose it.
-const KernelEntry* kernel_for(P problem, const Policy& policy, Scope scope = Scope::kAnyCall) noexcept {
-  const std::int64_t rows = in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
-  return find_kernel(problem.k.dtype, problem.head_dim, rows, scope);
+std::int64_t choosing_rows(P problem, const Policy& policy) noexcept {
+  return in_chunks(policy) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
 }
 
 /// Token rows of a head lie end to end, so a tile is one run of bytes.
@@ -144,6 +143,25 @@ RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bo
 
 constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 
+bool fits(const KernelEntry& entry, const Device& device, P problem) noexcept {
+  return ring_size(entry, device, problem, false).stages >= kMinStages;
+}
+
+/// The variant that serves whatever is asked. Wider row blocks have shorter tiles: where a device's shared memory does not hold two of the
+/// narrowest block's, theirs. Null: the build has none; one that does not fit: none does.
+const KernelEntry* any_variant(P problem, const Policy& policy, const Device& device) noexcept {
+  const auto holding = [&](std::int64_t rows) noexcept {
+    return find_kernel(problem.k.dtype, problem.head_dim, rows, Scope::kAnyCall);
+  };
+  const KernelEntry* entry = holding(choosing_rows(problem, policy));
+  while (entry != nullptr && !fits(*entry, device, problem)) {
+    const KernelEntry* wider = holding(entry->config.q_rows + 1);
+    if (wider == entry) break;
+    entry = wider;
+  }
+  return entry;
+}
+
 /// More would make groups of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
@@ -168,7 +186,7 @@ bool gains_by_columns(P problem, std::int32_t workers) noexcept {
 Scope step_scope(P problem, const Options& options, const Device& device) noexcept {
   if (in_chunks(options.policy)) return Scope::kChunkStep;
   const bool runs = copies_runs(problem, device);
-  if (gains_by_columns(problem, worker_count(options)) || (is_fp8(problem.k.dtype) && !runs)) return Scope::kTensorStep;
+  if (gains_by_columns(problem, options.workers) || (is_fp8(problem.k.dtype) && !runs)) return Scope::kTensorStep;
   const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
   const bool short_runs = is_paged(problem.pages) && page_bytes < kMinStepRunBytes;
   if ((!runs || short_runs) && takes_boxes(problem)) return Scope::kTensorStep;
@@ -180,7 +198,7 @@ schedule::LineShape shape_for(const KernelEntry& entry, P problem) noexcept {
 }
 
 bool flat_for(const KernelEntry& entry, P problem, const Options& options) noexcept {
-  return is_flat(problem, options.policy, shape_for(entry, problem), cost_model(entry.config.tile()), worker_count(options));
+  return is_flat(problem, options.policy, shape_for(entry, problem), cost_model(entry.config.tile()), options.workers);
 }
 
 /// Whatever the call asks for, the variant for decode steps has it.
@@ -194,9 +212,9 @@ bool serves_step(const KernelEntry& step, P problem, const Options& options, con
 
 /// The variant that serves a call that only reads (after_append()). Null: the build has none.
 const KernelEntry* variant_for(P problem, const Options& options, const Device& device) noexcept {
-  const KernelEntry* step = kernel_for(problem, options.policy, step_scope(problem, options, device));
-  if (step != nullptr && serves_step(*step, problem, options, device)) return step;
-  return kernel_for(problem, options.policy);
+  const std::int64_t rows = choosing_rows(problem, options.policy);
+  const KernelEntry* step = find_kernel(problem.k.dtype, problem.head_dim, rows, step_scope(problem, options, device));
+  return step != nullptr && serves_step(*step, problem, options, device) ? step : any_variant(problem, options.policy, device);
 }
 
 Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std::int32_t grid, std::int64_t shared_bytes,
@@ -267,7 +285,7 @@ Shares shares_of(P problem, const Options& options) noexcept {
 }
 
 fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig& config, const Workspace& workspace) noexcept {
-  return {fixup::workspace_layout(problem, options.policy, config, worker_count(options)), static_cast<std::byte*>(workspace.state),
+  return {fixup::workspace_layout(problem, options.policy, config, options.workers), static_cast<std::byte*>(workspace.state),
           static_cast<std::byte*>(workspace.scratch)};
 }
 
@@ -285,7 +303,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const tile::TileConfig config = entry.config.tile();
   // Any call's variant walks a flat line under `lean` only, where it is what most calls ask for.
   const bool flat = flat_for(entry, shape, options) && (entry.config.step() || options.policy.kind == Policy::Kind::kLean);
-  const std::int32_t workers = worker_count(options);
+  const std::int32_t workers = options.workers;
   const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
   const bool runs = copies_runs(problem, device);
   const bool short_line = flat && problem.batch <= kWarpBuildSequences;
@@ -350,6 +368,13 @@ Status launch_call(P problem, const Options& options, const Workspace& workspace
   return launch_shares(after_append(problem), options, workspace, device, dependent);
 }
 
+/// As asked, and by default one worker a multiprocessor.
+Options with_workers(const Options& options, const Device& device) noexcept {
+  Options resolved = options;
+  if (resolved.workers == 0) resolved.workers = device.multiprocessors;
+  return resolved;
+}
+
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
@@ -361,7 +386,7 @@ std::int32_t worker_count(const Options& options) noexcept {
 tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
   Device device;
   if (!current_device(device).ok()) return {};
-  const KernelEntry* entry = variant_for(after_append(problem), options, device);
+  const KernelEntry* entry = variant_for(after_append(problem), with_workers(options, device), device);
   return entry != nullptr ? entry->config.tile() : tile::TileConfig{};
 }
 
@@ -370,16 +395,16 @@ Status supports(const Problem& problem, const Options& options) noexcept {
     return status;
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  const KernelEntry* const found = kernel_for(problem, options.policy);
+  const KernelEntry* const found = any_variant(problem, options.policy, device);
   if (found == nullptr) {
     return refuse(kUnsupported, "head_dim", problem.head_dim,
                   "this build has no kernels for it and the type of k (LEAN_CUDA_FAMILIES)");
   }
   const KernelEntry& entry = *found;
-  const std::int32_t workers = worker_count(options);
+  const std::int32_t workers = with_workers(options, device).workers;
   if (const Status status = fixup::check_pairing(problem, options, entry.config.tile(), workers); !status.ok()) return status;
   if (workers > kMaxWorkers) return refuse(kUnsupported, "options.workers", workers, "the CUDA backend takes 1024 at most");
-  if (ring_size(entry, device, problem, false).stages < kMinStages) {
+  if (!fits(entry, device, problem)) {
     return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
   }
   if (options.dependent_launch && !device.launches_dependents()) {
@@ -396,21 +421,25 @@ Status supports(const Problem& problem, const Options& options) noexcept {
 
 WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
   WorkspaceSize size{};
+  Device device;
+  if (size.status = current_device(device); !size.status.ok()) return size;
+  const std::int32_t workers = with_workers(options, device).workers;
   for (const Share& share : shares_of(problem, options)) {
-    const KernelEntry& entry = *kernel_for(share.shape, options.policy);
-    const fixup::WorkspaceLayout layout =
-        fixup::workspace_layout(share.shape, options.policy, entry.config.tile(), worker_count(options));
+    const KernelEntry& entry = *any_variant(share.shape, options.policy, device);
+    const fixup::WorkspaceLayout layout = fixup::workspace_layout(share.shape, options.policy, entry.config.tile(), workers);
     size.state_bytes = most_of(size.state_bytes, static_cast<std::size_t>(layout.state_bytes()));
     size.scratch_bytes = most_of(size.scratch_bytes, static_cast<std::size_t>(layout.scratch_bytes()));
   }
   return size;
 }
 
-Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
+Status decode(const Problem& problem, const Options& asked, const Workspace& workspace) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
+  const Options options = with_workers(asked, device);
   if (!options.check_workspace) return launch_call(problem, options, workspace, device);
-  const fixup::Slots slots = slots_of(problem, options, select_tile(problem, options), workspace);
+  const KernelEntry& entry = *variant_for(after_append(problem), options, device);
+  const fixup::Slots slots = slots_of(problem, options, entry.config.tile(), workspace);
   const fixup::Counter ticket = next_ticket();
   if (const Status status = claim_workspace(slots, ticket, options.stream); !status.ok()) return status;
   const Status status = launch_call(problem, options, workspace, device);

@@ -12,24 +12,28 @@ namespace {
 
 constexpr std::int32_t kMaxDevices = 64;
 
-std::int32_t attribute(cudaDeviceAttr which, int ordinal) noexcept {
-  int value = 0;
-  return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
-}
-
-Device ask(int ordinal) noexcept {
-  Device device{.ordinal = ordinal,
-                .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal),
-                .major = attribute(cudaDevAttrComputeCapabilityMajor, ordinal),
-                .minor = attribute(cudaDevAttrComputeCapabilityMinor, ordinal),
-                .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
-                .cooperative = attribute(cudaDevAttrCooperativeLaunch, ordinal) != 0};
+Status ask(int ordinal, Device& device) noexcept {
+  int cooperative = 0;
+  const struct {
+    cudaDeviceAttr which;
+    int* value;
+  } attributes[] = {{cudaDevAttrMultiProcessorCount, &device.multiprocessors},
+                    {cudaDevAttrComputeCapabilityMajor, &device.major},
+                    {cudaDevAttrComputeCapabilityMinor, &device.minor},
+                    {cudaDevAttrMaxSharedMemoryPerBlockOptin, &device.shared_bytes},
+                    {cudaDevAttrCooperativeLaunch, &cooperative}};
+  for (const auto& attribute : attributes) {
+    const cudaError_t error = cudaDeviceGetAttribute(attribute.value, attribute.which, ordinal);
+    if (error != cudaSuccess) return cuda_status(error, "cudaDeviceGetAttribute");
+  }
+  device.ordinal = ordinal;
+  device.cooperative = cooperative != 0;
 #ifdef LEAN_CUDA_SM80_PATH
   constexpr std::int32_t kSharedBytesOfSm80 = 163 * 1024;
   if (device.major > 8) device.major = 8, device.minor = 0;
   if (device.shared_bytes > kSharedBytesOfSm80) device.shared_bytes = kSharedBytesOfSm80;
 #endif
-  return device;
+  return {};
 }
 
 }  // namespace
@@ -53,17 +57,20 @@ Status current_device(Device& device) noexcept {
     std::snprintf(status.message, sizeof(status.message), "options.backend = 1: no CUDA device: %s", cudaGetErrorString(error));
     return status;
   }
-  if (ordinal < 0 || ordinal >= kMaxDevices) {
-    device = ask(ordinal);
+  const bool kept = ordinal >= 0 && ordinal < kMaxDevices;
+  if (kept && asked[ordinal].load(std::memory_order_acquire)) {  // pairs with the store below
+    device = known[ordinal];
   } else {
-    if (!asked[ordinal].load(std::memory_order_acquire)) {  // pairs with the store below
+    if (const Status status = ask(ordinal, device); !status.ok()) return status;  // to be asked again
+    if (kept) {
       while (asking.test_and_set(std::memory_order_acquire)) {
       }
-      known[ordinal] = ask(ordinal);
-      asked[ordinal].store(true, std::memory_order_release);
+      if (!asked[ordinal].load(std::memory_order_relaxed)) {
+        known[ordinal] = device;
+        asked[ordinal].store(true, std::memory_order_release);
+      }
       asking.clear(std::memory_order_release);
     }
-    device = known[ordinal];
   }
   if (device.major >= 8) return {};
   return refuse(StatusCode::kUnsupported, "options.backend", 1, "needs a device of compute capability 8.0 or newer");

@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -21,18 +22,18 @@ constexpr std::int64_t kMostStrideBytes = std::int64_t{1} << 40;  // and below t
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// Asked of the driver once, so that nothing is linked with it.
+/// Asked of the driver, so that nothing is linked with it, until it is found.
 Encode encode_function() noexcept {
-  static const Encode function = []() noexcept -> Encode {
-    constexpr unsigned kSinceCuda12 = 12000;
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSinceCuda12, cudaEnableDefault, &result);
-    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-    return reinterpret_cast<Encode>(found);
-  }();
-  return function;
+  static std::atomic<Encode> known{nullptr};
+  if (const Encode function = known.load(std::memory_order_relaxed); function != nullptr) return function;
+  constexpr unsigned kSinceCuda12 = 12000;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kSinceCuda12, cudaEnableDefault, &result);
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+  known.store(reinterpret_cast<Encode>(found), std::memory_order_relaxed);
+  return reinterpret_cast<Encode>(found);
 }
 
 /// Strides in bytes along tokens, heads, and sequences or pages.
