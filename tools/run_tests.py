@@ -22,6 +22,7 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHON_BIN = ROOT / ".venv-python" / "bin"
 WHEELS = ROOT / "build-python"
+CUDA_BUILD = ROOT / "build-cuda"
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -141,6 +142,20 @@ def test_tool(name: str, *arguments: str) -> Tally:
     return tally
 
 
+def test_cuda() -> Tally:
+    """Kernels are compiled, for one architecture, and never run: that is what make gpu-test does. Host code runs on a fake runtime."""
+    tally = test_tool("cuda", "tools/cuda_build.py", "--architectures", "90-real", "--target", "lean", "--target", "cuda_host_tests")
+    begin = time.monotonic()
+    report = CUDA_BUILD / "test-results" / "cuda_host.json"
+    report.unlink(missing_ok=True)
+    ok = run("ctest", "--test-dir", str(CUDA_BUILD), "--tests-regex", "^cuda_host$", "--output-on-failure")
+    before = tally.failed
+    if not count_cases(report, tally) or (not ok and tally.failed == before):
+        tally.failed += 1  # it did not come to an end, or ended badly
+    tally.seconds += time.monotonic() - begin
+    return tally
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
@@ -155,8 +170,8 @@ def main() -> int:
     tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
     if not options.no_python:
         tallies.append(test_python())
-    if not options.no_cuda:  # compiled, for one architecture, and never run: that is what make gpu-test does
-        tallies.append(test_tool("cuda", "tools/cuda_build.py", "--architectures", "90-real", "--target", "lean"))
+    if not options.no_cuda:
+        tallies.append(test_cuda())
     if not options.no_mutants:
         tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
 

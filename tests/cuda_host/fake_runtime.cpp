@@ -1,0 +1,140 @@
+#include "cuda_host/fake_runtime.hpp"
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+
+namespace lean::cuda_host {
+namespace {
+
+/// Kernels by the address of their host stub, as the compiled objects register them before main().
+std::map<const void*, std::string>& kernels() {
+  static std::map<const void*, std::string> registered;
+  return registered;
+}
+
+cudaError_t called(Call call) {
+  FakeRuntime& fake = runtime();
+  fake.calls.push_back(std::move(call));
+  return static_cast<int>(fake.calls.size()) - 1 == fake.fails_at ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+CUresult encode_nothing(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                        const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                        CUtensorMapFloatOOBfill) {
+  *map = {};
+  return CUDA_SUCCESS;
+}
+
+int attribute_of(const FakeDevice& device, cudaDeviceAttr which) {
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount: return device.multiprocessors;
+    case cudaDevAttrComputeCapabilityMajor: return device.major;
+    case cudaDevAttrComputeCapabilityMinor: return device.minor;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return device.shared_bytes;
+    case cudaDevAttrCooperativeLaunch: return device.cooperative ? 1 : 0;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+FakeRuntime& runtime() {
+  static FakeRuntime fake;
+  return fake;
+}
+
+std::vector<Call> FakeRuntime::launches() const {
+  std::vector<Call> found;
+  std::copy_if(calls.begin(), calls.end(), std::back_inserter(found), [](const Call& call) { return call.launch(); });
+  return found;
+}
+
+}  // namespace lean::cuda_host
+
+// The runtime's names, all that the backend's objects ask for; a name that is missing here does not link.
+using lean::cuda_host::called;
+using lean::cuda_host::kernels;
+using lean::cuda_host::runtime;
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = runtime().ordinal;
+  return called({.name = "cudaGetDevice"});
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int ordinal) {
+  const cudaError_t error = called({.name = "cudaDeviceGetAttribute"});
+  if (error == cudaSuccess) *value = lean::cuda_host::attribute_of(runtime().devices.at(static_cast<std::size_t>(ordinal)), which);
+  return error;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return called({.name = "cudaFuncSetAttribute"}); }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const cudaError_t error = called({.name = "cudaGetDriverEntryPointByVersion"});
+  if (error != cudaSuccess) return error;
+  *function = reinterpret_cast<void*>(lean::cuda_host::encode_nothing);
+  *result = cudaDriverEntryPointSuccess;
+  return error;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+  lean::cuda_host::Call call{.name = "cudaLaunchKernelExC",
+                             .kernel = kernels().at(kernel),
+                             .grid = config->gridDim.x * config->gridDim.y * config->gridDim.z,
+                             .threads = config->blockDim.x,
+                             .shared_bytes = config->dynamicSmemBytes};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    call.dependent |= attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
+    call.cooperative |= attribute.id == cudaLaunchAttributeCooperative;
+  }
+  return called(call);
+}
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void**, std::size_t shared_bytes, cudaStream_t) {
+  return called({.name = "cudaLaunchKernel",
+                 .kernel = kernels().at(kernel),
+                 .grid = grid.x,
+                 .threads = block.x,
+                 .shared_bytes = shared_bytes});
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
+  const cudaError_t error = called({.name = "cudaMemsetAsync"});
+  if (error == cudaSuccess) std::memset(to, value, bytes);
+  return error;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  const cudaError_t error = called({.name = "cudaMemcpyAsync"});
+  if (error == cudaSuccess) std::memcpy(to, from, bytes);
+  return error;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return called({.name = "cudaStreamSynchronize"}); }
+
+const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaErrorMadeToFail"; }
+
+// What nvcc's host code calls by itself.
+void** __cudaRegisterFatBinary(void*) {
+  static void* handle = nullptr;
+  return &handle;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+  kernels()[stub] = name;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t) { return cudaErrorNotSupported; }
+unsigned __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return 0; }
+
+}  // extern "C"

@@ -1,0 +1,48 @@
+// A CUDA runtime without a GPU: what the CUDA backend's host code asks of the real one, written down, and made to fail when a test says
+// so. Kernels do not run; memory is the host's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace lean::cuda_host {
+
+struct FakeDevice {
+  int major = 9;
+  int minor = 0;
+  int multiprocessors = 132;
+  int shared_bytes = 227 * 1024;  // of a CTA, at most
+  bool cooperative = true;
+};
+
+struct Call {
+  std::string name{};
+  // Of a launch.
+  std::string kernel{};
+  unsigned grid = 0;
+  unsigned threads = 0;
+  std::size_t shared_bytes = 0;
+  bool dependent = false;
+  bool cooperative = false;
+
+  [[nodiscard]] bool launch() const { return !kernel.empty(); }
+  bool operator==(const Call&) const = default;
+};
+
+struct FakeRuntime {
+  std::vector<FakeDevice> devices;
+  int ordinal = 0;    // of the current one
+  int fails_at = -1;  // which call from now on; -1: none
+  std::vector<Call> calls;
+
+  /// From here on calls are counted anew, and none fails.
+  void begin() { calls.clear(), fails_at = -1; }
+  [[nodiscard]] std::vector<Call> launches() const;
+};
+
+[[nodiscard]] FakeRuntime& runtime();
+
+}  // namespace lean::cuda_host
