@@ -1,8 +1,10 @@
 #include <cuda_runtime_api.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,39 +29,38 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+struct GiveBack {
+  void operator()(void* memory) const noexcept { cudaFree(memory); }
+  void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
+};
+using Memory = std::unique_ptr<void, GiveBack>;
+using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, GiveBack>;
+
 /// Zeroed device memory. The zeroing is done when this returns, and is part of no capture.
-void* allocate_zeroed(std::size_t bytes) {
+Memory allocate_zeroed(std::size_t bytes) {
   const RelaxedCapture relaxed;
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "workspace: cudaMalloc");
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "workspace: cudaStreamCreate");
-  const cudaError_t zeroed = cudaMemsetAsync(memory, 0, bytes, stream);
-  const cudaError_t done = cudaStreamSynchronize(stream);
-  cudaStreamDestroy(stream);
-  check(zeroed, "workspace: cudaMemsetAsync");
-  check(done, "workspace: cudaStreamSynchronize");
+  void* allocated = nullptr;
+  check(cudaMalloc(&allocated, bytes), "workspace: cudaMalloc");
+  Memory memory(allocated);
+  cudaStream_t created = nullptr;
+  check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "workspace: cudaStreamCreate");
+  const Stream stream(created);
+  check(cudaMemsetAsync(memory.get(), 0, bytes, stream.get()), "workspace: cudaMemsetAsync");
+  check(cudaStreamSynchronize(stream.get()), "workspace: cudaStreamSynchronize");
   return memory;
 }
 
 /// Device memory that grows to at least twice its size, so that all it ever held is below twice what it holds.
 struct Buffer {
-  void* data = nullptr;
+  std::vector<Memory> held;  // the last is in use, those before may be by a captured graph
   std::size_t bytes = 0;
-  std::vector<void*> replaced;
 
+  [[nodiscard]] void* data() const noexcept { return held.empty() ? nullptr : held.back().get(); }
   void reserve(std::size_t wanted) {
     if (wanted <= bytes) return;
     const std::size_t larger = wanted > 2 * bytes ? wanted : 2 * bytes;
-    void* const memory = allocate_zeroed(larger);
-    if (data != nullptr) replaced.push_back(data);
-    data = memory;
+    held.push_back(allocate_zeroed(larger));
     bytes = larger;
-  }
-  void release() noexcept {
-    for (void* memory : replaced) cudaFree(memory);
-    cudaFree(data);
-    *this = {};
   }
 };
 
@@ -100,7 +101,9 @@ Guard::Guard(std::int32_t index) {
   int current = 0;
   check(cudaGetDevice(&current), "q: cudaGetDevice");
   if (current == index) return;
-  check(cudaSetDevice(index), "q: cudaSetDevice");
+  const cudaError_t error = cudaSetDevice(index);
+  if (error != cudaSuccess) cudaSetDevice(current);  // it may be current although it cannot be used
+  check(error, "q: cudaSetDevice");
   previous_ = current;
 }
 
@@ -113,18 +116,14 @@ Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& n
   DeviceWorkspace& workspace = workspaces().by_stream[{index, stream}];
   workspace.state.reserve(need.state_bytes);
   workspace.scratch.reserve(need.scratch_bytes);
-  return {.state = workspace.state.data,
+  return {.state = workspace.state.data(),
           .state_bytes = workspace.state.bytes,
-          .scratch = workspace.scratch.data,
+          .scratch = workspace.scratch.data(),
           .scratch_bytes = workspace.scratch.bytes};
 }
 
 void clear_workspaces() noexcept {
   const std::lock_guard lock(workspaces().mutex);
-  for (auto& [key, workspace] : workspaces().by_stream) {
-    workspace.state.release();
-    workspace.scratch.release();
-  }
   workspaces().by_stream.clear();
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <utility>
 
 namespace lean::cuda_host {
 namespace {
@@ -19,7 +20,9 @@ std::map<const void*, std::string>& kernels() {
 cudaError_t called(Call call) {
   FakeRuntime& fake = runtime();
   fake.calls.push_back(std::move(call));
-  return static_cast<int>(fake.calls.size()) - 1 == fake.fails_at ? cudaErrorMemoryAllocation : cudaSuccess;
+  const int at = static_cast<int>(fake.calls.size()) - 1;
+  const bool fails = fake.fails_at >= 0 && (fake.sticks ? at >= fake.fails_at : at == fake.fails_at);
+  return fails ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
 CUresult encode_nothing(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -65,6 +68,21 @@ extern "C" {
 cudaError_t cudaGetDevice(int* device) {
   *device = runtime().ordinal;
   return called({.name = "cudaGetDevice"});
+}
+
+cudaError_t cudaSetDevice(int device) {
+  runtime().ordinal = device;  // of a call that fails, too
+  return called({.name = "cudaSetDevice"});
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = static_cast<int>(runtime().devices.size());
+  return called({.name = "cudaGetDeviceCount"});
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
+  attributes->device = 0;
+  return called({.name = "cudaPointerGetAttributes"});
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int ordinal) {
@@ -116,6 +134,39 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   const cudaError_t error = called({.name = "cudaMemcpyAsync"});
   if (error == cudaSuccess) std::memcpy(to, from, bytes);
   return error;
+}
+
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  const cudaError_t error = called({.name = "cudaMalloc"});
+  if (error != cudaSuccess) return error;
+  auto allocated = std::make_unique<std::byte[]>(bytes);
+  *memory = allocated.get();
+  runtime().memory[*memory] = std::move(allocated);
+  return error;
+}
+
+cudaError_t cudaFree(void* memory) {
+  const cudaError_t error = called({.name = "cudaFree"});
+  if (memory != nullptr && runtime().memory.erase(memory) == 0) return cudaErrorInvalidValue;
+  return error;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const cudaError_t error = called({.name = "cudaStreamCreateWithFlags"});
+  if (error != cudaSuccess) return error;
+  *stream = reinterpret_cast<cudaStream_t>(runtime().calls.size());
+  runtime().streams.insert(*stream);
+  return error;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const cudaError_t error = called({.name = "cudaStreamDestroy"});
+  return runtime().streams.erase(stream) == 0 ? cudaErrorInvalidValue : error;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, runtime().capture_mode);
+  return cudaSuccess;  // it has no reason to fail
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return called({.name = "cudaStreamSynchronize"}); }

@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,12 +37,16 @@ struct Call {
 
 struct FakeRuntime {
   std::vector<FakeDevice> devices;
-  int ordinal = 0;    // of the current one
-  int fails_at = -1;  // which call from now on; -1: none
+  int ordinal = 0;      // of the current one
+  int fails_at = -1;    // which call from now on; -1: none
+  bool sticks = false;  // every call after it fails too
   std::vector<Call> calls;
+  std::map<void*, std::unique_ptr<std::byte[]>> memory;  // that nobody has freed yet
+  std::set<cudaStream_t> streams;
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
   /// From here on calls are counted anew, and none fails.
-  void begin() { calls.clear(), fails_at = -1; }
+  void begin() { calls.clear(), fails_at = -1, sticks = false; }
   [[nodiscard]] std::vector<Call> launches() const;
 };
 

@@ -193,7 +193,24 @@ TEST(CudaHost, R32_AResetAndAQuestionThatFailAreTold) {
   EXPECT_GE(count, 3);
 }
 
-/// R39, R34, R47: a call allocates nothing, waits for nothing, changes no device and looks at nobody's earlier error, so that it may be
+/// R34: where an error of before sticks, every call says so, and launches nothing.
+TEST(CudaHost, R34_AnErrorThatSticksIsToldByEveryCall) {
+  for (const Asked& asked : asked_calls()) {
+    to_a_new_device();
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    runtime().fails_at = 0;
+    runtime().sticks = true;
+    for (int again = 0; again < 3; ++again) {
+      const Status status = decode(asked.problem, asked.options, workspace);
+      EXPECT_FALSE(status.ok()) << asked.name;
+      EXPECT_NE(std::strstr(status.message, "made to fail"), nullptr) << status.message;
+    }
+    EXPECT_TRUE(runtime().launches().empty()) << asked.name;
+  }
+}
+
+/// R39, R47: a call allocates nothing, waits for nothing, changes no device and looks at nobody's earlier error, so that it may be
 /// captured. From the second on it asks for no attributes again.
 TEST(CudaHost, R39_ACallMakesOnlyCallsThatMayBeCaptured) {
   const std::set<std::string> first = {"cudaGetDevice",        "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion",
