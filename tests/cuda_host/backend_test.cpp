@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
@@ -96,6 +97,14 @@ Workspace workspace_for(const Asked& asked) {
   EXPECT_TRUE(size.status.ok()) << asked.name << ": " << size.status.message;
   return {.state = address(12), .state_bytes = size.state_bytes, .scratch = address(13), .scratch_bytes = size.scratch_bytes};
 }
+
+constexpr FakeDevice kDevices[] = {
+    {.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024},
+    {.major = 8, .minor = 0, .multiprocessors = 108, .shared_bytes = 163 * 1024},
+    {.major = 8, .minor = 9, .multiprocessors = 142, .shared_bytes = 99 * 1024},
+    {.major = 10, .minor = 0, .multiprocessors = 148, .shared_bytes = 227 * 1024},
+    {.major = 12, .minor = 0, .multiprocessors = 170, .shared_bytes = 99 * 1024},
+};
 
 /// A device that the backend has not seen: it keeps what it learns of one.
 void to_a_new_device(const FakeDevice& device = {}) {
@@ -257,13 +266,6 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
 /// R33, R30: on any kind of device, what supports() takes is launched with no more shared memory and threads than there are, and what it does
 /// not take is refused by name.
 TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
-  constexpr FakeDevice kDevices[] = {
-      {.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024},
-      {.major = 8, .minor = 0, .multiprocessors = 108, .shared_bytes = 163 * 1024},
-      {.major = 8, .minor = 9, .multiprocessors = 142, .shared_bytes = 99 * 1024},
-      {.major = 10, .minor = 0, .multiprocessors = 148, .shared_bytes = 227 * 1024},
-      {.major = 12, .minor = 0, .multiprocessors = 170, .shared_bytes = 99 * 1024},
-  };
   std::set<std::string> kernels;
   for (const FakeDevice& device : kDevices) {
     std::int64_t served = 0;
@@ -311,6 +313,48 @@ TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
     EXPECT_EQ(served, (8 * 2 - refused) * 6 * 3 * 2 * 2);
   }
   EXPECT_GT(kernels.size(), 40U) << "the sweep takes few variants";
+}
+
+/// Of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.
+int tile_tokens_of(const Problem& problem, const Options& options) {
+  const std::size_t bytes = explain_schedule(problem, options, ScheduleFormat::kJson, nullptr, 0);
+  std::string text(bytes, ' ');
+  static_cast<void>(explain_schedule(problem, options, ScheduleFormat::kJson, text.data(), bytes));
+  const std::string key = "\"tile_tokens\":";
+  const std::size_t at = text.find(key);
+  return at == std::string::npos ? 0 : std::stoi(text.substr(at + key.size()));
+}
+
+/// R44: on a device, tiles fix the order of a chunk's sums, so they are the same for one query token, more and whatever rule they have.
+TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
+  constexpr std::int32_t kLengths[] = {4000};
+  std::vector<FakeDevice> devices(std::begin(kDevices), std::end(kDevices));
+  for (int kilobytes = 64; kilobytes < 227; ++kilobytes) devices.push_back({.shared_bytes = kilobytes * 1024});
+  std::set<int> found;
+  for (const FakeDevice& device : devices) {
+    to_a_new_device(device);
+    for (const std::int32_t head_dim : {64, 80, 128, 256}) {
+      for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+        for (const std::int32_t group : {1, 16, 32, 64}) {
+          Problem plain = problem_of({.q_heads = 2 * group, .head_dim = head_dim, .kv_dtype = kv_dtype});
+          plain.kv_lengths = kLengths;
+          Options options = cuda_options();
+          options.policy = Policy::fixed_chunk();
+          const int tokens = tile_tokens_of(plain, options);
+          found.insert(tokens);
+          Problem several = plain;
+          several.q_tokens = 4, several.scores.causal = true;
+          Problem capped = plain;
+          capped.scores.softcap = 30.0F;
+          for (const Problem& other : {several, capped}) {
+            EXPECT_EQ(tile_tokens_of(other, options), tokens)
+                << "sm_" << device.major << device.minor << " d " << head_dim << " group " << group;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(found.size(), 4U);  // none, 64, 128, 256
 }
 
 TEST(CudaHost, R30_AnOldDeviceIsRefusedByName) {
