@@ -36,9 +36,10 @@ class Mutant:
     why: str  # what would go wrong in use
     preset: str = "cpu"
     quick: bool = False  # also part of `make test`
+    full_size: bool = False  # what the test's small sizes do not show
 
     def test_key(self):
-        return (self.preset, tuple(self.targets), tuple(self.test))
+        return (self.preset, tuple(self.targets), tuple(self.test), self.full_size)
 
 
 class SetUpError(Exception):
@@ -97,7 +98,8 @@ class Runner:
         folder = self.build_folder(mutant.preset)
         if run(["cmake", "--build", str(folder), "--target", *mutant.targets], log) != 0:
             raise SetUpError(f"does not build, see {log}")
-        environment = dict(os.environ, LEAN_TEST_REDUCED="1", GTEST_FAIL_FAST="1", TSAN_OPTIONS="halt_on_error=1")
+        environment = dict(os.environ, LEAN_TEST_REDUCED="0" if mutant.full_size else "1", GTEST_FAIL_FAST="1",
+                           TSAN_OPTIONS="halt_on_error=1")
         command = [str(folder / mutant.test[0]), *mutant.test[1:]]
         try:
             return run(command, log, env=environment, timeout=TEST_TIMEOUT_S) == 0
