@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "cuda_host/fake_runtime.hpp"
 #include "lean/lean.hpp"
+#include "support/random.hpp"
 
 namespace lean::cuda_host {
 namespace {
@@ -313,6 +315,83 @@ TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
     EXPECT_EQ(served, (8 * 2 - refused) * 6 * 3 * 2 * 2);
   }
   EXPECT_GT(kernels.size(), 40U) << "the sweep takes few variants";
+}
+
+/// One of `values`.
+template <typename T>
+T one_of(std::uint64_t& key, std::initializer_list<T> values) {
+  return *(values.begin() + support::pick(++key, static_cast<std::int64_t>(values.size())));
+}
+
+/// Anything a caller may ask, much of it refused.
+Asked random_call(std::uint64_t& key) {
+  const bool fp8 = one_of(key, {false, true});
+  const DType dtype = one_of(key, {DType::kFloat16, DType::kBFloat16});
+  const auto kv_heads = static_cast<std::int32_t>(1 + support::pick(++key, 9));
+  const auto group = static_cast<std::int32_t>(1 + support::pick(++key, one_of(key, {1, 16, 200})));
+  Asked asked{
+      "a random call",
+      problem_of({.batch = 1 + support::pick(++key, one_of(key, {4, 40, 3000})),
+                  .q_heads = kv_heads * group,
+                  .kv_heads = kv_heads,
+                  .head_dim = static_cast<std::int32_t>(8 * (1 + support::pick(++key, 32))),
+                  .capacity = static_cast<std::int32_t>(1 + support::pick(++key, one_of(key, {300, 100'000, 2'000'000'000}))),
+                  .dtype = dtype,
+                  .kv_dtype = fp8 ? one_of(key, {DType::kFloat8E4M3, DType::kFloat8E5M2}) : dtype,
+                  .token_major = one_of(key, {false, true}),
+                  .page_tokens = one_of(key, {0, 0, 1, 16, 17, 256})}),
+      cuda_options()};
+  Problem& p = asked.problem;
+  p.q_tokens = static_cast<std::int32_t>(1 + support::pick(++key, one_of(key, {1, 1, 5, 300})));
+  p.scores.causal = one_of(key, {false, true});
+  if (one_of(key, {false, false, false, true})) {
+    p.cu_q_tokens = static_cast<const std::int32_t*>(address(7));
+    p.total_q_tokens = p.q_tokens + support::pick(++key, p.batch * p.q_tokens);
+  }
+  p.q.strides.sequence = p.q_tokens * p.q.strides.token;
+  p.o.strides = p.q.strides;
+  if (one_of(key, {false, false, false, true})) p.scores.softcap = 30.0F;
+  if (one_of(key, {false, false, false, true})) p.scores.window_left = static_cast<std::int32_t>(support::pick(++key, 5000));
+  Options& o = asked.options;
+  o.policy = one_of(key, {Policy::lean(), Policy::lean(), Policy::fixed_split(), Policy::fixed_split(7), Policy::data_parallel(),
+                          Policy::fixed_chunk(), Policy::fixed_chunk(64)});
+  if (o.policy.kind == Policy::Kind::kFixedChunk && one_of(key, {false, true})) o.determinism = Determinism::kBatchInvariant;
+  o.fixup = one_of(key, {Fixup::kLastArriver, Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock});
+  o.workers = static_cast<std::int32_t>(one_of(key, {std::int64_t{0}, std::int64_t{0}, 1 + support::pick(++key, 1100)}));
+  o.dependent_launch = one_of(key, {false, false, false, true});
+  o.check_workspace = one_of(key, {false, false, false, true});
+  return asked;
+}
+
+/// R17, R30: what workspace_size() says is enough for every launch of the call, and what supports() refuses, decode() refuses alike.
+TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
+  std::uint64_t key = 1;
+  int served = 0;
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const FakeDevice device = one_of(key, {kDevices[0], kDevices[1], kDevices[2], kDevices[3], kDevices[4]});
+    to_a_new_device(device);
+    const Asked asked = random_call(key);
+    const Status supported = supports(asked.problem, asked.options);
+    if (!supported.ok()) {
+      EXPECT_NE(std::strstr(supported.message, " = "), nullptr) << supported.message;
+      EXPECT_STREQ(decode(asked.problem, asked.options, {}).message, supported.message);
+      EXPECT_TRUE(runtime().launches().empty());
+      ++refused;
+      continue;
+    }
+    const Workspace workspace = workspace_for(asked);
+    const Status status = decode(asked.problem, asked.options, workspace);
+    ASSERT_TRUE(status.ok()) << i << ": " << status.message;
+    for (const Call& launch : runtime().launches()) {
+      ASSERT_LE(launch.state_bytes, static_cast<std::int64_t>(workspace.state_bytes)) << i << ": " << launch.kernel;
+      ASSERT_LE(launch.scratch_bytes, static_cast<std::int64_t>(workspace.scratch_bytes)) << i << ": " << launch.kernel;
+      ASSERT_LE(launch.shared_bytes, static_cast<std::size_t>(device.shared_bytes)) << i << ": " << launch.kernel;
+    }
+    ++served;
+  }
+  EXPECT_GT(served, 8'000);
+  EXPECT_GT(refused, 2'000);
 }
 
 /// Of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.

@@ -8,6 +8,8 @@
 #include <map>
 #include <utility>
 
+#include "backends/cuda/kernel/device_call.hpp"
+
 namespace lean::cuda_host {
 namespace {
 
@@ -102,7 +104,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsig
   return error;
 }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   lean::cuda_host::Call call{.name = "cudaLaunchKernelExC",
                              .kernel = kernels().at(kernel),
                              .grid = config->gridDim.x * config->gridDim.y * config->gridDim.z,
@@ -112,6 +114,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     const cudaLaunchAttribute& attribute = config->attrs[i];
     call.dependent |= attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
     call.cooperative |= attribute.id == cudaLaunchAttributeCooperative;
+  }
+  if (call.kernel.find("decode_kernel") != std::string::npos) {
+    const auto& asked = *static_cast<const lean::cuda::DeviceCall*>(arguments[0]);
+    call.state_bytes = asked.slots.layout.state_bytes();
+    call.scratch_bytes = asked.slots.layout.scratch_bytes();
   }
   return called(call);
 }

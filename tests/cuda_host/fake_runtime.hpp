@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -30,6 +31,8 @@ struct Call {
   std::size_t shared_bytes = 0;
   bool dependent = false;
   bool cooperative = false;
+  std::int64_t state_bytes = 0;  // what a launch of decode_kernel may touch of its workspace
+  std::int64_t scratch_bytes = 0;
 
   [[nodiscard]] bool launch() const { return !kernel.empty(); }
   bool operator==(const Call&) const = default;
