@@ -181,12 +181,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) { return called({.name = "cudaSt
 const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorMadeToFail"; }
 
-// What nvcc's host code calls by itself.
+// What nvcc's host code calls by itself, which is not the same in every release.
 void** __cudaRegisterFatBinary(void*) {
   static void* handle = nullptr;
   return &handle;
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
+char __cudaInitModule(void**) { return 0; }  // of CUDA 12
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
   kernels()[stub] = name;
