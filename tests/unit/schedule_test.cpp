@@ -291,31 +291,32 @@ void expect_same_segment(const BasicSegment<TUnits>& x, const BasicSegment<std::
   ASSERT_EQ(x.slots.slot(x.contributor), y.slots.slot(y.contributor));
 }
 
+constexpr std::int32_t kFlatTileTokens = 16;
+using FlatRules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kFlatTileTokens>>;
+
 // What a GPU walks on every decode step, in 32 bits: from any sequence before the share, the same segments as the general walk.
 TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
-  constexpr std::int32_t kTileTokens = 16;
-  using Rules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kTileTokens>>;
   Stream random(41);
   std::int64_t segments = 0;
   std::int64_t shared = 0;
   for (std::int32_t round = 0; round < full_or_reduced(20000, 2000); ++round) {
     Case c = random_case(random, 12);
-    c.shape.tile_tokens = kTileTokens;
+    c.shape.tile_tokens = kFlatTileTokens;
     c.shape.q_rows = 1;
     for (const SequenceWork& work : c.works) c.shape.q_rows = std::max(c.shape.q_rows, work.q_tokens * c.shape.group);
     const LineShape shape = Checker(c, Measure::kCost).line().shape();
     const checks::ListedLengths lengths{c.works.data()};
     checks::ListedLine line(lengths, shape, c.model, Measure::kCost);
     line.build();
-    const Rules rules(lengths, OneBlockShape<kTileTokens>(shape), c.model, Measure::kCost);
+    const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), c.model, Measure::kCost);
     const auto batch = static_cast<std::int64_t>(c.works.size());
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, batch);
     ASSERT_EQ(sums.cost, line.sums().cost);
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
     const auto chunk_tiles = static_cast<std::int32_t>(random.between(0, 5));
-    const Policy policy = chunk_tiles == 0 ? Policy::lean() : Policy::fixed_chunk(chunk_tiles * kTileTokens);
-    const Plan plan = make_plan(line.sums(), policy, c.model, kTileTokens, grid);
-    const auto flat_plan = make_plan(sums, policy, c.model, kTileTokens, grid);
+    const Policy policy = chunk_tiles == 0 ? Policy::lean() : Policy::fixed_chunk(chunk_tiles * kFlatTileTokens);
+    const Plan plan = make_plan(line.sums(), policy, c.model, kFlatTileTokens, grid);
+    const auto flat_plan = make_plan(sums, policy, c.model, kFlatTileTokens, grid);
     ASSERT_EQ(flat_plan.workers, plan.workers);
     if (sums.outputs == 0) continue;
     for (std::int32_t worker = 0; worker < plan.workers; ++worker) {
@@ -342,8 +343,6 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
 
 /// Where the line is even, what a worker knows by arithmetic is what it would walk to. The GPU's own cost model among others.
 TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
-  constexpr std::int32_t kTileTokens = 16;
-  using Rules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kTileTokens>>;
   Stream random(43);
   std::int64_t even_lines = 0;
   std::int64_t shared = 0;
@@ -358,15 +357,15 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
                     .kv_heads = static_cast<std::int32_t>(random.between(1, 20)),
                     .group = 1,
                     .q_rows = 1,
-                    .tile_tokens = kTileTokens};
+                    .tile_tokens = kFlatTileTokens};
     const auto grid = static_cast<std::int32_t>(random.chance(50) ? 132 : random.between(1, 200));
     const auto tokens =
-        static_cast<std::int32_t>(random.chance(50) ? random.between(0, 40 * kTileTokens) : random.between(0, 200000));
+        static_cast<std::int32_t>(random.chance(50) ? random.between(0, 40 * kFlatTileTokens) : random.between(0, 200000));
     const std::vector<SequenceWork> works(static_cast<std::size_t>(shape.batch), {.q_tokens = 1, .kv_tokens = tokens});
     const checks::ListedLengths lengths{works.data()};
-    const Rules rules(lengths, OneBlockShape<kTileTokens>(shape), model, Measure::kCost);
+    const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), model, Measure::kCost);
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
-    const auto plan = make_plan(sums, Policy::lean(), model, kTileTokens, grid);
+    const auto plan = make_plan(sums, Policy::lean(), model, kFlatTileTokens, grid);
     const auto share_tiles = static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(1, 60));
     const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
     for (std::int32_t worker = 0; worker < grid; ++worker) {
