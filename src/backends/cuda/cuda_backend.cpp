@@ -289,10 +289,11 @@ fixup::Slots slots_of(P problem, const Options& options, const tile::TileConfig&
           static_cast<std::byte*>(workspace.scratch)};
 }
 
-/// Of whole tiles only without pages (decode_kernel.cuh).
-bool may_be_even(const KernelEntry& entry, P problem, const Options& options) noexcept {
-  if (!entry.config.looks_for_even_lines() || options.policy.kind != Policy::Kind::kLean) return false;
-  return !has_cumulative_lengths(problem) && !(entry.config.bulk_step() && is_paged(problem.pages));
+/// What the kernel may take a short line of so many outputs for. Of whole tiles only without pages (decode_kernel.cuh).
+schedule::EvenLine even_line_for(const KernelEntry& entry, P problem, const Options& options, std::int64_t outputs) noexcept {
+  if (!entry.config.looks_for_even_lines() || options.policy.kind != Policy::Kind::kLean) return {};
+  if (has_cumulative_lengths(problem) || (entry.config.bulk_step() && is_paged(problem.pages))) return {};
+  return schedule::even_line_of(outputs, options.workers, cost_model(entry.config.tile()), kEvenShareTiles);
 }
 
 /// What the call needs is known from the share's shape; lengths are clamped to the whole problem's.
@@ -307,10 +308,6 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
   const bool runs = copies_runs(problem, device);
   const bool short_line = flat && problem.batch <= kWarpBuildSequences;
-  schedule::EvenLine even{};
-  if (short_line && may_be_even(entry, problem, options)) {
-    even = schedule::even_line_of(outputs, workers, cost_model(config), kEvenShareTiles);
-  }
   DeviceCall call{.k_rows = kv_rows_of(problem.k),
                   .v_rows = kv_rows_of(problem.v),
                   .problem = problem,
@@ -321,7 +318,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .even = even,
+                  .even = short_line ? even_line_for(entry, problem, options, outputs) : schedule::EvenLine{},
                   .kv_heads_inverse = static_cast<std::int32_t>(ceil_div(1 << kOutputInverseBits, problem.kv_heads)),
                   .alike = alike_shares(outputs, problem.kv_heads, workers),
                   .copy_bytes = copy_bytes(problem),
@@ -378,9 +375,8 @@ Options with_workers(const Options& options, const Device& device) noexcept {
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
-  if (options.workers > 0) return options.workers;
   Device device;
-  return current_device(device).ok() ? device.multiprocessors : 1;
+  return current_device(device).ok() ? with_workers(options, device).workers : most_of(1, options.workers);
 }
 
 tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
