@@ -133,6 +133,7 @@ struct CostModel {
   std::int32_t min_worker_tiles = 1;   // a worker gets at least this much, else fewer workers run
   std::int32_t sliver_tiles = 0;       // no cut closer than this to an output's edge
   std::int32_t align_percent = 0;      // up to this many percent are given up to cut at outputs' edges,
+  std::int32_t whole_percent = 0;      // or so many where each worker then has whole outputs, so that none is merged,
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved
 
   [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }

@@ -52,7 +52,7 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 
 namespace detail {
 
-/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers, and no worker more
+/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers, or whole_percent, and no worker more
 /// than align_units.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
@@ -71,7 +71,7 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   }
   const TUnits rounds = quotient(n + w - 1, w);            // every worker gets `rounds` outputs or one fewer
   const std::int64_t idle = std::int64_t{rounds} * w - n;  // outputs that would fit too
-  if (idle * 100 <= std::int64_t{n} * model.align_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w) {
+  if (idle * 100 <= std::int64_t{n} * model.whole_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }
@@ -82,7 +82,7 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
 /// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
 /// snap <= max(share x align_percent / 200, share / 8):
 ///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
-///  - with whole_outputs it is at most total / grid x (1 + align_percent / 100);
+///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100);
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<TUnits>& sums, const Policy& policy,

@@ -48,7 +48,8 @@ const std::vector<Policy>& policies() {
 
 Batch random_batch(Stream& random) {
   Batch batch = {.kv_heads = static_cast<std::int32_t>(random.between(1, 8)), .tile_tokens = 16};
-  if (random.chance(50)) batch.model = {.segment_units = 8, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5};
+  if (random.chance(50))
+    batch.model = {.segment_units = 8, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5, .whole_percent = 20};
   for (std::int64_t b = random.between(1, 40); b > 0; --b)
     batch.lengths.push_back(static_cast<std::int32_t>(random.between(0, 3000)));
   return batch;

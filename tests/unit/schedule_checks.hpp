@@ -242,7 +242,7 @@ class Checker {
         << " q_rows " << case_.shape.q_rows << " tile_tokens " << case_.shape.tile_tokens << " left " << case_.shape.reach.left
         << " right " << case_.shape.reach.right << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", "
         << case_.model.row_units << ", " << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", "
-        << case_.model.sliver_tiles << ", " << case_.model.align_percent << "}, q:kv";
+        << case_.model.sliver_tiles << ", " << case_.model.align_percent << ", " << case_.model.whole_percent << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
       out << ' ' << case_.works[b].q_tokens << ':' << case_.works[b].kv_tokens;
     }
@@ -264,8 +264,14 @@ class Checker {
 [[nodiscard]] inline std::vector<CostModel> charged_models() {
   return {
       {.tile_units = 16, .segment_units = 8},
-      {.tile_units = 16, .segment_units = 40, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5},
-      {.tile_units = 4, .free_rows = 2, .row_units = 3, .segment_units = 3, .sliver_tiles = 4, .align_percent = 20},
+      {.tile_units = 16, .segment_units = 40, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5, .whole_percent = 20},
+      {.tile_units = 4,
+       .free_rows = 2,
+       .row_units = 3,
+       .segment_units = 3,
+       .sliver_tiles = 4,
+       .align_percent = 20,
+       .whole_percent = 20},
   };
 }
 

@@ -133,7 +133,8 @@ schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {
           .segment_units = 2,
           .min_worker_tiles = 1,
           .sliver_tiles = 2,
-          .align_percent = 0};
+          .align_percent = 0,
+          .whole_percent = 0};
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {

@@ -115,6 +115,7 @@ struct KernelConfig {
           .min_worker_tiles = 1,
           .sliver_tiles = 1,
           .align_percent = 5,
+          .whole_percent = 20,
           .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes)};
 }
 
