@@ -307,7 +307,9 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const std::int32_t workers = options.workers;
   const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
   const bool runs = copies_runs(problem, device);
-  const bool short_line = flat && problem.batch <= kWarpBuildSequences;
+  const bool few = flat && problem.batch <= kLaneSequences * kWarpThreads;
+  const schedule::EvenLine even = few ? even_line_for(entry, problem, options, outputs) : schedule::EvenLine{};
+  const bool short_line = few && (problem.batch <= kWarpThreads || even.outputs > 0);
   DeviceCall call{.k_rows = kv_rows_of(problem.k),
                   .v_rows = kv_rows_of(problem.v),
                   .problem = problem,
@@ -318,7 +320,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
                   .slots = slots_of(shape, options, config, workspace),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
                   .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .even = short_line ? even_line_for(entry, problem, options, outputs) : schedule::EvenLine{},
+                  .even = even,
                   .kv_heads_inverse = static_cast<std::int32_t>(ceil_div(1 << kOutputInverseBits, problem.kv_heads)),
                   .alike = alike_shares(outputs, problem.kv_heads, workers),
                   .copy_bytes = copy_bytes(problem),

@@ -34,12 +34,21 @@ class BasicDeviceLengths {
       : source_(problem), queries_(queries), header_(header) {}
 
   LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
+    const Sequence lengths = unreported(sequence);
+    report(lengths);
+    return lengths;
+  }
+
+  /// The same in two steps: whoever reads several stores nothing before all are asked for.
+  LEAN_HD Sequence unreported(std::int64_t sequence) const noexcept {
     Sequence lengths = source_(sequence);
     if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
+    return lengths;
+  }
+  LEAN_HD void report(const Sequence& lengths) const noexcept {
     if (lengths.clamped && header_->sticky_code == 0) {
       header_->sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
     }
-    return lengths;
   }
 
  private:
@@ -68,8 +77,9 @@ struct FlatLine {
   schedule::EvenShare even;
 };
 
-/// Up to this many sequences a flat line is built by each warp that walks it, for itself; more are summed by the whole CTA.
-inline constexpr std::int64_t kWarpBuildSequences = kWarpThreads;
+/// A flat line of up to a sequence a lane is built by each warp that walks it, for itself, and where it may be even, of up to so many a lane;
+/// any other is summed by the whole CTA.
+inline constexpr std::int32_t kLaneSequences = 4;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -116,7 +126,7 @@ struct DeviceCall {
   std::int32_t chunk_tiles = 0;           // fixed_chunk: tiles of a chunk; else 0
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
   bool flat = false;                      // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
-  bool short_line = false;                // flat, of kWarpBuildSequences at most
+  bool short_line = false;                // flat, and built by warps
   bool cumulative = false;                // lengths are, of some kind
   bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
   bool score_rules = false;     // every tile has some: softcap, ALiBi, a mask, or a window whose left end differs from row to row

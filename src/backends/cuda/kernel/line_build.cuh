@@ -110,40 +110,94 @@ template <bool kCumulative>
 template <KernelConfig kConfig, bool kCumulative>
 inline constexpr bool kMayBeEven = kConfig.looks_for_even_lines() && !kCumulative;
 
-[[nodiscard]] __device__ __forceinline__ bool all_alike(std::int32_t x) {
-  return __all_sync(ptx::kAllLanes, x == __shfl_sync(ptx::kAllLanes, x, 0)) != 0;
+/// All lanes bring the same number, and true.
+[[nodiscard]] __device__ __forceinline__ bool all_alike(std::int32_t x, bool alike) {
+  const std::int32_t of_first = __shfl_sync(ptx::kAllLanes, x, 0);  // by all lanes, whatever each of them found
+  return __all_sync(ptx::kAllLanes, alike && x == of_first) != 0;
 }
 
-/// A short flat line, by a warp for itself: a lane a sequence, lanes beyond them the last. An even one is known at once. Else the lane
-/// whose sequence holds the beginning of this worker's share tells where that is and how long: nobody searches, nothing is read twice.
-template <KernelConfig kConfig, bool kCumulative>
-[[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
+/// One of a lane's sequences, in registers.
+template <int kSequences>
+[[nodiscard]] __device__ __forceinline__ Sequence pick(const Sequence (&lengths)[kSequences], std::int32_t i) {
+  Sequence picked = lengths[0];
+#pragma unroll
+  for (int j = 1; j < kSequences; ++j) {
+    if (i == j) picked = lengths[j];
+  }
+  return picked;
+}
+
+/// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even one is
+/// known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and how long:
+/// nobody searches, nothing is read twice.
+template <KernelConfig kConfig, bool kCumulative, int kSequences>
+[[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
                                                                    const FlatRules<kConfig, kCumulative>& rules) {
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+  const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
-  Sequence lengths = rules.lengths()(min(lane, batch - 1));
-  FlatSums own = rules.sum_sequence(schedule::work_of(lengths));
+  Sequence lengths[kSequences];
+  FlatSums each[kSequences];
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+  bool alike = true;
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) {
+    rules.lengths().report(lengths[i]);
+    each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    alike = alike && each[i].max_output_cost == each[0].max_output_cost;
+  }
   if constexpr (kMayBeEven<kConfig, kCumulative>) {
-    if (call.even.outputs > 0 && (batch == 1 || all_alike(own.max_output_cost))) {
-      FlatLine line{.lengths = lengths};
-      line.even = schedule::even_share(call.even, own, rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
+    if (call.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
+      FlatLine line{.lengths = lengths[0]};
+      line.even = schedule::even_share(call.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
       if (line.even.even) {
-        line.start.sequence = min(line.even.output * call.kv_heads_inverse >> kOutputInverseBits, batch - 1);
-        if (batch > 1) line.lengths = lengths_of_lane<kCumulative>(lengths, static_cast<int>(line.start.sequence));
+        const std::int32_t sequence = min(line.even.output * call.kv_heads_inverse >> kOutputInverseBits, batch - 1);
+        line.start.sequence = sequence;
+        if (batch > 1) line.lengths = lengths_of_lane<kCumulative>(pick(lengths, sequence % kSequences), sequence / kSequences);
         return line;
       }
     }
   }
-  if (lane >= batch) own = {};
+  FlatSums own;
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) {
+    if (first + i < batch) own = own.plus(each[i]);
+  }
   const std::int32_t begin = warp_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   line.share = line.plan.shares.range(worker_of(line.plan));
   const std::int32_t place = line.share.begin;
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
-  line.start = {holder, __shfl_sync(ptx::kAllLanes, begin, holder)};
-  line.lengths = lengths_of_lane<kCumulative>(lengths, holder);
+  std::int32_t in_lane = 0;
+  std::int32_t begins = begin;
+#pragma unroll
+  for (int i = 1, end = begin; i < kSequences; ++i) {
+    end += each[i - 1].cost;
+    if (place < end) break;
+    in_lane = i;
+    begins = end;
+  }
+  const std::int32_t held = __shfl_sync(ptx::kAllLanes, in_lane, holder);
+  line.start = {holder * kSequences + held, __shfl_sync(ptx::kAllLanes, begins, holder)};
+  line.lengths = lengths_of_lane<kCumulative>(pick(lengths, held), holder);
   return line;
+}
+
+/// Of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of fewer. It makes the rules
+/// itself: a reference to its caller's would keep these in memory.
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __noinline__ FlatLine build_longer_line(const DeviceCall& call) {
+  return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));
+}
+
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
+                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+  if constexpr (kMayBeEven<kConfig, kCumulative>) {  // others have shorter ones only
+    if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call);
+  }
+  return build_lanes_line<kConfig, kCumulative, 1>(call, rules);
 }
 
 /// Any flat line, by all threads, a strip each.
