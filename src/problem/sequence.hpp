@@ -29,9 +29,14 @@ struct Sequence {
          (problem.pages.page_tokens > 0 && problem.pages.page_indptr != nullptr);
 }
 
+/// How a word of an array of lengths is read.
+struct PlainLoad {
+  [[nodiscard]] LEAN_HD static constexpr std::int32_t load(const std::int32_t* at) noexcept { return *at; }
+};
+
 /// Reads lengths from the problem's arrays, wherever they live. A value: copied to the device with the call. Without kCumulative,
 /// for a problem that has no cumulative lengths, there is little code.
-template <bool kCumulative>
+template <bool kCumulative, typename TLoad = PlainLoad>
 class BasicLengthSource {
  public:
   LEAN_HD explicit constexpr BasicLengthSource(const Problem& problem) noexcept
@@ -64,13 +69,13 @@ class BasicLengthSource {
       s.clamped = s.clamped || span.clamped;
     }
     if (kCumulative && page_indptr_ != nullptr) {
-      const Span span = span_of(page_indptr_, sequence, page_indptr_[batch_], INT32_MAX);  // of pages
+      const Span span = span_of(page_indptr_, sequence, TLoad::load(page_indptr_ + batch_), INT32_MAX);  // of pages
       s.first_page = span.begin;
       capacity = static_cast<std::int32_t>(min_of(capacity, std::int64_t{span.tokens} * page_tokens_));
       s.clamped = s.clamped || span.clamped;
     }
-    s.kv_end = kv_lengths_ != nullptr ? clamp_length(kv_lengths_[sequence], capacity, s.clamped) : capacity;
-    s.kv_begin = kv_left_pad_ != nullptr ? clamp_length(kv_left_pad_[sequence], s.kv_end, s.clamped) : 0;
+    s.kv_end = kv_lengths_ != nullptr ? clamp_length(TLoad::load(kv_lengths_ + sequence), capacity, s.clamped) : capacity;
+    s.kv_begin = kv_left_pad_ != nullptr ? clamp_length(TLoad::load(kv_left_pad_ + sequence), s.kv_end, s.clamped) : 0;
     return s;
   }
 
@@ -84,8 +89,8 @@ class BasicLengthSource {
   /// [cumulative[i], cumulative[i + 1]) cut to [0, total) and to `longest` tokens.
   [[nodiscard]] LEAN_HD static constexpr Span span_of(const std::int32_t* cumulative, std::int64_t i, std::int64_t total,
                                                       std::int32_t longest) noexcept {
-    const std::int64_t first = cumulative[i];
-    const std::int64_t last = cumulative[i + 1];
+    const std::int64_t first = TLoad::load(cumulative + i);
+    const std::int64_t last = TLoad::load(cumulative + i + 1);
     const std::int64_t begin = clamp_to(first, 0, max_of(total, 0));
     const std::int64_t end = clamp_to(last, begin, max_of(begin, min_of(total, begin + longest)));
     return {begin, static_cast<std::int32_t>(end - begin), begin != first || end != last};

@@ -185,14 +185,15 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
     copy_call(call, memory.shared);
   }
-  if (call.dependent_launch) {
-    ptx::start_dependents();
-    ptx::await_earlier_kernels();
-  }
   if (consumes && call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
+  if (call.dependent_launch) ptx::start_dependents();
   if constexpr (kWarmsL2<kConfig>) {
-    if (warp == kConfig.consumer_warps - 1) call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
+    if (warp == kConfig.consumer_warps - 1) {
+      if (call.dependent_launch && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
+      call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
+    }
   }
+  if (call.dependent_launch) ptx::await_earlier_kernels();
   if (!call.short_line) {
     __syncthreads();
     if constexpr (kConfig.step()) {

@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/page_copies.cuh"
 #include "backends/cuda/kernel/row_pieces.cuh"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/relaxed.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
@@ -18,6 +19,18 @@ namespace lean::cuda {
 /// Whether a variant has it: rows that threads copy gain nothing by it (docs/cuda-backend.md, "tried").
 template <KernelConfig kConfig>
 inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStridedStep;
+
+/// Of what an earlier kernel may be writing: past the L1, which would go on having what was there before.
+struct EarlyLoad {
+  [[nodiscard]] __device__ static std::int32_t load(const std::int32_t* at) { return ptx::load_relaxed(at); }
+};
+
+/// Whether a call that overlaps the kernels ahead of it may ask for its first read before these have ended: it is told where to by lengths
+/// which they may be writing, so by those alone that are held to the capacity, and asks for what is allocated, whatever is there.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool may_warm_early(const DeviceCall& call) {
+  return !call.cumulative && !Asked<kConfig>(call).pages();
+}
 
 /// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has any.
 template <KernelConfig kConfig>
@@ -54,7 +67,8 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   if (!paged && !end_to_end && !Asked<kConfig>(call).tensor_copies()) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   const EarlyPlace place = early_place(call.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
-  const Sequence lengths = BasicLengthSource<kCumulative>(problem)(place.sequence);
+  const Sequence lengths = !kCumulative && call.dependent_launch ? BasicLengthSource<false, EarlyLoad>(problem)(place.sequence)
+                                                                 : BasicLengthSource<kCumulative>(problem)(place.sequence);
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
