@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -134,7 +135,8 @@ struct RingSize {
 };
 
 RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bool flat) noexcept {
-  RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(problem.head_dim)};
+  const std::int64_t dims = entry.config.pads_rows() ? entry.config.head_dim : problem.head_dim;
+  RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(static_cast<std::int32_t>(dims))};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
   if (copies_boxes(entry, problem) || copies_runs(problem, device)) room = min_of(room, std::int64_t{kEngineRingBytes});
   size.stages = static_cast<std::int32_t>(min_of(max_stages(entry.config), room / size.stage_bytes));
@@ -183,9 +185,13 @@ bool gains_by_columns(P problem, std::int32_t workers) noexcept {
   return rows > kNarrowRows || schedule::output_capacity(problem, kNarrowRows) > std::int64_t{2} * workers;
 }
 
+/// Dims of a variant; rows of others are padded.
+bool is_whole(std::int64_t head_dim) noexcept { return std::ranges::find(kHeadDims, head_dim) != std::end(kHeadDims); }
+
 Scope step_scope(P problem, const Options& options, const Device& device) noexcept {
   if (in_chunks(options.policy)) return Scope::kChunkStep;
   const bool runs = copies_runs(problem, device);
+  if (!is_whole(problem.head_dim)) return Scope::kTensorStep;  // boxes are filled up with zeros
   if (gains_by_columns(problem, options.workers) || (is_fp8(problem.k.dtype) && !runs)) return Scope::kTensorStep;
   const std::int64_t page_bytes = problem.pages.page_tokens * problem.head_dim * bytes_of(problem.k.dtype);
   const bool short_runs = is_paged(problem.pages) && page_bytes < kMinStepRunBytes;
@@ -204,10 +210,10 @@ bool flat_for(const KernelEntry& entry, P problem, const Options& options) noexc
 /// Whatever the call asks for, the variant for decode steps has it.
 bool serves_step(const KernelEntry& step, P problem, const Options& options, const Device& device) noexcept {
   return device.copies_in_bulk() && (copies_runs(problem, device) || !step.config.bulk_step()) &&
-         copy_bytes(problem) == kPieceBytes && rows_aligned(problem.q, kPieceBytes) && problem.head_dim == step.config.head_dim &&
-         !has_score_rules(problem, options.policy) && problem.scores.tree_mask == nullptr &&
-         !hides_values(problem, options.policy) && options.fixup == Fixup::kLastArriver && flat_for(step, problem, options) &&
-         ring_size(step, device, problem, true).stages >= kMinStages;
+         copy_bytes(problem) == kPieceBytes && rows_aligned(problem.q, kPieceBytes) &&
+         (problem.head_dim == step.config.head_dim || step.config.pads_rows()) && !has_score_rules(problem, options.policy) &&
+         problem.scores.tree_mask == nullptr && !hides_values(problem, options.policy) && options.fixup == Fixup::kLastArriver &&
+         flat_for(step, problem, options) && ring_size(step, device, problem, true).stages >= kMinStages;
 }
 
 /// The variant that serves a call that only reads (after_append()). Null: the build has none.
@@ -340,7 +346,7 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
-    if (encode(problem, rows, maps)) call.box_tokens = rows;
+    if (encode(problem, entry.config.column_bytes(), rows, maps)) call.box_tokens = rows;
   }
   const RingSize ring = ring_size(entry, device, problem, call.flat);
   call.ring_stages = ring.stages;

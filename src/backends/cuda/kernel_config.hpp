@@ -51,6 +51,8 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool bulk_step() const noexcept { return scope == Scope::kDecodeStep || scope == Scope::kChunkStep; }
   /// A stage holds a tile in columns as tensor copies lay it down, ready to be read, and not row by row.
   [[nodiscard]] constexpr bool in_columns() const noexcept { return scope == Scope::kTensorStep; }
+  /// Rows of fewer dims than the variant's are served too: what is missing of them is 0 in a stage.
+  [[nodiscard]] constexpr bool pads_rows() const noexcept { return in_columns(); }
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
   /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies would spill for it.

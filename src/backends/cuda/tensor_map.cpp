@@ -53,9 +53,10 @@ bool takes_strides(const TensorView& tensor) noexcept {
   return true;
 }
 
-/// Nothing outside what exists is ever asked for but pages outside the pool, which become 0, so dimensions without a known length end
+/// Nothing outside what exists is ever asked for but pages outside the pool and dims that fill a column, which become 0, so dimensions without a known length end
 /// nowhere.
-bool encode(const Problem& problem, const TensorView& tensor, std::int32_t rows, TensorMap& map) noexcept {
+bool encode(const Problem& problem, const TensorView& tensor, std::int32_t column_bytes, std::int32_t rows,
+            TensorMap& map) noexcept {
   constexpr cuuint64_t kNoEnd = std::numeric_limits<std::int32_t>::max();
   const auto row_bytes = static_cast<cuuint64_t>(problem.head_dim * bytes_of(tensor.dtype));
   const bool pages = is_paged(problem.pages);
@@ -65,8 +66,7 @@ bool encode(const Problem& problem, const TensorView& tensor, std::int32_t rows,
   const ByteStrides bytes = byte_strides(tensor);
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(bytes.of[0]), static_cast<cuuint64_t>(bytes.of[1]),
                                  static_cast<cuuint64_t>(bytes.of[2])};
-  const auto column_bytes = static_cast<cuuint32_t>(stage_column_bytes(static_cast<std::int32_t>(row_bytes)));
-  const cuuint32_t box[4] = {column_bytes, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(column_bytes), static_cast<cuuint32_t>(rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap encoded;
   const CUresult result =
@@ -89,10 +89,13 @@ std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noe
   return is_paged(problem.pages) ? std::gcd(problem.pages.page_tokens, most) : most;
 }
 
-bool encode(const Problem& problem, std::int32_t tall_rows, TensorMaps& maps) noexcept {
+bool encode(const Problem& problem, std::int32_t column_bytes, std::int32_t tall_rows, TensorMaps& maps) noexcept {
   if (encode_function() == nullptr) return false;
-  return encode(problem, problem.k, tall_rows, maps.k.tall) && encode(problem, problem.v, tall_rows, maps.v.tall) &&
-         encode(problem, problem.k, kBoxRows, maps.k.low) && encode(problem, problem.v, kBoxRows, maps.v.low);
+  const auto map_of = [&](const TensorView& tensor, std::int32_t rows, TensorMap& map) noexcept {
+    return encode(problem, tensor, column_bytes, rows, map);
+  };
+  return map_of(problem.k, tall_rows, maps.k.tall) && map_of(problem.v, tall_rows, maps.v.tall) &&
+         map_of(problem.k, kBoxRows, maps.k.low) && map_of(problem.v, kBoxRows, maps.v.low);
 }
 
 }  // namespace lean::cuda

@@ -35,7 +35,7 @@ struct TensorMaps {
 /// Rows of a tall box: all of a tile, or as many as divide pages into boxes.
 [[nodiscard]] std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noexcept;
 
-/// False: the driver has no tensor maps, or does not take these.
-[[nodiscard]] bool encode(const Problem& problem, std::int32_t tall_rows, TensorMaps& maps) noexcept;
+/// `column_bytes`: of a stage's columns. False: the driver has no tensor maps, or does not take these.
+[[nodiscard]] bool encode(const Problem& problem, std::int32_t column_bytes, std::int32_t tall_rows, TensorMaps& maps) noexcept;
 
 }  // namespace lean::cuda

@@ -203,6 +203,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
   }
   if (consumes) {
+    if (kConfig.pads_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);

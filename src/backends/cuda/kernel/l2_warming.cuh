@@ -50,6 +50,7 @@ __device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const Head
     }
 #pragma unroll
     for (std::int32_t at = 0; at < kRowBytes; at += ptx::kLineBytes) {
+      if (!has_piece<kConfig>(call, at / kPieceBytes)) break;
       ptx::prefetch_l2_line(k.first + id * k.page_bytes + row * k.token_bytes + at);
       if (!keys_only) ptx::prefetch_l2_line(v.first + id * v.page_bytes + row * v.token_bytes + at);
     }
@@ -79,10 +80,9 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const bool keys_only = call.even.outputs > 0 && !is_long_share(call.alike, seen, kConfig.tile_tokens, kEvenShareTiles);
   if (end_to_end) {
     if (lane() != 0) return;
-    const std::int32_t row_bytes = cuda::row_bytes<kConfig>(call);
-    const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * row_bytes);
-    ptx::prefetch_l2(k.first + tokens.begin * row_bytes, bytes);
-    if (!keys_only) ptx::prefetch_l2(v.first + tokens.begin * row_bytes, bytes);
+    const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * k.token_bytes);  // rows lie end to end
+    ptx::prefetch_l2(k.first + tokens.begin * k.token_bytes, bytes);
+    if (!keys_only) ptx::prefetch_l2(v.first + tokens.begin * k.token_bytes, bytes);
   } else {
     prefetch_rows<kConfig>(call, k, v, keys_only, paged ? page_ids(problem.pages, lengths, place.sequence) : nullptr, tokens);
   }

@@ -141,7 +141,7 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
     for (std::int32_t at = 0; at < kRowBytes; at += kLanes * kPieceBytes) {
       const std::uint32_t to = kConfig.in_columns() ? further_in_columns<kConfig>(own, row, at / kConfig.column_bytes())
                                                     : own + static_cast<std::uint32_t>(row * kRowBytes + at);
-      ptx::async_copy_16(stage + to, from + at, true);
+      ptx::async_copy_16(stage + to, from + at, has_piece<kConfig>(call, at / kPieceBytes + lane() % kLanes));
     }
   }
 }
@@ -183,7 +183,8 @@ __device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t s
       if (own_row < rows_at_once && row + own_row < count) {
         for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
           copy_piece<kConfig>(call, stage + place_in_stage<kConfig>(call, first + row + own_row, piece),
-                              from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first, from != nullptr);
+                              from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first,
+                              from != nullptr && has_piece<kConfig>(call, piece));
         }
       }
     }

@@ -39,14 +39,29 @@ template <KernelConfig kConfig>
          q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) + at.token * problem.q.strides.token;
 }
 
+/// Dims that queries lack are 0, and stay so: nobody copies anything there. By all consumer threads, once.
+template <KernelConfig kConfig>
+__device__ __noinline__ void pad_queries(const DeviceCall& call) {
+  if constexpr (!kConfig.bulk_queries()) return;
+  const std::int32_t first = call.problem.head_dim * kQueryBytes / kPieceBytes;
+  constexpr std::int32_t kPieces = kConfig.head_dim * kQueryBytes / kPieceBytes;
+  const std::uint32_t staged = ptx::shared_address(cta_memory<kConfig>().queries);
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kRecords * kConfig.q_rows * kPieces;
+       i += kConfig.consumer_threads()) {
+    if (i % kPieces < first) continue;
+    ptx::store_shared(staged + static_cast<std::uint32_t>(i / kPieces * kQueryRowBytes<kConfig> + i % kPieces * kPieceBytes),
+                      {0, 0, 0, 0});
+  }
+}
+
 /// A row each to where the record's queries are staged, by one thread and the copy engine.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_place) {
-  constexpr std::int32_t kBytes = kConfig.head_dim * kQueryBytes;
+  const std::int32_t row_bytes = (kConfig.pads_rows() ? call.problem.head_dim : kConfig.head_dim) * kQueryBytes;
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   std::uint64_t* full = &memory.shared.queries_full[record_place];
   const std::int32_t rows = record.rows;
-  ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * kBytes));
+  ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * row_bytes));
   const Strides& strides = call.problem.q.strides;
   const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
   std::byte* to = memory.queries[record_place];
@@ -55,7 +70,7 @@ __device__ __forceinline__ void copy_queries(const DeviceCall& call, const Segme
     const std::uint16_t* from = token;
 #pragma unroll 1
     for (std::int32_t head = 0; head < call.shape.group; ++head) {
-      ptx::bulk_copy(to, from, kBytes, full);
+      ptx::bulk_copy(to, from, static_cast<std::uint32_t>(row_bytes), full);
       to += kQueryRowBytes<kConfig>;
       from += strides.head;
     }

@@ -19,7 +19,7 @@ template <KernelConfig kConfig>
   return kOddPieces<kConfig> ? call.copy_bytes : kPieceBytes;
 }
 
-/// Of a row in memory.
+/// Of a row in memory, or as it is padded.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t row_bytes(const DeviceCall& call) {
   return (kConfig.step() ? kConfig.head_dim : call.problem.head_dim) * bytes_of(kConfig.dtype);
@@ -40,6 +40,12 @@ template <KernelConfig kConfig>
   } else {
     return static_cast<std::uint32_t>(row * stage_row_bytes<kConfig>(call) + piece * piece_bytes<kConfig>(call));
   }
+}
+
+/// Whether the problem's rows have a piece of the variant's: those of fewer dims end sooner, and the rest is 0.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool has_piece(const DeviceCall& call, std::int32_t piece) {
+  return !kConfig.pads_rows() || piece * kPieceBytes < call.problem.head_dim * bytes_of(kConfig.dtype);
 }
 
 template <KernelConfig kConfig>

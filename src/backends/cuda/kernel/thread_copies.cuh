@@ -82,6 +82,7 @@ class ThreadCopies {
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
     if constexpr (kConfig.in_columns()) {
       static_assert(kConfig.producer_threads() % (kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes) == 0);
+      exists = exists && has_piece<kConfig>(call_, first_piece_);
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
         copy_piece<kConfig>(call_, stage + place_in_columns<kConfig>(to_row + row, first_piece_), from, exists);
