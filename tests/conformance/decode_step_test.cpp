@@ -9,6 +9,9 @@
 namespace lean::support {
 namespace {
 
+/// Of models, and 40: whole rows of a GPU's variants, and rows that these fill up with zeros.
+constexpr std::int32_t kStepDims[] = {40, 64, 80, 96, 128, 192, 256};
+
 /// K and V alike.
 struct StepLayout {
   const char* name;
@@ -38,7 +41,7 @@ Case step_case(KvType type, std::int32_t head_dim, const StepLayout& layout) {
 TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
   EveryNth some(11);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3, KvType::kE5M2}) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const std::int32_t head_dim : kStepDims) {
       for (const std::int32_t n_q : {1, 2, 3, 5, 13, 30}) {  // of 4 heads each: blocks of 8, 8, 16, 32, 64 and 128 rows
         for (const StepLayout& layout : kStepLayouts) {
           if (some.skips()) continue;
@@ -58,7 +61,7 @@ TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
 TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
   EveryNth some(5);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {
-    for (const std::int32_t head_dim : {64, 128, 256}) {
+    for (const std::int32_t head_dim : kStepDims) {
       for (const StepLayout& layout : kStepLayouts) {
         if (some.skips()) continue;
         Case c = step_case(type, head_dim, layout);
@@ -83,7 +86,7 @@ TEST(Conformance, R04_EvenLinesOfAnyLength) {
     std::int32_t group;
   };
   EveryNth some(11);
-  for (const std::int32_t head_dim : {64, 128, 256}) {
+  for (const std::int32_t head_dim : kStepDims) {
     for (const Outputs& outputs : {Outputs{1, 1, 8}, {1, 8, 4}, {3, 2, 1}, {2, 5, 12}}) {
       for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"bshd", 0}, {"bshd", 16}, {"bhsd", 64}}) {
         for (const std::int32_t tokens : {0, 1, 256, 257, 1024, 2305, 5003}) {
@@ -98,6 +101,34 @@ TEST(Conformance, R04_EvenLinesOfAnyLength) {
           if (tokens == 5003) c.window_left = 3001;
           ASSERT_TRUE(target_serves(c)) << to_text(c);
           EXPECT_TRUE(run_and_check(c));
+        }
+      }
+    }
+  }
+}
+
+/// Batches around 32 sequences and a multiple of them, alike, uneven and with empty ones: a warp of a GPU sums up to four a lane.
+TEST(Conformance, R04_BatchesAroundLanesOfAWarp) {
+  EveryNth some(7);
+  for (const std::int32_t sequences : {31, 32, 33, 36, 64, 65, 127, 128, 129}) {
+    for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"hsd", 0}, {"bshd", 0}, {"bshd", 16}}) {
+      for (const std::int32_t kv_heads : {1, 3}) {
+        for (const std::int32_t tokens : {0, 100, 260}) {  // 0: each its own
+          for (const std::int32_t workers : {7, 132}) {
+            if (some.skips()) continue;
+            Case c = step_case(KvType::kAsQueries, 64, layout);
+            c.q_heads = 4 * kv_heads;
+            c.kv_heads = kv_heads;
+            c.workers = workers;
+            c.capacity = 263;
+            c.lens.assign(static_cast<std::size_t>(sequences), tokens);
+            if (tokens == 0) {
+              for (std::int32_t i = 0; i < sequences; ++i) c.lens[static_cast<std::size_t>(i)] = i % 5 == 0 ? 0 : i * 97 % 261;
+            }
+            if (tokens == 260) c.lens.back() = 259;  // as many tiles, not as many tokens
+            ASSERT_TRUE(target_serves(c)) << to_text(c);
+            EXPECT_TRUE(run_and_check(c));
+          }
         }
       }
     }
