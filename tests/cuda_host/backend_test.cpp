@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/kernel_config.hpp"
 #include "cuda_host/fake_runtime.hpp"
 #include "lean/lean.hpp"
 #include "support/random.hpp"
@@ -434,6 +435,62 @@ TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
     }
   }
   EXPECT_GE(found.size(), 4U);  // none, 64, 128, 256
+}
+
+/// Dims between the variants' have their decode steps too, filled up by tensor copies; what those cannot take is any call's.
+TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
+  to_a_new_device();
+  const auto scope_of = [](const Problem& problem) {
+    const Asked asked{"a decode step", problem, cuda_options()};
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    EXPECT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+    const std::string kernel = runtime().launches().back().kernel;
+    for (const cuda::Scope scope : cuda::kScopes) {
+      if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string::npos) return scope;
+    }
+    ADD_FAILURE() << kernel;
+    return cuda::Scope::kAnyCall;
+  };
+  for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    const bool whole = head_dim == 64 || head_dim == 128 || head_dim == 256;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim})), whole ? cuda::Scope::kDecodeStep : cuda::Scope::kTensorStep)
+        << head_dim;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim, .token_major = true})), cuda::Scope::kTensorStep) << head_dim;
+    const bool whole_pieces = head_dim % 16 == 0;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim, .kv_dtype = DType::kFloat8E4M3, .page_tokens = 16})),
+              whole_pieces ? cuda::Scope::kTensorStep : cuda::Scope::kAnyCall)
+        << head_dim;
+    Problem capped = problem_of({.head_dim = head_dim});
+    capped.scores.softcap = 30.0F;
+    EXPECT_EQ(scope_of(capped), cuda::Scope::kAnyCall) << head_dim;
+  }
+}
+
+/// Who builds a line: a warp up to 32 sequences, and up to 128 where outputs are no more than the workers.
+TEST(CudaHost, R04_WarpsBuildShortLinesAndLongerOnesThatMayBeEven) {
+  to_a_new_device({.multiprocessors = 132});
+  struct Row {
+    std::int64_t batch;
+    std::int32_t kv_heads;
+    bool short_line;
+    bool may_be_even;
+  };
+  for (const Row& row : {Row{1, 8, true, true},
+                         {16, 8, true, true},
+                         {32, 8, true, false},
+                         {33, 8, false, false},
+                         {33, 4, true, true},
+                         {34, 4, false, false},
+                         {128, 1, true, true},
+                         {129, 1, false, false}}) {
+    const Asked asked{"", problem_of({.batch = row.batch, .q_heads = 4 * row.kv_heads, .kv_heads = row.kv_heads}), cuda_options()};
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+    EXPECT_EQ(runtime().launches().back().short_line, row.short_line) << row.batch << " x " << row.kv_heads;
+    EXPECT_EQ(runtime().launches().back().may_be_even, row.may_be_even) << row.batch << " x " << row.kv_heads;
+  }
 }
 
 TEST(CudaHost, R30_AnOldDeviceIsRefusedByName) {

@@ -33,6 +33,8 @@ struct Call {
   bool cooperative = false;
   std::int64_t state_bytes = 0;  // what a launch of decode_kernel may touch of its workspace
   std::int64_t scratch_bytes = 0;
+  bool short_line = false;  // as it is told
+  bool may_be_even = false;
 
   [[nodiscard]] bool launch() const { return !kernel.empty(); }
   bool operator==(const Call&) const = default;
