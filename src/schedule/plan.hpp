@@ -52,8 +52,8 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 
 namespace detail {
 
-/// Lining up with whole outputs when all outputs are alike and that costs at most align_percent of the workers, or whole_percent, and no worker more
-/// than align_units.
+/// Lining up with outputs when all are alike and that costs at most align_percent of the workers, or whole_percent where outputs stay whole,
+/// and no worker more than align_units.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
