@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "backends/cuda/kernel_config.hpp"
 #include "schedule/flat_line.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
@@ -347,13 +348,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
   std::int64_t even_lines = 0;
   std::int64_t shared = 0;
   for (std::int32_t round = 0; round < full_or_reduced(40000, 4000); ++round) {
-    CostModel model{.tile_units = 16,
-                    .free_rows = 16,
-                    .segment_units = 8,
-                    .sliver_tiles = 1,
-                    .align_percent = 5,
-                    .whole_percent = 20,
-                    .align_units = 48};
+    CostModel model = cuda::cost_model({.kv_dtype = DType::kBFloat16, .head_dim = 128, .tile_tokens = 128});
     if (random.chance(30)) model.align_percent = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.align_units = static_cast<std::int32_t>(random.between(1, 200));
     if (random.chance(30)) model.segment_units = static_cast<std::int32_t>(random.between(0, 20));

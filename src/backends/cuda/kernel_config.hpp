@@ -31,7 +31,7 @@ inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at
 enum class Scope : std::int32_t {
   kDecodeStep,  // flat line, d the variant's own, last arriver; lse, sinks, windows, causal n_q; tiles or pages end to end, of 8 or 16 rows, fp8 of 8
   kStridedStep,  // likewise, by threads: short pages and strides that tensor copies cannot take; 16 bits
-  kTensorStep,   // likewise, but of any type and layout and up to 128 rows: by tensor copies, else by threads
+  kTensorStep,   // likewise, but of any type, layout and d, and up to 128 rows: by tensor copies, else by threads
   kChunkStep,    // kDecodeStep under fixed_chunk, without windows; fp8 too
   kAnyCall
 };
