@@ -39,7 +39,7 @@ wheel:
 gpu-test:
 ifeq ($(GPU_BIN),)
 	tools/setup.sh build
-	cmake --preset cuda
+	CUDACXX=$$(tools/setup.sh nvcc) cmake --preset cuda
 	cmake --build --preset cuda --target conformance_tests gpu_tests
 endif
 	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN)) $(if $(RACECHECK_BIN),--racecheck-bin $(RACECHECK_BIN))
@@ -66,4 +66,4 @@ check-format:
 	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan-ubsan build-tsan build-cuda build-mutants build-python dist
+	rm -rf build build-asan-ubsan build-tsan build-cuda build-cuda-demo build-cuda-dev build-mutants build-python build-toolkit dist

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA build,
-quick mutants.
+"""Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA toolkit
+that is fetched where there is none, the CUDA build, quick mutants.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
-What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, each compiled kernel, each
-mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
+What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, the toolkit, each compiled
+kernel, each mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
 
 Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-cuda] [--no-mutants] [--jobs N]
 """
@@ -175,6 +175,7 @@ def main() -> int:
     if not options.no_python:
         tallies.append(test_python())
     if not options.no_cuda:
+        tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())
     if not options.no_mutants:
         tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))

@@ -15,7 +15,8 @@ format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
 clang_format_version=19.1.7
-nvcc_version='13.0.*'
+oldest_nvcc=12.8
+nvcc_packages=({nvidia-cuda-nvcc,nvidia-cuda-crt,nvidia-nvvm,nvidia-cuda-runtime,nvidia-cuda-cccl}'==13.0.*')
 
 say() { echo "setup: $*"; }
 
@@ -64,25 +65,39 @@ need_clang_format() {
   .venv/bin/pip install --quiet --disable-pip-version-check "clang-format==$clang_format_version"
 }
 
-# The compiler, its headers and the run time are PyPI packages; nvcc.profile expects lib64.
+# Whether this is an nvcc that the build takes (CMakeLists.txt: CUDA 12.8 or newer); Debian 12's own is older.
+is_new_enough() {
+  [[ -x $1 ]] || return 1
+  local release
+  release=$("$1" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  if [[ -n $release && $(printf '%s\n' "$oldest_nvcc" "$release" | sort -V | head -n 1) == "$oldest_nvcc" ]]; then
+    return 0
+  fi
+  say "$1 is CUDA ${release:-of an unknown version}; $oldest_nvcc or newer is needed" >&2
+  return 1
+}
+
+# The compiler, its headers and the run time are PyPI packages, which hold less than a toolkit does: nvcc.profile expects
+# lib64, CMake's FindCUDAToolkit a libcudart.so without a version. An older run may have left them out, so they are made each time.
 need_nvcc() {
-  local found
-  for found in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$PWD"/.venv-cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc; do
-    if [[ -x $found ]]; then
+  local found folder=.venv-cuda
+  for found in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    if is_new_enough "$found"; then
       echo "$found"
       return 0
     fi
   done
-  need_packages python3 python3-venv >&2
-  say "nvcc ${nvcc_version} into .venv-cuda" >&2
-  python3 -m venv .venv-cuda
-  local name packages=()
-  for name in nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl; do
-    packages+=("${name}==${nvcc_version}")
-  done
-  .venv-cuda/bin/pip install --quiet --disable-pip-version-check "${packages[@]}" >&2
-  local toolkit=("$PWD"/.venv-cuda/lib/python3*/site-packages/nvidia/cu13)
+  if ! cmp -s <(printf '%s\n' "${nvcc_packages[@]}") "$folder/packages.txt"; then
+    need_packages python3 python3-venv >&2
+    say "${nvcc_packages[0]} and what it needs into $folder" >&2
+    rm -rf "$folder"
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check "${nvcc_packages[@]}" >&2
+    printf '%s\n' "${nvcc_packages[@]}" >"$folder/packages.txt"
+  fi
+  local toolkit=("$PWD/$folder"/lib/python3*/site-packages/nvidia/cu13)
   ln -sfn lib "${toolkit[0]}/lib64"
+  ln -sfn libcudart.so.13 "${toolkit[0]}/lib/libcudart.so"
   echo "${toolkit[0]}/bin/nvcc"
 }
 
