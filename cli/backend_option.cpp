@@ -22,7 +22,7 @@ void BackendOption::add_to(CLI::App& app, const std::string& by_default) {
            for (const auto& [name, backend] : kBackends) {
              if (name == text) asked_ = backend;
            }
-           if (!asked_) throw CLI::ValidationError("--backend", text + " is none of " + names_of(kBackends, ", "));
+           if (!asked_) throw BadArgument("--backend", text, "one of " + names_of(kBackends, ", "));
          },
          "Where to run; by default " + by_default)
       ->type_name(names_of(kBackends, "|"))

@@ -12,7 +12,7 @@ class BadArgument : public std::runtime_error {
 
   /// "--lens = 12a: a number of tokens".
   BadArgument(const std::string& option, const std::string& value, const std::string& allowed)
-      : std::runtime_error(option + " = " + value + ": " + allowed) {}
+      : std::runtime_error(option + " = " + (value.empty() ? "\"\"" : value) + ": " + allowed) {}
 };
 
 }  // namespace lean::cli

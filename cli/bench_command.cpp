@@ -8,6 +8,7 @@
 #include "cli/cpu_bench.hpp"
 #include "cli/gpu_bench.hpp"
 #include "cli/threads.hpp"
+#include "cli/validators.hpp"
 
 namespace lean::cli {
 namespace {
@@ -31,12 +32,15 @@ class BenchCommand final : public Command {
   void add_options(CLI::App& app) override {
     backend_.add_to(app, "the CPU");
     app.add_option("--rows", rows_, "Rows to measure: a regular expression that is searched for in their ids")
+        ->check(not_empty("--rows", "a regular expression (ECMAScript)"))
         ->capture_default_str();
     app.add_flag("--list", list_, "Print the rows and measure nothing");
-    app.add_option("--rounds", settings_.rounds, "Rounds of each row")->check(CLI::Range(1, 100'000))->capture_default_str();
+    app.add_option("--rounds", settings_.rounds, "Rounds of each row")
+        ->transform(in_range("--rounds", 1, 100'000))
+        ->capture_default_str();
     app.add_option("--max-seconds", settings_.max_seconds, "Rows not begun by then are skipped, with a note")
-        ->check(CLI::PositiveNumber);
-    app.add_option("--out", settings_.out, "Write the lines to this file too, as JSON lines");
+        ->transform(in_range("--max-seconds", 1e-3, 1e9));
+    app.add_option("--out", settings_.out, "Write the lines to this file too, as JSON lines")->check(file_to_write("--out"));
     app.add_option("--commit", settings_.commit, "Commit to record in the lines");
     add_cpu_options(app);
     add_gpu_options(app);
@@ -57,21 +61,24 @@ class BenchCommand final : public Command {
     app_ = &app;
     app.add_option("--threads", settings_.threads, "Thread counts, as in 1,2,4; all from 1 on by default")
         ->delimiter(',')
-        ->check(CLI::Range(1, thread_count()))
+        ->transform(in_range("--threads", 1, thread_count()))
         ->group("CPU");
     app.add_option("--kv-mib", settings_.kv_mib, "MiB of K and V of a row; by default 4 times the last-level cache")
-        ->check(CLI::Range(1, 1 << 20))
+        ->transform(in_range("--kv-mib", 1, 1 << 20))
         ->group("CPU");
   }
 
   void add_gpu_options(CLI::App& app) {
     app.add_option("--tier", settings_.tier, "a: the rows that peers were measured on (default); b: the rest; all")
-        ->check(CLI::IsMember({"a", "b", "all"}))
+        ->check(one_of("--tier", {"a", "b", "all"}))
         ->group("GPU");
-    app.add_option("--peers", settings_.peers, "JSON lines of other libraries' times, printed beside each row")->group("GPU");
+    app.add_option("--peers", settings_.peers, "JSON lines of other libraries' times, printed beside each row")
+        ->check(not_empty("--peers", "a file that can be read"))
+        ->group("GPU");
     app.add_flag("--resume", settings_.resume, "Go on with the file of --out: rows it has are not measured again")->group("GPU");
     app.add_flag("--dependent-launch", settings_.dependent, "Measure calls by programmatic dependent launch too")->group("GPU");
     app.add_option("--trace", settings_.trace, "CSV with a column ContextTokens: adds rows of its requests to tier b")
+        ->check(not_empty("--trace", "a file that can be read"))
         ->group("GPU");
   }
 

@@ -56,6 +56,22 @@ bool loses(const BenchLine& line, const BenchLine& rival) { return line.call.min
 
 }  // namespace
 
+std::string BenchLine::noise() const {
+  // On machines left alone 99 lines of 100 have a median below 1.05 (bench/results/cpu-xeon6-2t.jsonl) and 1.3 times the best
+  // round (cpu-zen4-2t.jsonl), and no call is 1.1 times as fast as the pure read of what it reads.
+  constexpr double kMaxSpread = 1.3;
+  constexpr double kMaxReadFraction = 1.1;
+  if (!measured()) return {};
+  const double call_spread = call.median() / call.min();
+  const double ceiling_spread = ceiling.median() / ceiling.min();
+  if (const double spread = std::max(call_spread, ceiling_spread); spread > kMaxSpread) {
+    return fmt::format("noisy: the median round of the {} took {:.2f} times the best", call_spread == spread ? "call" : "pure read",
+                       spread);
+  }
+  if (read_fraction() > kMaxReadFraction) return "noisy: faster than the pure read of the same bytes";
+  return {};
+}
+
 Json to_json(const BenchLine& line, const BenchContext& context) {
   Json json{{"row", line.row}, {"impl", line.impl}};
   add_problem(json, line.spec);
@@ -94,9 +110,12 @@ std::string summary_text(const std::vector<BenchLine>& lines) {
   Fractions compute_bound;
   std::string lost;
   int not_measured = 0;
+  int noisy = 0;
   for (const BenchLine& line : lines) {
     if (!line.measured()) {
       ++not_measured;
+    } else if (!line.noise().empty()) {
+      ++noisy;
     } else if (line.impl == "lean") {
       if (line.compute_bound()) {
         compute_bound.add(line.roofline_fraction(), line);
@@ -113,6 +132,8 @@ std::string summary_text(const std::vector<BenchLine>& lines) {
   std::string text =
       read_bound.text("read-bound, share of the read ceiling") + compute_bound.text("compute-bound, share of the roofline");
   if (not_measured > 0) text += fmt::format("not measured: {} lines\n", not_measured);
+  if (noisy > 0)
+    text += fmt::format("noisy: {} lines, in none of these figures; leave the machine alone and measure them again\n", noisy);
   return text + lost;
 }
 

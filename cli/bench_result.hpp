@@ -35,6 +35,8 @@ struct BenchLine {
   std::string note{};
 
   [[nodiscard]] bool measured() const { return !call.us.empty(); }
+  /// What shows that something else ran on the machine meanwhile, in words; empty when nothing does.
+  [[nodiscard]] std::string noise() const;
   [[nodiscard]] bool failed() const { return measured() && !verdict.passes(); }
   [[nodiscard]] bool compute_bound() const { return compute_us > ceiling.median(); }
   [[nodiscard]] double roofline_us() const { return std::max(compute_us, ceiling.median()); }
@@ -47,7 +49,8 @@ struct BenchLine {
 [[nodiscard]] std::string text_header();
 [[nodiscard]] std::string to_text(const BenchLine& line);
 
-/// Geometric mean and worst row of `lean` where reads bound and where arithmetic does, and the rows it lost to its rivals.
+/// Geometric mean and worst row of `lean` where reads bound and where arithmetic does, noisy rows left out and counted, and the
+/// rows it lost to its rivals.
 [[nodiscard]] std::string summary_text(const std::vector<BenchLine>& lines);
 
 }  // namespace lean::cli

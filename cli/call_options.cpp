@@ -9,6 +9,7 @@
 #include "cli/bad_argument.hpp"
 #include "cli/choice.hpp"
 #include "cli/machine.hpp"
+#include "cli/validators.hpp"
 #include "lean/lean.hpp"
 
 namespace lean::cli {
@@ -97,7 +98,7 @@ void CallOptions::add_schedule_to(CLI::App& app) {
              "run-to-run by default; with batch-invariant, lean means fixed-chunk")
       ->group(group);
   app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
-      ->check(CLI::Range(0, 4096))
+      ->transform(in_range("--workers", 0, 4096))
       ->group(group);
 }
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/bad_argument.hpp"
+
 namespace lean::cli {
 
 template <typename T>
@@ -28,7 +30,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& option, T& value, cons
       value = choice;
       return;
     }
-    throw CLI::ValidationError(option, text + " is none of " + names_of(choices, ", "));
+    throw BadArgument(option, text, "one of " + names_of(choices, ", "));
   };
   return app.add_option_function<std::string>(option, set, description)->type_name(names_of(choices, "|"));
 }

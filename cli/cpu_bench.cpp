@@ -129,6 +129,7 @@ class CpuBench {
       lines[i].call = samples[next++];
       lines[i].ceiling = samples.back();
       lines[i].compute_us = compute_us;
+      if (lines[i].note.empty()) lines[i].note = lines[i].noise();
     }
   }
 

@@ -20,6 +20,7 @@
 #include "cli/print.hpp"
 #include "cli/problem_json.hpp"
 #include "cli/trace.hpp"
+#include "cli/validators.hpp"
 #include "lean/version.hpp"
 #include "schedule/explain_format.hpp"
 
@@ -110,7 +111,7 @@ std::string table_text(const Demo& demo) {
   return table.text();
 }
 
-std::string to_text(const Demo& demo, const std::string& svg_path) {
+std::string to_text(const Demo& demo) {
   std::string text = fmt::format("lean-attention {} on {}\n", LEAN_VERSION_STRING, device_words(demo));
   text += fmt::format("Decode attention, one layer of Llama-3-8B: {}\n  lengths: {}\n", describe(demo.spec), demo.source);
   if (!demo.note.empty()) text += "  " + demo.note + "\n";
@@ -120,7 +121,38 @@ std::string to_text(const Demo& demo, const std::string& svg_path) {
   for (const DemoRow& row : demo.rows) {
     if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
   }
-  return text + "wrote " + svg_path + "\n";
+  return text;
+}
+
+/// What the table shows: where the schedules are told apart, and by how much.
+std::string meaning_of(const Demo& demo) {
+  constexpr double kBalanced = 0.95;
+  const auto balances = [&](const schedule::ScheduleMap DemoRow::* map) {
+    std::string text;
+    for (const DemoRow& row : demo.rows) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", policy_text(row.policy),
+                          schedule::format::percent((row.*map).tiles.ratio()));
+    }
+    return text;
+  };
+  const bool balanced =
+      std::all_of(demo.rows.begin(), demo.rows.end(), [](const DemoRow& row) { return row.map.tiles.ratio() >= kBalanced; });
+  const std::string workers = schedule::format::counted(demo.rows[0].map.workers_asked, "worker");
+  if (demo.on_gpu() || !balanced) {
+    return fmt::format("A call ends with its longest worker, so balance is what sets the times apart on {}: {}.\n", workers,
+                       balances(&DemoRow::map));
+  }
+  return fmt::format(
+      "With {} every schedule is balanced, so their times are about equal here. The column for {} workers is the point:\n"
+      "a call ends with its longest worker, and on a GPU of that many multiprocessors the balance is {}.\n",
+      workers, kPredictedWorkers, balances(&DemoRow::predicted));
+}
+
+std::string what_next(const Demo& demo, const std::string& svg_path) {
+  return fmt::format(
+      "\n{}Wrote {}: a row is a worker, a bar is its work. Next: `lean schedule --lens 8x4k,128k --workers 132` for a batch of\n"
+      "your own, `lean run --lens 8x4k` to time one call, `lean doctor` for this machine, README.md for C++, C and Python.\n",
+      meaning_of(demo), svg_path);
 }
 
 Json to_json(const Demo& demo, const std::string& svg_path) {
@@ -152,14 +184,14 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
   return json;
 }
 
-void draw(const Demo& demo, const std::string& path) {
+std::string drawing_of(const Demo& demo) {
   std::vector<schedule::ScheduleMap> maps;
   for (const DemoRow& row : demo.rows) maps.push_back(row.map);
   for (const DemoRow& row : demo.rows) {
     if (!demo.on_gpu()) maps.push_back(row.predicted);
   }
   const auto columns = static_cast<std::int32_t>(demo.rows.size());
-  write_file("--svg", path, schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800}));
+  return schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800});
 }
 
 class DemoCommand final : public Command {
@@ -169,22 +201,26 @@ class DemoCommand final : public Command {
   std::string example() const override { return "lean demo --trace AzureLLMInferenceTrace_conv.csv --batch 64"; }
 
   void add_options(CLI::App& app) override {
-    app.add_option("--trace", trace_, "CSV with a column ContextTokens, in place of the built-in 32 lengths");
+    app.add_option("--trace", trace_, "CSV with a column ContextTokens, in place of the built-in 32 lengths")
+        ->check(not_empty("--trace", "a file that can be read"));
     app.add_option("--batch", batch_, "Requests to take from the trace, evenly spread; 0: as many as fit")
-        ->check(CLI::Range(0, 1 << 20));
+        ->transform(in_range("--batch", 0, 1 << 20));
     app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
-        ->check(CLI::Range(0, 4096));
-    app.add_option("--repeat", repeat_, "Rounds to time")->check(CLI::Range(1, 100'000))->capture_default_str();
-    app.add_option("--svg", svg_path_, "Where to write the drawing")->capture_default_str();
+        ->transform(in_range("--workers", 0, 4096));
+    app.add_option("--repeat", repeat_, "Rounds to time")->transform(in_range("--repeat", 1, 100'000))->capture_default_str();
+    app.add_option("--svg", svg_path_, "Where to write the drawing")->check(file_to_write("--svg"))->capture_default_str();
     backend_.add_to(app, "the GPU where there is one, else the CPU");
   }
 
   int run(bool json) override {
     if (trace_.empty() && batch_ != 0) throw BadArgument("--batch", std::to_string(batch_), "goes with --trace");
+    const OutputFile svg("--svg", svg_path_);
+    svg.check();
     Demo demo = choose_batch();
     measure_and_check(demo);
-    draw(demo, svg_path_);
-    print(json ? to_json(demo, svg_path_).dump() + "\n" : to_text(demo, svg_path_));
+    print(json ? to_json(demo, svg_path_).dump() + "\n" : to_text(demo));
+    svg.begin(drawing_of(demo));
+    if (!json) print(what_next(demo, svg_path_));
     return demo.passes() ? kExitOk : kExitCheckFailed;
   }
 

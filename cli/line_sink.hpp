@@ -1,8 +1,8 @@
 // LineSink: writes each line of a benchmark as it comes, to the result file and to stdout, and keeps it for the summary.
 #pragma once
 
-#include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,17 +23,17 @@ class LineSink {
   };
 
   /// `path` empty: no file; it begins with `earlier_lines`. `as_json`: JSON lines on stdout, too.
-  LineSink(Forms forms, std::string path, bool as_json, const std::string& earlier_lines = "")
-      : forms_(std::move(forms)), path_(std::move(path)), as_json_(as_json) {
-    if (!path_.empty()) write_file("--out", path_, earlier_lines);
+  LineSink(Forms forms, const std::string& path, bool as_json, const std::string& earlier_lines = "")
+      : forms_(std::move(forms)), as_json_(as_json) {
+    if (!path.empty()) file_.emplace("--out", path).begin(earlier_lines);
     if (!as_json_) print(forms_.text_header);
   }
 
   void add(TLine line, Progress& progress) {
     const std::string json_line = forms_.json(line).dump() + "\n";
-    if (!path_.empty()) std::ofstream(path_, std::ios::app) << json_line;
     progress.clear();
     print(as_json_ ? json_line : forms_.text(line));
+    if (file_) file_->append(json_line);
     lines_.push_back(std::move(line));
   }
 
@@ -41,7 +41,7 @@ class LineSink {
 
  private:
   Forms forms_;
-  std::string path_;
+  std::optional<OutputFile> file_;
   bool as_json_;
   std::vector<TLine> lines_;
 };

@@ -2,8 +2,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "cli/bad_argument.hpp"
@@ -32,18 +34,29 @@ std::vector<std::unique_ptr<Entry>> make_entries(CLI::App& app) {
   return entries;
 }
 
+/// Every error looks like this: "lean run: --head-dim = 300: a whole number from 1 to 256".
+int complain(const std::string& who, const std::string& what, ExitCode code) {
+  std::fprintf(stderr, "%s: %s\n", who.c_str(), what.c_str());
+  return code;
+}
+
 int run(const Entry& entry) {
+  const std::string who = "lean " + entry.command->name();
   try {
     return entry.command->run(entry.json);
   } catch (const BadArgument& error) {
-    std::fprintf(stderr, "lean %s: %s\n", entry.command->name().c_str(), error.what());
-    return kExitBadArguments;
+    return complain(who, error.what(), kExitBadArguments);
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "lean %s: out of memory\n", entry.command->name().c_str());
+    return complain(who, "out of memory", kExitCheckFailed);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "lean %s: %s\n", entry.command->name().c_str(), error.what());
+    return complain(who, error.what(), kExitCheckFailed);
   }
-  return kExitCheckFailed;
+}
+
+/// "lean", or "lean run" from when the command was named.
+std::string words_of(const CLI::App& app) {
+  const auto parsed = app.get_subcommands();
+  return parsed.empty() ? "lean" : "lean " + parsed.front()->get_name();
 }
 
 int main_of(int argc, char** argv) {
@@ -54,8 +67,14 @@ int main_of(int argc, char** argv) {
   const auto entries = make_entries(app);
   try {
     app.parse(argc, argv);
+  } catch (const BadArgument& error) {
+    return complain(words_of(app), error.what(), kExitBadArguments);
+  } catch (const CLI::Success& asked) {  // --help and --version
+    (void)app.exit(asked);
+    return std::cout.flush() ? kExitOk : complain("lean", "stdout could not be written", kExitCheckFailed);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitBadArguments;  // --help and --version come this way too
+    const std::string who = words_of(app);
+    return complain(who, std::string(error.what()) + "; `" + who + " --help` lists what there is", kExitBadArguments);
   }
   for (const auto& entry : entries) {
     if (entry->app->parsed()) return run(*entry);

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
+#include <cstring>
+#include <stdexcept>
 
 #include "cli/bad_argument.hpp"
 
@@ -59,15 +61,17 @@ void Progress::clear() {
 }
 
 void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw std::runtime_error(fmt::format("the result could not be written to stdout: {}", std::strerror(errno)));
+  }
 }
 
-void write_file(const std::string& option, const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw BadArgument(option, path, "a file that can be written");
+void OutputFile::write(const std::string& text, const char* mode) const {
+  errno = 0;
+  std::FILE* const file = std::fopen(path_.c_str(), mode);
+  bool ok = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file != nullptr) ok = std::fclose(file) == 0 && ok;
+  if (!ok) throw BadArgument(option_, path_, fmt::format("a file that can be written ({})", std::strerror(errno)));
 }
 
 }  // namespace lean::cli

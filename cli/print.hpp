@@ -45,7 +45,25 @@ class Progress {
   std::chrono::steady_clock::time_point last_said_{};
 };
 
+/// Onto stdout at once. Throws when that fails: a result that nobody got is no success.
 void print(const std::string& text);
-void write_file(const std::string& option, const std::string& path, const std::string& text);
+
+/// A file that an option names. Every write opens, closes and is checked; throws BadArgument when one fails.
+class OutputFile {
+ public:
+  OutputFile(std::string option, std::string path) : option_(std::move(option)), path_(std::move(path)) {}
+
+  /// Before work that would be lost: makes an empty file where there is none, and leaves one that is there as it is.
+  void check() const { write("", "a"); }
+  /// The file holds `text` and nothing else.
+  void begin(const std::string& text) const { write(text, "w"); }
+  void append(const std::string& text) const { write(text, "a"); }
+
+ private:
+  void write(const std::string& text, const char* mode) const;
+
+  std::string option_;
+  std::string path_;
+};
 
 }  // namespace lean::cli

@@ -7,11 +7,14 @@
 
 #include "cli/bad_argument.hpp"
 #include "cli/choice.hpp"
+#include "cli/validators.hpp"
 
 namespace lean::cli {
 namespace {
 
 constexpr std::int64_t kMaxTokens = INT32_MAX;
+constexpr const char* kLengthsAllowed =
+    "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096, which is 8 requests";
 constexpr std::int64_t kMaxBatch = 1 << 20;  // of the command, not of the library: lengths are listed in its output
 
 const Choices<DType> kDTypes{{"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
@@ -38,7 +41,6 @@ Layout layout_of(const std::string& name, const std::vector<std::int32_t>& kv_le
 }  // namespace
 
 std::vector<std::int32_t> parse_lengths(const std::string& option, const std::string& text) {
-  constexpr const char* kAllowed = "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096";
   std::vector<std::int32_t> lengths;
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
@@ -46,7 +48,7 @@ std::vector<std::int32_t> parse_lengths(const std::string& option, const std::st
     const std::size_t times = item.find('x');
     const std::int64_t count = times == std::string_view::npos ? 1 : parse_count(item.substr(0, times));
     const std::int64_t tokens = parse_count(times == std::string_view::npos ? item : item.substr(times + 1));
-    if (count < 0 || tokens < 0) throw BadArgument(option, std::string(item), kAllowed);
+    if (count < 1 || tokens < 0) throw BadArgument(option, std::string(item), kLengthsAllowed);
     if (count + static_cast<std::int64_t>(lengths.size()) > kMaxBatch)
       throw BadArgument(option, std::string(item), "up to 1048576 requests");
     lengths.insert(lengths.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(tokens));
@@ -57,47 +59,60 @@ std::vector<std::int32_t> parse_lengths(const std::string& option, const std::st
 
 void ProblemOptions::add_to(CLI::App& app) {
   const std::string group = "Problem";
-  app.add_option("--lens", lens_, "Key/value tokens of each request: 1000,37,4k or 8x4096")->group(group);
-  app.add_option("--preset", preset_, "Ready-made lengths; conv32: 32 requests of the Azure conversation trace")
-      ->check(CLI::IsMember({"conv32"}))
+  app.add_option("--lens", lens_, "Key/value tokens of each request: 1000,37,4k or 8x4096")
+      ->check(not_empty("--lens", kLengthsAllowed))
       ->group(group);
-  app.add_option("--trace", trace_, "CSV with a column ContextTokens, a line a request")->group(group);
+  app.add_option("--preset", preset_, "Ready-made lengths; conv32: 32 requests of the Azure conversation trace")
+      ->check(one_of("--preset", {"conv32"}))
+      ->group(group);
+  app.add_option("--trace", trace_, "CSV with a column ContextTokens, a line a request")
+      ->check(not_empty("--trace", "a file that can be read"))
+      ->group(group);
   app.add_option("--batch", batch_, "Requests to take from the trace; 0: all")
-      ->check(CLI::Range(std::int64_t{0}, kMaxBatch))
+      ->transform(in_range("--batch", std::int64_t{0}, kMaxBatch))
       ->group(group);
   add_choice(app, "--pick", pick_, kPicks, "Which requests of the trace: spread (every k-th, default) or the first ones")
       ->group(group);
-  app.add_option("--q-heads", q_heads_, "Query heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
-  app.add_option("--kv-heads", kv_heads_, "Key/value heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
-  app.add_option("--head-dim", head_dim_, "Head dimension")->check(CLI::Range(1, 256))->capture_default_str()->group(group);
+  app.add_option("--q-heads", q_heads_, "Query heads")
+      ->transform(in_range("--q-heads", 1, INT32_MAX))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--kv-heads", kv_heads_, "Key/value heads")
+      ->transform(in_range("--kv-heads", 1, INT32_MAX))
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--head-dim", head_dim_, "Head dimension")
+      ->transform(in_range("--head-dim", 1, 256))
+      ->capture_default_str()
+      ->group(group);
   add_choice(app, "--dtype", dtype_, kDTypes, "Element type; bf16 by default")->group(group);
   app.add_option("--n-q", q_tokens_, "Query tokens of each request")
-      ->check(CLI::Range(1, 1 << 20))
+      ->transform(in_range("--n-q", 1, 1 << 20))
       ->capture_default_str()
       ->group(group);
   app.add_option("--causal", causal_, "Bottom-right causal mask; auto: with more than one query token")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->check(one_of("--causal", {"auto", "on", "off"}))
       ->capture_default_str()
       ->group(group);
   app.add_option("--layout", layout_, "Axes of K and V, slowest first; auto: bhsd for a uniform batch, packed hsd for a ragged one")
-      ->check(CLI::IsMember({"auto", "bhsd", "bshd", "hsd", "shd"}))
+      ->check(one_of("--layout", {"auto", "bhsd", "bshd", "hsd", "shd"}))
       ->capture_default_str()
       ->group(group);
   app.add_option("--kv-dtype", kv_dtype_, "Element type of K and V; auto: as --dtype")
-      ->check(CLI::IsMember({"auto", "fp8_e4m3", "fp8_e5m2"}))
+      ->check(one_of("--kv-dtype", {"auto", "fp8_e4m3", "fp8_e5m2"}))
       ->capture_default_str()
       ->group(group);
   app.add_option("--page-tokens", page_tokens_, "Tokens of a page, by block table; 0: not paged. b of --layout is then the page")
-      ->check(CLI::Range(0, 1 << 20))
+      ->transform(in_range("--page-tokens", 0, 1 << 20))
       ->group(group);
   app.add_option("--window-left", window_left_, "Keys seen to the left of a query's own position; -1: all")
-      ->check(CLI::Range(-1, INT32_MAX))
+      ->transform(in_range("--window-left", -1, INT32_MAX))
       ->group(group);
   app.add_option("--window-right", window_right_, "Keys seen to the right; -1: all")
-      ->check(CLI::Range(-1, INT32_MAX))
+      ->transform(in_range("--window-right", -1, INT32_MAX))
       ->group(group);
   app.add_option("--softcap", softcap_, "Scores become softcap tanh(s / softcap); 0: as they are")
-      ->check(CLI::Range(0.0F, 1e30F))
+      ->transform(in_range("--softcap", 0.0F, 1e30F))
       ->group(group);
   app.add_flag("--alibi", alibi_, "ALiBi with slopes 2^(-8 (h + 1) / heads)")->group(group);
   app.add_flag("--sinks", sinks_, "An attention sink of logit 0 for each query head")->group(group);

@@ -16,6 +16,7 @@
 #include "cli/problem_json.hpp"
 #include "cli/problem_options.hpp"
 #include "cli/threads.hpp"
+#include "cli/validators.hpp"
 #include "schedule/explain_format.hpp"
 
 namespace lean::cli {
@@ -98,8 +99,10 @@ class RunCommand final : public Command {
   void add_options(CLI::App& app) override {
     problem_.add_to(app);
     call_.add_to(app);
-    app.add_option("--seed", seed_, "Seed of the data")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--repeat", repeat_, "Rounds to time")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+    app.add_option("--seed", seed_, "Seed of the data")
+        ->transform(in_range("--seed", std::uint64_t{0}, UINT64_MAX))
+        ->capture_default_str();
+    app.add_option("--repeat", repeat_, "Rounds to time")->transform(in_range("--repeat", 1, 1'000'000))->capture_default_str();
   }
 
   int run(bool json) override {

@@ -2,11 +2,13 @@
 #include <CLI/CLI.hpp>
 
 #include "api/option_preconditions.hpp"
+#include "cli/bad_argument.hpp"
 #include "cli/call_options.hpp"
 #include "cli/command.hpp"
 #include "cli/prepared_call.hpp"
 #include "cli/print.hpp"
 #include "cli/problem_options.hpp"
+#include "cli/validators.hpp"
 
 namespace lean::cli {
 namespace {
@@ -20,7 +22,8 @@ class ScheduleCommand final : public Command {
   void add_options(CLI::App& app) override {
     problem_.add_to(app);
     call_.add_schedule_to(app);
-    app.add_option("--svg", svg_path_, "Write a drawing to this file");
+    app.add_option("--svg", svg_path_, "Write a drawing to this file; -: to stdout, in place of the text")
+        ->check(not_empty("--svg", "the name of a file, or - for stdout"));
   }
 
   int run(bool json) override {
@@ -28,7 +31,13 @@ class ScheduleCommand final : public Command {
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
     const schedule::ScheduleMap map = map_of(shape.problem(), options);
-    if (!svg_path_.empty()) write_file("--svg", svg_path_, schedule::to_svg({map}, {}));
+    const bool drawing_on_stdout = svg_path_ == "-";
+    if (drawing_on_stdout && json) throw BadArgument("--svg", svg_path_, "the name of a file with --json, which has stdout");
+    if (!svg_path_.empty()) {
+      const std::string drawing = schedule::to_svg({map}, {});
+      if (drawing_on_stdout) return print(drawing), kExitOk;
+      OutputFile("--svg", svg_path_).begin(drawing);
+    }
     print(json ? schedule::to_json(map) : schedule::to_text(map));
     if (!json && !svg_path_.empty()) print("\nwrote " + svg_path_ + "\n");
     return kExitOk;

@@ -19,18 +19,28 @@ constexpr std::int32_t kConv32[] = {374, 1313, 4075, 440, 1040, 463, 1113, 1126,
 
 constexpr std::string_view kColumn = "ContextTokens";
 
-std::vector<std::string_view> cells_of(std::string_view line) {
+/// Cells may stand in quotes, where commas belong to them and two quotes are one (RFC 4180).
+std::vector<std::string> cells_of(std::string_view line) {
   if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-  std::vector<std::string_view> cells;
-  for (std::size_t begin = 0; begin <= line.size();) {
-    const std::size_t end = std::min(line.find(',', begin), line.size());
-    cells.push_back(line.substr(begin, end - begin));
-    begin = end + 1;
+  std::vector<std::string> cells(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == ',' && !quoted) {
+      cells.emplace_back();
+    } else if (line[i] != '"') {
+      cells.back() += line[i];
+    } else if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
+      cells.back() += line[i++];
+    } else {
+      quoted = !quoted;
+    }
   }
   return cells;
 }
 
-std::size_t column_in(const std::string& path, const std::string& header) {
+std::size_t column_in(const std::string& path, std::string_view header) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (header.substr(0, kByteOrderMark.size()) == kByteOrderMark) header.remove_prefix(kByteOrderMark.size());
   const auto cells = cells_of(header);
   const auto found = std::find(cells.begin(), cells.end(), kColumn);
   if (found == cells.end()) throw BadArgument("--trace", path, fmt::format("a CSV whose first line names the column {}", kColumn));
@@ -59,7 +69,7 @@ std::vector<std::int32_t> trace_lengths(const std::string& path, std::int64_t co
   for (std::int64_t number = 2; std::getline(file, line); ++number) {
     const auto cells = cells_of(line);
     if (cells.size() == 1 && cells[0].empty()) continue;
-    const std::string_view cell = column < cells.size() ? cells[column] : std::string_view();
+    const std::string cell = column < cells.size() ? cells[column] : std::string();
     std::int32_t tokens = -1;
     const auto parsed = std::from_chars(cell.data(), cell.data() + cell.size(), tokens);
     if (parsed.ec != std::errc() || parsed.ptr != cell.data() + cell.size() || tokens < 0) {

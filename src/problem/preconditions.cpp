@@ -48,6 +48,13 @@ Extents key_extents(P p, std::int32_t dims) noexcept {
   return {packed ? 1 : p.batch, p.kv_heads, packed ? p.total_kv_tokens : p.kv_capacity, dims};
 }
 
+/// Of append.k and append.v: as many tokens as there are queries, heads as in the cache.
+Extents new_key_extents(P p, std::int32_t dims) noexcept {
+  Extents n = query_extents(p, dims);
+  n.heads = p.kv_heads;
+  return n;
+}
+
 /// Every byte offset of the tensor fits 63 bits.
 bool addressable(const Extents& n, const Strides& s) noexcept {
   const auto reach = [](std::int64_t count, std::int64_t stride) {
@@ -251,10 +258,10 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return !appends(p) || aligned(p.append.v.data, p.append.v.dtype); }},
     Precondition<Problem>{kTooLarge, "append.k.strides", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.append.k.strides.token; },
-                 [](P p) noexcept { return !appends(p) || addressable(query_extents(p, p.head_dim), p.append.k.strides); }},
+                 [](P p) noexcept { return !appends(p) || addressable(new_key_extents(p, p.head_dim), p.append.k.strides); }},
     Precondition<Problem>{kTooLarge, "append.v.strides", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.append.v.strides.token; },
-                 [](P p) noexcept { return !appends(p) || addressable(query_extents(p, value_dim_of(p)), p.append.v.strides); }},
+                 [](P p) noexcept { return !appends(p) || addressable(new_key_extents(p, value_dim_of(p)), p.append.v.strides); }},
     Precondition<Problem>{kInvalid, "k.strides", "with append no stride may be 0 on an axis longer than 1: new keys must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.k.strides.token; },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, p.head_dim), p.k.strides); }},

@@ -1,8 +1,8 @@
 // What tools/toolkit_test.py builds with the CUDA toolkit that tools/setup.sh fetches: a kernel, and the run time that is linked.
 // Prints the run time's version, as in 13000; needs no GPU.
-#include <cuda/atomic>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <cuda/atomic>
 
 #include <cstdio>
 

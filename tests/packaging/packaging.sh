@@ -28,6 +28,28 @@ install_tree() {
   "$1" --install "$2" --prefix "$3"
 }
 
+# not_built CMAKE SOURCE DIR: a build of which nothing was built yet says so, and nothing is copied.
+not_built() {
+  local said
+  rm -rf "$3"
+  "$1" -S "$2" -B "$3/build" -DLEAN_TESTS=OFF >"$3.log"
+  if said=$("$1" --install "$3/build" --prefix "$3/prefix" 2>&1); then
+    echo "it went well: $said"
+    return 1
+  fi
+  echo "$said"
+  [[ $said == *"liblean_attention.so"*" is not built"*"--component"* && ! -e $3/prefix ]]
+}
+
+# components CMAKE BUILD PREFIX: the command can be had without the library, as after `make demo`.
+components() {
+  rm -rf "$3"
+  "$1" --install "$2" --prefix "$3" --component command
+  [[ $(cd "$3" && find . -type f) == ./bin/lean ]]
+  "$1" --install "$2" --prefix "$3" --component library
+  [[ -e $3/include/lean/lean.hpp ]]
+}
+
 # command PREFIX: the installed command starts.
 command_starts() {
   "$1/bin/lean" --help
@@ -64,6 +86,7 @@ shift
 case $command in
   symbols | find_package | pkg_config) "$command" "$@" ;;
   install) install_tree "$@" ;;
+  not_built | components) "$command" "$@" ;;
   command) command_starts "$@" ;;
   *) echo "packaging.sh: unknown test $command" >&2; exit 2 ;;
 esac

@@ -315,6 +315,10 @@ TEST(Preconditions, FloatsAreShownAsTheyAre) {
 TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
   const std::vector<std::function<void(Problem&)>> changes = {
       [](Problem&) {},
+      [](Problem& p) {  // new keys have kv_heads heads: one step apart here, where q_heads would take three
+        make_appending(p);
+        p.append.k.strides.head = p.append.v.strides.head = std::int64_t{1} << 56;
+      },
       [](Problem& p) { p.batch = 0; },
       [](Problem& p) { p.batch = INT32_MAX; },
       [](Problem& p) { p.head_dim = 1; },

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""What a person gets to see of the command `lean`: errors of one style, and a failed write that is no success.
+
+Usage: command_test.py LEAN [unittest's arguments]
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from xml.etree import ElementTree
+
+LEAN = ""
+SMALL = ("--lens", "3,0,40", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "8")
+BENCH = ("bench", "--kv-mib", "1", "--rounds", "1", "--threads", "1", "--rows", "^uniform b1 h1 g4 d128 fp32")
+LENGTHS = "token counts from 0 to 2147483647 with commas between them"
+
+
+def lean(*arguments: str, **options) -> subprocess.CompletedProcess:
+    options = {"stdout": subprocess.PIPE, "cwd": tempfile.gettempdir()} | options
+    return subprocess.run([LEAN, *arguments], stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+class OneStyle(unittest.TestCase):
+    """`lean run: --option = value: what is allowed`, exit code 2."""
+
+    def refused(self, allowed: str, command: str, option: str, value: str) -> None:
+        done = lean(command, option, value)
+        shown = value or '""'
+        with self.subTest(command=command, option=option, value=value):
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertEqual(done.stdout, "")
+            self.assertTrue(done.stderr.startswith(f"lean {command}: {option} = {shown}: "), done.stderr)
+            self.assertIn(allowed, done.stderr)
+            self.assertLess(len(done.stderr), 200)
+
+    def test_numbers(self):
+        for value in ("0", "-1", "9999999999999999999999", "12x", "0x10", "1.5", ""):
+            self.refused("a whole number from 1 to ", "run", "--head-dim", value)
+        for value in ("-1", "nan", "inf", "1e31", "x"):
+            self.refused("a number from 0 to 1e+30", "run", "--softcap", value)
+        for value in ("-1", "0", "nan"):
+            self.refused("a number from 0.001 to 1e+09", "bench", "--max-seconds", value)
+        self.refused("a whole number from 0 to 18446744073709551615", "run", "--seed", "-1")
+        self.refused("a whole number from 0 to 4096", "schedule", "--workers", "4097")
+        self.refused("a whole number from 1 to 100000", "demo", "--repeat", "0")
+
+    def test_words(self):
+        self.refused("one of fp32, fp16, bf16", "run", "--dtype", "int8")
+        self.refused("one of auto, on, off", "run", "--causal", "maybe")
+        self.refused("one of cpu, cuda", "run", "--backend", "tpu")
+        self.refused("one of a, b, all", "bench", "--tier", "c")
+        self.refused("lean, fixed-split", "schedule", "--schedule", "")
+
+    def test_lengths(self):
+        for value in ("", "x", "-1", "0x10", "x10", "2147483648"):
+            self.refused(LENGTHS, "schedule", "--lens", value)
+        for value, item in (("1000,0x10", "0x10"), ("1000,", '""')):
+            done = lean("schedule", "--lens", value)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"lean schedule: --lens = {item}: {LENGTHS}", done.stderr)
+
+    def test_an_empty_value_never_means_as_without_the_option(self):
+        for command, option in (("run", "--lens"), ("run", "--preset"), ("run", "--trace"), ("demo", "--trace"), ("demo", "--svg"),
+                                ("schedule", "--svg"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--peers"), ("bench", "--trace")):
+            self.refused("", command, option, "")
+
+    def test_options_that_are_none(self):
+        for arguments in (("run", "--nonsense"), ("run", "word"), ("run", "--lens"), ("nonsense",), ()):
+            done = lean(*arguments)
+            with self.subTest(arguments=arguments):
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                who = "lean run" if arguments[:1] == ("run",) else "lean"
+                self.assertRegex(done.stderr, rf"^{who}: .*; `{who} --help` lists what there is\n$")
+
+
+class Writes(unittest.TestCase):
+    """A result that nobody got is no success."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def trace(self, text: str) -> str:
+        path = self.folder / "trace.csv"
+        path.write_text(text)
+        return str(path)
+
+    def test_stdout_that_is_full(self):
+        for arguments in (("run", *SMALL, "--json"), ("run", *SMALL), ("schedule", *SMALL), ("schedule", *SMALL, "--svg", "-"),
+                          ("bench", "--list"), ("--help",), ("run", "--help"), ("--version",)):
+            with self.subTest(arguments=arguments), open("/dev/full", "w") as full:
+                done = lean(*arguments, stdout=full)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertRegex(done.stderr, r"(?m)^lean.*stdout")
+
+    def test_out_that_is_full(self):
+        done = lean(*BENCH, "--out", "/dev/full")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("lean bench: --out = /dev/full: a file that can be written (No space left on device)", done.stderr)
+
+    def test_svg_that_is_full(self):
+        done = lean("schedule", *SMALL, "--svg", "/dev/full")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("lean schedule: --svg = /dev/full: a file that can be written (No space left on device)", done.stderr)
+        done = lean("demo", "--trace", self.trace("ContextTokens\n5\n70\n"), "--repeat", "1", "--svg", "/dev/full")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("read bandwidth", done.stdout)  # what was computed is shown
+        self.assertNotIn("Wrote", done.stdout)
+
+    def test_the_demo_refuses_before_it_computes(self):
+        done = lean("demo", "--svg", str(self.folder / "none" / "x.svg"))
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("x.svg: a file that can be written (No such file or directory)", done.stderr)
+        self.assertNotIn("making", done.stderr)
+
+    def test_the_demo_says_what_its_table_shows(self):
+        svg = self.folder / "demo.svg"
+        arguments = ("demo", "--trace", self.trace("ContextTokens\n5\n700\n"), "--repeat", "1", "--backend", "cpu", "--svg", str(svg))
+        done = lean(*arguments, "--workers", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("With 1 worker every schedule is balanced", done.stdout)
+        self.assertIn("column for 132 workers is the point", done.stdout)
+        self.assertIn(f"Wrote {svg}", done.stdout)
+        self.assertIn("Next: ", done.stdout)
+        ElementTree.parse(svg)
+        self.assertIn("balance is what sets the times apart on 7 workers: lean ", lean(*arguments, "--workers", "7").stdout)
+
+    def test_a_dash_is_stdout(self):
+        done = lean("schedule", *SMALL, "--svg", "-", cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(ElementTree.fromstring(done.stdout).tag.endswith("svg"))
+        for arguments in (("schedule", *SMALL, "--json", "--svg", "-"), ("demo", "--svg", "-"), ("bench", "--out", "-")):
+            refused = lean(*arguments, cwd=self.folder)
+            self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+            self.assertIn(" = -: the name of a file", refused.stderr)
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+class Traces(unittest.TestCase):
+    def lengths(self, text: str) -> list:
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write(text)
+            file.flush()
+            done = lean("schedule", "--trace", file.name, "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return [sequence["kv_tokens"] for sequence in json.loads(done.stdout)["sequences"]]
+
+    def test_cells_in_quotes(self):
+        for text in ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023,7,1\n2023,300,2\n",
+                     '"TIMESTAMP","ContextTokens","GeneratedTokens"\r\n"20,23","7","1"\r\n"a ""b""","300",2\r\n',
+                     '\ufeffContextTokens\n7\n300\n'):
+            self.assertEqual(self.lengths(text), [7, 300])
+
+
+if __name__ == "__main__":
+    LEAN = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
