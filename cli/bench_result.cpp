@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cli/machine.hpp"
+#include "cli/noise.hpp"
 #include "cli/print.hpp"
 
 namespace lean::cli {
@@ -56,21 +57,7 @@ bool loses(const BenchLine& line, const BenchLine& rival) { return line.call.min
 
 }  // namespace
 
-std::string BenchLine::noise() const {
-  // On machines left alone 99 lines of 100 have a median below 1.05 (bench/results/cpu-xeon6-2t.jsonl) and 1.3 times the best
-  // round (cpu-zen4-2t.jsonl), and no call is 1.1 times as fast as the pure read of what it reads.
-  constexpr double kMaxSpread = 1.3;
-  constexpr double kMaxReadFraction = 1.1;
-  if (!measured()) return {};
-  const double call_spread = call.median() / call.min();
-  const double ceiling_spread = ceiling.median() / ceiling.min();
-  if (const double spread = std::max(call_spread, ceiling_spread); spread > kMaxSpread) {
-    return fmt::format("noisy: the median round of the {} took {:.2f} times the best", call_spread == spread ? "call" : "pure read",
-                       spread);
-  }
-  if (read_fraction() > kMaxReadFraction) return "noisy: faster than the pure read of the same bytes";
-  return {};
-}
+std::string BenchLine::noise() const { return measured() ? noise_in(call, ceiling) : std::string(); }
 
 Json to_json(const BenchLine& line, const BenchContext& context) {
   Json json{{"row", line.row}, {"impl", line.impl}};

@@ -15,6 +15,7 @@
 #include "cli/gpu_timing.hpp"
 #include "cli/machine.hpp"
 #include "cli/measure.hpp"
+#include "cli/noise.hpp"
 #include "cli/oracle.hpp"
 #include "cli/prepared_call.hpp"
 #include "cli/print.hpp"
@@ -52,6 +53,12 @@ struct Demo {
   std::vector<DemoRow> rows;
 
   [[nodiscard]] bool on_gpu() const { return backend == Backend::kCuda; }
+  /// What one of the rows shows of something else on the machine; empty: nothing.
+  [[nodiscard]] std::string noise() const {
+    std::string found;
+    for (const DemoRow& row : rows) found = found.empty() && !on_gpu() ? noise_in(row.call, ceiling) : found;
+    return found;
+  }
   [[nodiscard]] double gbps(const Samples& samples) const { return static_cast<double>(spec.kv_bytes()) / samples.median() / 1e3; }
   [[nodiscard]] bool passes() const {
     return std::all_of(rows.begin(), rows.end(), [](const DemoRow& row) { return row.verdict.passes(); });
@@ -118,6 +125,9 @@ std::string to_text(const Demo& demo) {
   text += fmt::format("\n{}\nread bandwidth: {:.2f} GB/s, a pure read of the same bytes by the same {} in the same run\n",
                       table_text(demo), demo.gbps(demo.ceiling), demo.on_gpu() ? "GPU" : "threads");
   text += "balance: mean / longest work per worker, in tiles\n";
+  if (const std::string noise = demo.noise(); !noise.empty()) {
+    text += noise + "; something else ran on this machine, and the times say little\n";
+  }
   for (const DemoRow& row : demo.rows) {
     if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
   }
@@ -143,8 +153,8 @@ std::string meaning_of(const Demo& demo) {
                        balances(&DemoRow::map));
   }
   return fmt::format(
-      "With {} every schedule is balanced, so their times are about equal here. The column for {} workers is the point:\n"
-      "a call ends with its longest worker, and on a GPU of that many multiprocessors the balance is {}.\n",
+      "With {} every schedule is balanced: on a machine left alone their times are about equal. The column for {} workers is\n"
+      "the point: a call ends with its longest worker, and on a GPU of that many multiprocessors the balance is {}.\n",
       workers, kPredictedWorkers, balances(&DemoRow::predicted));
 }
 
@@ -179,6 +189,7 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
     line["passes"] = row.verdict.passes();
     json["rows"].push_back(std::move(line));
   }
+  json["noise"] = demo.noise().empty() ? Json(nullptr) : Json(demo.noise());
   json["svg"] = svg_path;
   json["passes"] = demo.passes();
   return json;

@@ -123,7 +123,7 @@ class Writes(unittest.TestCase):
         done = lean(*arguments, "--workers", "1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("With 1 worker every schedule is balanced", done.stdout)
-        self.assertIn("column for 132 workers is the point", done.stdout)
+        self.assertIn("The column for 132 workers is\nthe point: ", done.stdout)
         self.assertIn(f"Wrote {svg}", done.stdout)
         self.assertIn("Next: ", done.stdout)
         ElementTree.parse(svg)
