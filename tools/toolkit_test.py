@@ -2,7 +2,7 @@
 """Checks that `tools/setup.sh nvcc` gives a machine without a CUDA toolkit one that this project builds with.
 
 A copy of the tree in build-toolkit/ fetches the toolkit, configures the preset cuda and builds a program that is linked to
-the run time, all in a mount namespace where this machine's own toolkits are hidden (that takes root, or user namespaces).
+the run time. Where this machine has toolkits, in a mount namespace that hides them (that takes root, or user namespaces).
 Ends with "N passed, M failed".
 
 Usage: toolkit_test.py
@@ -49,11 +49,12 @@ def hidden(*command: str, stderr: int | None = None) -> subprocess.CompletedProc
     """Runs a command in the copy, where no toolkit of this machine is to be seen."""
     hide = [f"mount -t tmpfs none {folder}" for folder in toolkits()]
     hide += [f"test ! -e {path} || mount --bind /dev/null {path}" for path in compilers()]
-    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    apart = []
+    if hide:
+        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+        apart = ["unshare", "--mount", *as_root, "bash", "-c", " && ".join([*hide, 'exec "$@"']), "bash"]
     environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
-    script = " && ".join([*hide, 'exec "$@"'])
-    return subprocess.run(["unshare", "--mount", *as_root, "bash", "-c", script, "bash", *command], cwd=TREE,
-                          env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr, check=False)
+    return subprocess.run([*apart, *command], cwd=TREE, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr, check=False)
 
 
 def fetched_nvcc() -> str:
