@@ -15,21 +15,21 @@ build_for_gpu() {
   return 1
 }
 
-# How long the first build takes, measured on 2 cores. Later ones build what changed.
-announce() {  # folder, minutes on 2 cores
+# How long it takes: the build for the CPU is 3.5 minutes of one core's time. Later builds do what changed.
+announce() {  # folder, how long its first build takes
   if [[ -x $1/bin/lean ]]; then
     echo "demo: brings $1/bin/lean up to date, then runs it: less than a minute"
   else
-    echo "demo: builds $1/bin/lean, the first time $2 on 2 cores and less on more, then runs it: less than a minute"
+    echo "demo: builds $1/bin/lean, the first time $2, then runs it: less than a minute"
   fi
 }
 
 if nvidia-smi -L >/dev/null 2>&1; then
-  announce build-cuda-demo "about ten minutes"
+  announce build-cuda-demo "some minutes more than the two that 2 cores take for the CPU"
   tools/setup.sh build
   if build_for_gpu; then exec build-cuda-demo/bin/lean demo; fi
 fi
-announce build "three to five minutes"
+announce build "two minutes on 2 cores"
 tools/setup.sh build
 build cpu
 exec build/bin/lean demo
