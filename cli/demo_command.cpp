@@ -20,8 +20,8 @@
 #include "cli/print.hpp"
 #include "cli/problem_json.hpp"
 #include "cli/trace.hpp"
+#include "explain/words.hpp"
 #include "lean/version.hpp"
-#include "schedule/explain_format.hpp"
 
 namespace lean::cli {
 namespace {
@@ -36,8 +36,8 @@ constexpr const char* kAttribution =
 
 struct DemoRow {
   Policy policy{};
-  schedule::ScheduleMap map{};        // for the workers used
-  schedule::ScheduleMap predicted{};  // on the CPU: for kPredictedWorkers
+  explain::ScheduleMap map{};        // for the workers used
+  explain::ScheduleMap predicted{};  // on the CPU: for kPredictedWorkers
   Samples call{};
   Verdict verdict{};
 };
@@ -96,14 +96,14 @@ std::string table_text(const Demo& demo) {
   header.push_back("error / bound");
   Table table(header);
   for (const DemoRow& row : demo.rows) {
-    std::vector<std::string> cells{schedule::format::policy_words(row.map),
+    std::vector<std::string> cells{explain::words::policy_words(row.map),
                                    time_text(row.call.median()),
                                    time_text(row.call.min()),
                                    time_text(row.call.max()),
                                    fmt::format("{:.2f}", demo.gbps(row.call)),
                                    percent_text(demo.ceiling.median() / row.call.median()),
-                                   schedule::format::percent(row.map.tiles.ratio())};
-    if (!demo.on_gpu()) cells.push_back(schedule::format::percent(row.predicted.tiles.ratio()));
+                                   explain::words::percent(row.map.tiles.ratio())};
+    if (!demo.on_gpu()) cells.push_back(explain::words::percent(row.predicted.tiles.ratio()));
     cells.push_back(ratio_text(row.verdict.error_ratio));
     table.add(std::move(cells));
   }
@@ -118,7 +118,7 @@ std::string to_text(const Demo& demo, const std::string& svg_path) {
                       table_text(demo), demo.gbps(demo.ceiling), demo.on_gpu() ? "GPU" : "threads");
   text += "balance: mean / longest work per worker, in tiles\n";
   for (const DemoRow& row : demo.rows) {
-    if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
+    if (!row.verdict.passes()) text += "FAILED " + explain::words::policy_words(row.map) + ": " + row.verdict.worst + "\n";
   }
   return text + "wrote " + svg_path + "\n";
 }
@@ -153,13 +153,13 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
 }
 
 void draw(const Demo& demo, const std::string& path) {
-  std::vector<schedule::ScheduleMap> maps;
+  std::vector<explain::ScheduleMap> maps;
   for (const DemoRow& row : demo.rows) maps.push_back(row.map);
   for (const DemoRow& row : demo.rows) {
     if (!demo.on_gpu()) maps.push_back(row.predicted);
   }
   const auto columns = static_cast<std::int32_t>(demo.rows.size());
-  write_file("--svg", path, schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800}));
+  write_file("--svg", path, explain::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800}));
 }
 
 class DemoCommand final : public Command {
@@ -224,7 +224,7 @@ class DemoCommand final : public Command {
       Options options{.backend = demo.backend, .policy = policy, .workers = workers_};
       calls.emplace_back(problem, options);
       DemoRow row{.policy = policy, .map = map_of(problem.shape(), options)};
-      progress.say("checking " + schedule::format::policy_words(row.map));
+      progress.say("checking " + explain::words::policy_words(row.map));
       problem.poison_outputs();
       calls.back().run();
       row.verdict = oracle.check(rounding_of(problem.problem(), options));

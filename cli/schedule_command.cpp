@@ -27,9 +27,9 @@ class ScheduleCommand final : public Command {
     const Options options = resolve(call_.options());
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
-    const schedule::ScheduleMap map = map_of(shape.problem(), options);
-    if (!svg_path_.empty()) write_file("--svg", svg_path_, schedule::to_svg({map}, {}));
-    print(json ? schedule::to_json(map) : schedule::to_text(map));
+    const explain::ScheduleMap map = map_of(shape.problem(), options);
+    if (!svg_path_.empty()) write_file("--svg", svg_path_, explain::to_svg({map}, {}));
+    print(json ? explain::to_json(map) : explain::to_text(map));
     if (!json && !svg_path_.empty()) print("\nwrote " + svg_path_ + "\n");
     return kExitOk;
   }
