@@ -69,7 +69,7 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->group(group);
   app.add_option("--q-heads", q_heads_, "Query heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
   app.add_option("--kv-heads", kv_heads_, "Key/value heads")->check(CLI::Range(1, INT32_MAX))->capture_default_str()->group(group);
-  app.add_option("--head-dim", head_dim_, "Head dimension")->check(CLI::Range(1, 256))->capture_default_str()->group(group);
+  app.add_option("--head-dim", head_dim_, "Head dimension")->check(CLI::Range(1, kMaxHeadDim))->capture_default_str()->group(group);
   add_choice(app, "--dtype", dtype_, kDTypes, "Element type; bf16 by default")->group(group);
   app.add_option("--n-q", q_tokens_, "Query tokens of each request")
       ->check(CLI::Range(1, 1 << 20))
