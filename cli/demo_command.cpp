@@ -22,8 +22,8 @@
 #include "cli/problem_json.hpp"
 #include "cli/trace.hpp"
 #include "cli/validators.hpp"
+#include "explain/words.hpp"
 #include "lean/version.hpp"
-#include "schedule/explain_format.hpp"
 
 namespace lean::cli {
 namespace {
@@ -38,8 +38,8 @@ constexpr const char* kAttribution =
 
 struct DemoRow {
   Policy policy{};
-  schedule::ScheduleMap map{};        // for the workers used
-  schedule::ScheduleMap predicted{};  // on the CPU: for kPredictedWorkers
+  explain::ScheduleMap map{};        // for the workers used
+  explain::ScheduleMap predicted{};  // on the CPU: for kPredictedWorkers
   Samples call{};
   Verdict verdict{};
 };
@@ -104,14 +104,14 @@ std::string table_text(const Demo& demo) {
   header.push_back("error / bound");
   Table table(header);
   for (const DemoRow& row : demo.rows) {
-    std::vector<std::string> cells{schedule::format::policy_words(row.map),
+    std::vector<std::string> cells{explain::words::policy_words(row.map),
                                    time_text(row.call.median()),
                                    time_text(row.call.min()),
                                    time_text(row.call.max()),
                                    fmt::format("{:.2f}", demo.gbps(row.call)),
                                    percent_text(demo.ceiling.median() / row.call.median()),
-                                   schedule::format::percent(row.map.tiles.ratio())};
-    if (!demo.on_gpu()) cells.push_back(schedule::format::percent(row.predicted.tiles.ratio()));
+                                   explain::words::percent(row.map.tiles.ratio())};
+    if (!demo.on_gpu()) cells.push_back(explain::words::percent(row.predicted.tiles.ratio()));
     cells.push_back(ratio_text(row.verdict.error_ratio));
     table.add(std::move(cells));
   }
@@ -129,7 +129,7 @@ std::string to_text(const Demo& demo) {
     text += noise + "; something else ran on this machine, and the times say little\n";
   }
   for (const DemoRow& row : demo.rows) {
-    if (!row.verdict.passes()) text += "FAILED " + schedule::format::policy_words(row.map) + ": " + row.verdict.worst + "\n";
+    if (!row.verdict.passes()) text += "FAILED " + explain::words::policy_words(row.map) + ": " + row.verdict.worst + "\n";
   }
   return text;
 }
@@ -137,17 +137,17 @@ std::string to_text(const Demo& demo) {
 /// What the table shows: where the schedules are told apart, and by how much.
 std::string meaning_of(const Demo& demo) {
   constexpr double kBalanced = 0.95;
-  const auto balances = [&](const schedule::ScheduleMap DemoRow::* map) {
+  const auto balances = [&](const explain::ScheduleMap DemoRow::* map) {
     std::string text;
     for (const DemoRow& row : demo.rows) {
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", policy_text(row.policy),
-                          schedule::format::percent((row.*map).tiles.ratio()));
+                          explain::words::percent((row.*map).tiles.ratio()));
     }
     return text;
   };
   const bool balanced =
       std::all_of(demo.rows.begin(), demo.rows.end(), [](const DemoRow& row) { return row.map.tiles.ratio() >= kBalanced; });
-  const std::string workers = schedule::format::counted(demo.rows[0].map.workers_asked, "worker");
+  const std::string workers = explain::words::counted(demo.rows[0].map.workers_asked, "worker");
   if (demo.on_gpu() || !balanced) {
     return fmt::format("A call ends with its longest worker, so balance is what sets the times apart on {}: {}.\n", workers,
                        balances(&DemoRow::map));
@@ -196,13 +196,13 @@ Json to_json(const Demo& demo, const std::string& svg_path) {
 }
 
 std::string drawing_of(const Demo& demo) {
-  std::vector<schedule::ScheduleMap> maps;
+  std::vector<explain::ScheduleMap> maps;
   for (const DemoRow& row : demo.rows) maps.push_back(row.map);
   for (const DemoRow& row : demo.rows) {
     if (!demo.on_gpu()) maps.push_back(row.predicted);
   }
   const auto columns = static_cast<std::int32_t>(demo.rows.size());
-  return schedule::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800});
+  return explain::to_svg(maps, {.title = "Who computes what", .columns = columns, .width_px = 1800});
 }
 
 class DemoCommand final : public Command {
@@ -271,7 +271,7 @@ class DemoCommand final : public Command {
       Options options{.backend = demo.backend, .policy = policy, .workers = workers_};
       calls.emplace_back(problem, options);
       DemoRow row{.policy = policy, .map = map_of(problem.shape(), options)};
-      progress.say("checking " + schedule::format::policy_words(row.map));
+      progress.say("checking " + explain::words::policy_words(row.map));
       problem.poison_outputs();
       calls.back().run();
       row.verdict = oracle.check(rounding_of(problem.problem(), options));

@@ -147,11 +147,11 @@ class GpuBench {
   }
 
   static GpuWork work_of(const DecodeProblem& problem, const Options& options) {
-    const schedule::ScheduleMap map = map_of(problem.shape(), options);
+    const explain::ScheduleMap map = map_of(problem.shape(), options);
     GpuWork work{.workers = map.plan.workers,
                  .contributors = map.max_contributors,
                  .tile_bytes = 2 * map.shape.tile_tokens * problem.spec().head_dim * bytes_of(problem.spec().kv_type())};
-    for (const schedule::WorkerShare& share : map.workers) {
+    for (const explain::WorkerShare& share : map.workers) {
       work.tiles = std::max(work.tiles, share.tiles);
       work.segments = std::max(work.segments, static_cast<std::int64_t>(share.segments.size()));
     }

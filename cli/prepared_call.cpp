@@ -46,15 +46,15 @@ void PreparedCall::enqueue(std::int64_t copy, void* stream) const {
   require_done(decode(problem_.problem_on(copy), options, workspace_));
 }
 
-schedule::ScheduleMap map_of(const Problem& problem, const Options& options) {
+explain::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
   const BackendEntry& backend = *backend_of(resolved.backend);
   const tile::TileConfig config = backend.select_tile(problem, resolved);
-  return schedule::build_map({.lengths = LengthSource(problem),
-                              .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                              .cost_model = backend.cost_model(config),
-                              .policy = resolved.policy,
-                              .workers = backend.worker_count(resolved)});
+  return explain::build_map({.lengths = LengthSource(problem),
+                             .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                             .cost_model = backend.cost_model(config),
+                             .policy = resolved.policy,
+                             .workers = backend.worker_count(resolved)});
 }
 
 namespace {

@@ -5,8 +5,8 @@
 #include "backends/reference/error_bound.hpp"
 #include "cli/decode_problem.hpp"
 #include "cli/memory.hpp"
+#include "explain/schedule_map.hpp"
 #include "lean/lean.hpp"
-#include "schedule/explain.hpp"
 
 namespace lean::cli {
 
@@ -32,7 +32,7 @@ class PreparedCall {
 
 /// The schedule the backend follows for these lengths on options.workers workers (0: its threads or multiprocessors). The
 /// lengths are readable by the host.
-[[nodiscard]] schedule::ScheduleMap map_of(const Problem& problem, const Options& options);
+[[nodiscard]] explain::ScheduleMap map_of(const Problem& problem, const Options& options);
 
 /// How a result of these options rounds, for the error bound.
 [[nodiscard]] reference::Rounding rounding_of(const Problem& problem, const Options& options);

@@ -82,7 +82,7 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--head-dim", head_dim_, "Head dimension")
-      ->transform(in_range("--head-dim", 1, 256))
+      ->transform(in_range("--head-dim", 1, kMaxHeadDim))
       ->capture_default_str()
       ->group(group);
   add_choice(app, "--dtype", dtype_, kDTypes, "Element type; bf16 by default")->group(group);

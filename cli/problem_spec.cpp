@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/int_math.hpp"
-#include "schedule/explain_format.hpp"
+#include "explain/words.hpp"
 
 namespace lean::cli {
 
@@ -78,8 +78,8 @@ Layout natural_layout(const std::vector<std::int32_t>& kv_lens) {
 }
 
 std::string describe(const ProblemSpec& spec) {
-  using schedule::format::counted;
-  using schedule::format::grouped;
+  using explain::words::counted;
+  using explain::words::grouped;
   std::string tokens = "0";
   if (!spec.kv_lens.empty()) {
     const auto [shortest, longest] = std::minmax_element(spec.kv_lens.begin(), spec.kv_lens.end());

@@ -17,7 +17,7 @@
 #include "cli/problem_options.hpp"
 #include "cli/threads.hpp"
 #include "cli/validators.hpp"
-#include "schedule/explain_format.hpp"
+#include "explain/words.hpp"
 
 namespace lean::cli {
 namespace {
@@ -32,7 +32,7 @@ struct RunResult {
   Samples isolated{};  // GPU: one call, not in a chain
   Samples ceiling{};
   std::string ceiling_kernel{};
-  schedule::ScheduleMap map{};
+  explain::ScheduleMap map{};
   Verdict verdict{};
 
   [[nodiscard]] bool on_gpu() const { return options.backend == Backend::kCuda; }
@@ -45,16 +45,16 @@ std::string to_text(const RunResult& r) {
     return fmt::format("{} (min {}, max {}, {} rounds)", time_text(s.median()), time_text(s.min()), time_text(s.max()),
                        s.us.size());
   };
-  const schedule::Balance& tiles = r.map.tiles;
+  const explain::Balance& tiles = r.map.tiles;
   std::string text = describe(r.spec) + "\n";
-  text += fmt::format("  schedule   {}, {}, {}\n", schedule::format::policy_words(r.map), schedule::format::workers_words(r.map),
-                      schedule::format::sharing_words(r.map));
+  text += fmt::format("  schedule   {}, {}, {}\n", explain::words::policy_words(r.map), explain::words::workers_words(r.map),
+                      explain::words::sharing_words(r.map));
   if (r.on_gpu()) text += fmt::format("  device     {}\n", r.device);
   text += fmt::format("  time       {}\n", times(r.call));
   if (r.on_gpu()) text += fmt::format("  alone      {}\n", times(r.isolated));
   text += fmt::format("  bandwidth  {:.2f} GB/s, {} of a pure read of the same bytes: {}\n", r.gbps(),
                       percent_text(r.read_fraction()), times(r.ceiling));
-  text += fmt::format("  balance    {} (mean {:.1f} / longest {} tiles per worker)\n", schedule::format::percent(tiles.ratio()),
+  text += fmt::format("  balance    {} (mean {:.1f} / longest {} tiles per worker)\n", explain::words::percent(tiles.ratio()),
                       tiles.mean, tiles.max);
   text += fmt::format("  check      {}: {} of {} rows, {}\n", r.verdict.passes() ? "ok" : "FAILED", r.verdict.rows_checked,
                       r.verdict.rows, r.verdict.worst.empty() ? "nothing to compare" : r.verdict.worst);

@@ -30,15 +30,15 @@ class ScheduleCommand final : public Command {
     const Options options = resolve(call_.options());
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
-    const schedule::ScheduleMap map = map_of(shape.problem(), options);
+    const explain::ScheduleMap map = map_of(shape.problem(), options);
     const bool drawing_on_stdout = svg_path_ == "-";
     if (drawing_on_stdout && json) throw BadArgument("--svg", svg_path_, "the name of a file with --json, which has stdout");
     if (!svg_path_.empty()) {
-      const std::string drawing = schedule::to_svg({map}, {});
+      const std::string drawing = explain::to_svg({map}, {});
       if (drawing_on_stdout) return print(drawing), kExitOk;
       OutputFile("--svg", svg_path_).begin(drawing);
     }
-    print(json ? schedule::to_json(map) : schedule::to_text(map));
+    print(json ? explain::to_json(map) : explain::to_text(map));
     if (!json && !svg_path_.empty()) print("\nwrote " + svg_path_ + "\n");
     return kExitOk;
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who may include whom: the rooms of src/ know only the rooms to their left, include/lean knows nobody, python/src
-knows the public interface only.
+"""Checks who may include whom: the rooms of src/ know only the rooms to their left, include/lean knows nobody, integrations/ and
+python/src know the public interface, integrations/runtime and what lies beside them.
 
 Usage: check_includes.py [REPOSITORY_ROOT]; prints every breach as file:line and exits non-zero if there is one.
 """
@@ -22,7 +22,8 @@ ALL_ROOMS = set(ROOMS)
 ROOMS["backends/reference"] = ALL_ROOMS - {"schedule", "tile", "fixup"}  # the oracle must not share what it checks
 ROOMS["backends/cpu"] = ALL_ROOMS
 ROOMS["backends/cuda"] = ALL_ROOMS
-ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda"}
+ROOMS["explain"] = {"base", "problem", "schedule"}  # shows schedules to people; nothing that computes knows it
+ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda", "explain"}
 
 # Third-party and threading headers, and the rooms that may use them.
 SPECIAL = {
@@ -65,13 +66,15 @@ def breach_in_public(quoted: str, system: str) -> str:
 
 
 def breach_in_binding(quoted: str, system: str) -> str:
-    """The Python extension is a user like any other: the library's public headers and its own."""
-    return "only \"lean/...\" and files beside it" if "/" in quoted and not quoted.startswith("lean/") else ""
+    """An embedding is a user like any other: the library's public headers, what all embeddings share, and its own."""
+    allowed = quoted.startswith(("lean/", "integrations/runtime/")) or "/" not in quoted
+    return "" if allowed else "only \"lean/...\", \"integrations/runtime/...\" and files beside it"
 
 
 def breaches(root: pathlib.Path):
     """Yields (place, include, reason), and counts nothing itself."""
-    folders = (("include/lean", None, breach_in_public), ("python/src", None, breach_in_binding), ("src", room_of, None))
+    folders = (("include/lean", None, breach_in_public), ("integrations", None, breach_in_binding),
+               ("python/src", None, breach_in_binding), ("src", room_of, None))
     for folder, room_rule, flat_rule in folders:
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".hpp", ".h", ".cpp", ".cu", ".cuh"}:

@@ -12,6 +12,9 @@
 
 namespace lean {
 
+/// Widest head_dim and value_dim: multi-head latent attention has keys of 576 dims. A backend may serve less, and says so.
+inline constexpr std::int32_t kMaxHeadDim = 576;
+
 enum class DType : std::int32_t {
   kFloat32 = 0,
   kFloat16 = 1,
@@ -114,8 +117,8 @@ struct Problem {
   std::int64_t batch = 0;      // B, up to 2^31 - 1
   std::int32_t q_heads = 0;    // Hq, a multiple of kv_heads
   std::int32_t kv_heads = 0;   // Hkv
-  std::int32_t head_dim = 0;   // d, 1 to 256
-  std::int32_t value_dim = 0;  // dv, 1 to 256; 0 means head_dim
+  std::int32_t head_dim = 0;   // d, 1 to kMaxHeadDim
+  std::int32_t value_dim = 0;  // dv, 1 to kMaxHeadDim; 0 means head_dim
 
   // Tensors. q [B, Hq, n_q, d], k [B, Hkv, n_kv, d], v [B, Hkv, n_kv, dv], o [B, Hq, n_q, dv], lse [B, Hq, n_q].
   TensorView q{};

@@ -1,7 +1,7 @@
 // Status: what every call of the library returns. A code for programs, a message for people.
 //
 // The library never throws, prints, exits or allocates in a call, so the message lives inside the value.
-// A message names the argument, the value seen and the values allowed: "head_dim = 300: allowed 1 to 256".
+// A message names the argument, the value seen and the values allowed: "head_dim = 600: allowed 1 to 576".
 #pragma once
 
 #include <cstdint>

@@ -6,14 +6,16 @@
 #include <string_view>
 #include <type_traits>
 
-#include "device.hpp"
 #include "errors.hpp"
-#include "executor.hpp"
-#include "workspace_cache.hpp"
+#include "integrations/runtime/device.hpp"
+#include "integrations/runtime/executor.hpp"
+#include "integrations/runtime/workspaces.hpp"
 #include "xla_ffi.hpp"
 
 namespace lean::python {
 namespace {
+
+namespace device = runtime::device;
 
 struct Image {
   std::size_t bytes = sizeof(Image);  // another build of the library may have another
@@ -94,11 +96,11 @@ Status run(Image& image, Backend backend, void* stream) {
   options.stream = stream;
   const std::int32_t index = cuda ? device::index_of(image.problem.q.data) : -1;
   const device::Guard guard(index);
-  const Executor executor = executor_for(options.workers);
+  const Executor executor = runtime::executor_for(options.workers);
   options.executor = &executor;
   const WorkspaceSize need = workspace_size(image.problem, options);
   if (!need.status.ok()) return need.status;
-  const Workspace workspace = cuda ? device::workspace_for(index, stream, need) : host_workspace_for(need);
+  const Workspace workspace = runtime::workspace_for(options, index, need);
   const Status status = decode(image.problem, options, workspace);
   if (!status.ok() && workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
   return status;

@@ -4,16 +4,18 @@
 #include <utility>
 
 #include "arguments.hpp"
-#include "device.hpp"
 #include "errors.hpp"
-#include "executor.hpp"
+#include "integrations/runtime/device.hpp"
+#include "integrations/runtime/executor.hpp"
+#include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
 #include "schedule_text.hpp"
-#include "workspace_cache.hpp"
 
 namespace lean::python {
 namespace {
+
+namespace device = runtime::device;
 
 /// Runs `body`, turning C++ exceptions into Python's.
 template <typename Body>
@@ -24,6 +26,9 @@ PyObject* guarded(Body&& body) noexcept {
     return nullptr;
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
+  } catch (const device::Absent& absent) {
+    PyErr_Format(PyExc_NotImplementedError, "q: is on a CUDA device: %s", absent.what());
+    return nullptr;
   } catch (const device::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -57,11 +62,11 @@ PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     const Call call(arguments);
     const device::Guard guard(device_index(call));
     Options options = call.options();
-    const Executor executor = executor_for(options.workers);
+    const Executor executor = runtime::executor_for(options.workers);
     options.executor = &executor;
     const WorkspaceSize need = workspace_size(call.problem(), options);
     check(need.status);
-    const Workspace workspace = workspace_for(call, need);
+    const Workspace workspace = runtime::workspace_for(options, device_index(call), need);
     const Status status = decode_unlocked(call.problem(), options, workspace);
     if (!status.ok()) {
       if (workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
@@ -78,7 +83,7 @@ PyObject* supports_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count
     const Call call(arguments);
     const device::Guard guard(device::built() ? device_index(call) : -1);
     Options options = call.options();
-    const Executor executor = executor_for(options.workers);
+    const Executor executor = runtime::executor_for(options.workers);
     options.executor = &executor;
     const Status status = supports(call.problem(), options);
     if (status.ok()) return none();
@@ -129,24 +134,25 @@ PyObject* machine_entry(PyObject*, PyObject*) {
       const Reference name(checked(PyUnicode_FromString(name_of(static_cast<CpuIsa>(isa)))));
       if (PyList_Append(names.get(), name.get()) < 0) throw ErrorIsSet{};
     }
-    return Reference(checked(Py_BuildValue("{s:s,s:O,s:i,s:s,s:O,s:i}", "cpu_isa", name_of(best_cpu_isa()), "cpu_isas", names.get(),
-                                           "threads", static_cast<int>(executor_for(0).worker_count), "executor", threads_name(),
-                                           "cuda_built", device::built() ? Py_True : Py_False, "cuda_devices", device::count())));
+    return Reference(
+        checked(Py_BuildValue("{s:s,s:O,s:i,s:s,s:O,s:i}", "cpu_isa", name_of(best_cpu_isa()), "cpu_isas", names.get(), "threads",
+                              static_cast<int>(runtime::executor_for(0).worker_count), "executor", runtime::threads_name(),
+                              "cuda_built", device::built() ? Py_True : Py_False, "cuda_devices", device::count())));
   });
 }
 
 PyObject* clear_workspaces_entry(PyObject*, PyObject*) {
-  clear_workspaces();
+  runtime::clear_workspaces();
   return none().release();
 }
 
 PyObject* find_openmp_entry(PyObject*, PyObject*) {
-  find_openmp();
+  runtime::find_openmp();
   return none().release();
 }
 
 PyObject* after_fork_entry(PyObject*, PyObject*) {
-  after_fork_in_child();
+  runtime::after_fork_in_child();
   return none().release();
 }
 

@@ -1,5 +1,5 @@
 // explain_schedule(): the schedule a call would follow, as text, JSON or SVG.
-#include "schedule/explain.hpp"
+#include "explain/schedule_map.hpp"
 
 #include <cstring>
 
@@ -10,19 +10,18 @@
 namespace lean {
 namespace {
 
-std::string explain(const Problem& problem, const Options& options, ScheduleFormat format) {
+std::string explanation_of(const Problem& problem, const Options& options, ScheduleFormat format) {
   const BackendEntry& backend = *backend_of(options.backend);
   const tile::TileConfig config = backend.select_tile(problem, options);
-  const schedule::ScheduleMap map =
-      schedule::build_map({.lengths = LengthSource(problem),
-                           .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                           .cost_model = backend.cost_model(config),
-                           .policy = options.policy,
-                           .workers = backend.worker_count(options)});
+  const explain::ScheduleMap map = explain::build_map({.lengths = LengthSource(problem),
+                                                       .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
+                                                       .cost_model = backend.cost_model(config),
+                                                       .policy = options.policy,
+                                                       .workers = backend.worker_count(options)});
   switch (format) {
-    case ScheduleFormat::kText: return schedule::to_text(map);
-    case ScheduleFormat::kJson: return schedule::to_json(map);
-    case ScheduleFormat::kSvg: return schedule::to_svg({map}, {});
+    case ScheduleFormat::kText: return explain::to_text(map);
+    case ScheduleFormat::kJson: return explain::to_json(map);
+    case ScheduleFormat::kSvg: return explain::to_svg({map}, {});
   }
   return {};
 }
@@ -33,7 +32,7 @@ std::size_t explain_schedule(const Problem& problem, const Options& options, Sch
                              std::size_t buffer_bytes) {
   const Options resolved = resolve(options);
   if (!supports(problem, resolved).ok()) return 0;
-  const std::string text = explain(problem, resolved, format);
+  const std::string text = explanation_of(problem, resolved, format);
   if (text.empty()) return 0;  // not a ScheduleFormat
   if (buffer != nullptr && buffer_bytes > 0) {
     const std::size_t kept = text.size() < buffer_bytes ? text.size() : buffer_bytes - 1;

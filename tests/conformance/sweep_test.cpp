@@ -11,7 +11,7 @@ namespace lean::support {
 namespace {
 
 TEST(Conformance, EveryHeadDimOfEveryType) {
-  std::vector<std::int32_t> dims{1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 97, 127, 129, 191, 255};
+  std::vector<std::int32_t> dims{1, 2, 3, 5, 7, 9, 15, 17, 31, 33, 63, 65, 97, 127, 129, 191, 255, 257, 320, 512, kMaxHeadDim};
   for (std::int32_t d = 8; d <= 256; d += full_or_reduced(8, 56)) dims.push_back(d);
   for (const DType dtype : dtypes()) {
     for (const std::int32_t d : dims) {
@@ -24,7 +24,16 @@ TEST(Conformance, EveryHeadDimOfEveryType) {
 TEST(Conformance, ValueDimMayDifferFromHeadDim) {
   if (!target_serves({.value_dim = 128})) GTEST_SKIP() << "the target computes value_dim = head_dim only";
   for (const DType dtype : dtypes()) {
-    for (const auto& [d, dv] : {std::pair{64, 128}, {128, 64}, {192, 128}, {256, 1}, {1, 256}, {40, 33}, {8, 17}}) {
+    for (const auto& [d, dv] : {std::pair{64, 128},
+                                {128, 64},
+                                {192, 128},
+                                {256, 1},
+                                {1, 256},
+                                {40, 33},
+                                {8, 17},
+                                {kMaxHeadDim, 512},
+                                {1, kMaxHeadDim},
+                                {512, 1}}) {
       expect_right_on_every_isa({.dtype = dtype, .head_dim = d, .value_dim = dv, .lens = {211, 3}});
     }
   }
@@ -195,8 +204,9 @@ Case random_case(std::uint64_t seed) {
   Case c{.dtype = random.one_of({DType::kFloat32, DType::kFloat16, DType::kBFloat16}), .seed = seed};
   c.kv_heads = static_cast<std::int32_t>(random.between(1, 4));
   c.q_heads = c.kv_heads * static_cast<std::int32_t>(random.between(1, random.chance(20) ? 17 : 4));
-  c.head_dim = static_cast<std::int32_t>(random.chance(70) ? 8 * random.between(1, 32) : random.between(1, 256));
-  c.value_dim = static_cast<std::int32_t>(random.chance(60) ? 0 : random.between(1, 256));
+  c.head_dim = static_cast<std::int32_t>(random.chance(70) ? 8 * random.between(1, 32)
+                                                           : random.between(1, random.chance(90) ? 256 : kMaxHeadDim));
+  c.value_dim = static_cast<std::int32_t>(random.chance(60) ? 0 : random.between(1, random.chance(90) ? 256 : kMaxHeadDim));
   c.lens.clear();
   const std::int64_t longest = random.one_of<std::int64_t>({3, 40, 300, full_or_reduced(1000, 400)});
   for (std::int64_t b = random.between(1, 6); b > 0; --b) c.lens.push_back(static_cast<std::int32_t>(random.between(0, longest)));

@@ -1,19 +1,19 @@
-// The Python module's device memory on a fake runtime: what it takes it gives back, whichever call fails.
+// An embedding's device memory on a fake runtime: what it takes it gives back, whichever call fails.
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <string>
 
 #include "cuda_host/fake_runtime.hpp"
-#include "device.hpp"
+#include "integrations/runtime/device.hpp"
 
 namespace lean::cuda_host {
 namespace {
 
-using python::device::clear_workspaces;
-using python::device::Error;
-using python::device::Guard;
-using python::device::workspace_for;
+using runtime::device::clear_workspaces;
+using runtime::device::Error;
+using runtime::device::Guard;
+using runtime::device::workspace_for;
 
 WorkspaceSize bytes(std::size_t state, std::size_t scratch) {
   return {.status = {}, .state_bytes = state, .scratch_bytes = scratch};

@@ -65,7 +65,7 @@ Case valid_case(Bytes& bytes) {
   if (c.kv_type != KvType::kAsQueries) c.kv_scales = bytes.one_of({KvScales::kNone, KvScales::kTensor, KvScales::kHead});
   c.kv_heads = bytes.between(1, 3);
   c.q_heads = c.kv_heads * (bytes.chance(20) ? bytes.between(1, 17) : bytes.between(1, 4));
-  c.head_dim = bytes.chance(50) ? bytes.between(1, 256) : 8 * bytes.between(1, 16);
+  c.head_dim = bytes.chance(50) ? bytes.between(1, bytes.chance(90) ? 256 : kMaxHeadDim) : 8 * bytes.between(1, 16);
   c.value_dim = bytes.chance(40) ? bytes.between(1, 256) : 0;
   const std::int64_t row = std::int64_t{c.kv_heads} * (c.head_dim > c.value_dim ? c.head_dim : c.value_dim);
   const std::int32_t sequences = bytes.between(1, 5);

@@ -1,6 +1,6 @@
 // The explanation of a schedule says what the schedule does: its numbers add up, its JSON holds every segment, its
 // figure is one self-contained, well-formed SVG.
-#include "schedule/explain.hpp"
+#include "explain/schedule_map.hpp"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 
 #include "support/random.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 namespace {
 
 using support::Stream;
@@ -25,7 +25,7 @@ struct Batch {
   std::vector<std::int32_t> lengths = {};
   std::int32_t kv_heads = 1;
   std::int32_t tile_tokens = 1;
-  CostModel model = CostModel::plain();
+  schedule::CostModel model = schedule::CostModel::plain();
 
   [[nodiscard]] ScheduleMap map(const Policy& policy, std::int32_t workers) const {
     Problem problem;
@@ -295,4 +295,4 @@ TEST(ExplainSvg, AHugeBatchStaysAFigureABrowserOpens) {
 }
 
 }  // namespace
-}  // namespace lean::schedule
+}  // namespace lean::explain

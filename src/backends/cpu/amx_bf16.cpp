@@ -33,15 +33,15 @@
 namespace lean::cpu {
 namespace {
 
-constexpr std::int32_t kTileRows = 16;     // of a tile register: 16 rows of 64 bytes
-constexpr std::int32_t kSumLanes = 16;     // fp32 in a row
-constexpr std::int32_t kPairLanes = 32;    // bf16 in a row
-constexpr std::int32_t kMaxChunks = 8;     // of 32 dims: d <= 256
+constexpr std::int32_t kTileRows = 16;                                            // of a tile register: 16 rows of 64 bytes
+constexpr std::int32_t kSumLanes = 16;                                            // fp32 in a row
+constexpr std::int32_t kPairLanes = 32;                                           // bf16 in a row
+constexpr std::int32_t kMaxChunks = (kMaxHeadDim + kPairLanes - 1) / kPairLanes;  // of a row
 constexpr std::int32_t kStripeChunks = 2;  // of 32 dims whose O stays in registers over a tile
 constexpr std::int32_t kScoreBlocks = 4;   // of 16 tokens that meet a chunk of the queries together
 constexpr std::int32_t kBlockTokens = 32;  // of P and V that one product takes
 /// A LeanTile has 64 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
-constexpr std::size_t kMaxValueTiles = (64 * 1024 + 16 * 512) / 1024;
+constexpr std::size_t kMaxValueTiles = (64 * 1024 + kTileRows * kMaxHeadDim * 2 + 1023) / 1024;
 
 /// What ldtilecfg reads (Intel SDM, volume 1, 18.2): palette 1; bytes of a row and rows of each of the eight registers.
 struct alignas(64) TileShapes {

@@ -7,7 +7,7 @@
 namespace lean::cpu {
 namespace {
 
-constexpr std::int64_t kMaxRowBytes = 256 * 4;
+constexpr std::int64_t kMaxRowBytes = std::int64_t{kMaxHeadDim} * sizeof(float);
 
 /// What hidden tokens hold.
 alignas(64) constexpr std::byte kZeroRow[kMaxRowBytes] = {};

@@ -10,11 +10,9 @@
 namespace lean::cpu {
 namespace {
 
-constexpr std::int32_t kMaxDims = 256;
-
 /// A row on its way into the cache: `row` holds it in fp32, `copy` takes it as the cache's type.
 void quantise(const TensorView& cache, float scale, const float* row, std::byte* copy, std::int32_t dims) noexcept {
-  float stored[kMaxDims];
+  float stored[kMaxHeadDim];
   for (std::int32_t d = 0; d < dims; ++d) stored[d] = scale == 1.0F ? row[d] : row[d] / scale;
   store_elements(cache.dtype, stored, copy, dims);
 }
@@ -33,7 +31,7 @@ NewTokens::Rows NewTokens::make(std::int64_t token, std::int32_t set, Rows cache
   const std::int64_t place = (token - first_) % memory_.layout.new_rows;  // of a tile's new tokens no two fall together
   std::byte* const k = memory_.new_kv[set] + place * memory_.layout.new_row_bytes();
   std::byte* const v = k + memory_.layout.new_k_bytes();
-  float row[kMaxDims];
+  float row[kMaxHeadDim];
   const auto load = [&](const TensorView& tensor, std::int32_t dims) {
     const std::int64_t offset = append_offset(problem_, tensor.strides, output_.lengths, output_.kv_head, token);
     load_row(kernels_, tensor, element(tensor, offset), row, dims);

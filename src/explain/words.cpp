@@ -1,10 +1,10 @@
-#include "schedule/explain_format.hpp"
+#include "explain/words.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
 
-namespace lean::schedule::format {
+namespace lean::explain::words {
 
 std::string fixed(double value, int decimals) {
   std::ostringstream out = stream();
@@ -54,7 +54,9 @@ std::string batch_words(const ScheduleMap& map) {
   std::ostringstream out = stream();
   out << counted(map.shape.batch, "sequence");
   if (!map.sequences.empty()) {
-    const auto by_length = [](const SequenceWork& a, const SequenceWork& b) { return a.kv_tokens < b.kv_tokens; };
+    const auto by_length = [](const schedule::SequenceWork& a, const schedule::SequenceWork& b) {
+      return a.kv_tokens < b.kv_tokens;
+    };
     const auto [shortest, longest] = std::minmax_element(map.sequences.begin(), map.sequences.end(), by_length);
     out << " of " << grouped(shortest->kv_tokens);
     if (shortest->kv_tokens != longest->kv_tokens) out << " to " << grouped(longest->kv_tokens);
@@ -73,4 +75,4 @@ std::string sharing_words(const ScheduleMap& map) {
   return counted(map.shared_outputs, "output") + " shared by up to " + grouped(map.max_contributors);
 }
 
-}  // namespace lean::schedule::format
+}  // namespace lean::explain::words

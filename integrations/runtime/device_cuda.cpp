@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "device.hpp"
+#include "integrations/runtime/device.hpp"
 
-namespace lean::python::device {
+namespace lean::runtime::device {
 namespace {
 
 void check(cudaError_t error, const char* what) {
@@ -127,4 +127,4 @@ void clear_workspaces() noexcept {
   workspaces().by_stream.clear();
 }
 
-}  // namespace lean::python::device
+}  // namespace lean::runtime::device

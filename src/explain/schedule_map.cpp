@@ -1,17 +1,17 @@
-#include "schedule/explain.hpp"
+#include "explain/schedule_map.hpp"
 
 #include <algorithm>
 
-#include "schedule/explain_format.hpp"
+#include "explain/words.hpp"
 #include "schedule/work_line.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 namespace {
 
-WorkerShare share_of(const WorkLine<LengthSource>& line, const Plan& plan, std::int32_t worker) {
+WorkerShare share_of(const schedule::WorkLine<LengthSource>& line, const schedule::Plan& plan, std::int32_t worker) {
   WorkerShare share;
-  for (SegmentCursor cursor(line, plan, worker); cursor.next();) {
-    const Segment& segment = cursor.segment();
+  for (schedule::SegmentCursor cursor(line, plan, worker); cursor.next();) {
+    const schedule::Segment& segment = cursor.segment();
     const std::int64_t tiles = segment.tile_end - segment.tile_begin;
     share.tiles += tiles;
     share.cost_units += line.cost_model().segment_units + tiles * segment.output.tile_cost;
@@ -28,7 +28,7 @@ void summarize(ScheduleMap& map) {
     map.tiles.max = std::max(map.tiles.max, share.tiles);
     map.cost_units.max = std::max(map.cost_units.max, share.cost_units);
     map.segments += static_cast<std::int64_t>(share.segments.size());
-    for (const Segment& segment : share.segments) {
+    for (const schedule::Segment& segment : share.segments) {
       map.shared_outputs += segment.contributor == 0 && !segment.sole() ? 1 : 0;
       map.max_contributors = std::max(map.max_contributors, segment.contributors);
     }
@@ -38,9 +38,9 @@ void summarize(ScheduleMap& map) {
 }
 
 /// "3.1[0,12) 1/2": sequence 3, kv head 1, tiles 0 to 11, contributor 1 of 2; the row block follows the head if there are several.
-std::string segment_words(const Segment& segment, const ScheduleMap& map) {
-  std::ostringstream out = format::stream();
-  const SequenceWork& sequence = map.sequences[static_cast<std::size_t>(segment.output.sequence)];
+std::string segment_words(const schedule::Segment& segment, const ScheduleMap& map) {
+  std::ostringstream out = words::stream();
+  const schedule::SequenceWork& sequence = map.sequences[static_cast<std::size_t>(segment.output.sequence)];
   out << segment.output.sequence << '.' << segment.output.kv_head;
   if (map.shape.row_blocks(sequence) > 1) out << '.' << segment.output.row_block;
   out << '[' << segment.tile_begin << ',' << segment.tile_end << ')';
@@ -68,12 +68,12 @@ std::string right(const std::string& text, std::size_t width) {
 }  // namespace
 
 ScheduleMap build_map(const ExplainInput& input) {
-  WorkLine<LengthSource> line(input.lengths, input.shape, input.cost_model, measure_of(input.policy.kind));
+  schedule::WorkLine<LengthSource> line(input.lengths, input.shape, input.cost_model, schedule::measure_of(input.policy.kind));
   line.build();
   ScheduleMap map;
   map.shape = input.shape;
   map.policy = input.policy;
-  map.plan = make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
+  map.plan = schedule::make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
   map.workers_asked = input.workers;
   map.outputs = line.sums().outputs;
   map.total_tiles = line.sums().tiles;
@@ -88,18 +88,18 @@ ScheduleMap build_map(const ExplainInput& input) {
 }
 
 std::string to_text(const ScheduleMap& map) {
-  using format::fixed;
-  using format::grouped;
-  using format::percent;
+  using words::fixed;
+  using words::grouped;
+  using words::percent;
   constexpr std::size_t kShownWorkers = 256;
-  std::ostringstream out = format::stream();
-  out << format::policy_words(map) << '\n'
-      << "  batch    " << format::batch_words(map) << '\n'
-      << "  line     " << format::counted(map.outputs, "output") << ", " << format::counted(map.total_tiles, "tile") << '\n'
+  std::ostringstream out = words::stream();
+  out << words::policy_words(map) << '\n'
+      << "  batch    " << words::batch_words(map) << '\n'
+      << "  line     " << words::counted(map.outputs, "output") << ", " << words::counted(map.total_tiles, "tile") << '\n'
       << "  workers  " << grouped(map.busy_workers) << " of " << grouped(map.workers_asked) << " busy" << '\n'
       << "  balance  " << percent(map.tiles.ratio()) << " in tiles (mean " << fixed(map.tiles.mean, 1) << ", longest "
       << grouped(map.tiles.max) << "), " << percent(map.cost_units.ratio()) << " in cost\n"
-      << "  fix-up   " << format::sharing_words(map) << ", " << format::counted(map.slots, "slot") << "\n\n"
+      << "  fix-up   " << words::sharing_words(map) << ", " << words::counted(map.slots, "slot") << "\n\n"
       << "  worker     tiles      cost  segments: sequence.head[tiles) contributor/contributors\n";
   for (std::size_t worker = 0; worker < std::min(map.workers.size(), kShownWorkers); ++worker) {
     const WorkerShare& share = map.workers[worker];
@@ -111,4 +111,4 @@ std::string to_text(const ScheduleMap& map) {
   return out.str();
 }
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-namespace lean::schedule {
+namespace lean::explain {
 
 struct Box {
   double x = 0.0;
@@ -48,4 +48,4 @@ class SvgCanvas {
   std::ostringstream out_;
 };
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

@@ -1,4 +1,4 @@
-#include "executor.hpp"
+#include "integrations/runtime/executor.hpp"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -7,7 +7,7 @@
 #include <new>
 #include <string_view>
 
-namespace lean::python {
+namespace lean::runtime {
 namespace {
 
 /// What libgomp exports since GCC 4.9, and LLVM's and Intel's runtimes for code that GCC compiled.
@@ -121,4 +121,4 @@ const char* threads_name() noexcept {
   return g_openmp != nullptr ? "OpenMP" : "std::thread";
 }
 
-}  // namespace lean::python
+}  // namespace lean::runtime

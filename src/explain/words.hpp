@@ -7,9 +7,9 @@
 #include <sstream>
 #include <string>
 
-#include "schedule/explain.hpp"
+#include "explain/schedule_map.hpp"
 
-namespace lean::schedule::format {
+namespace lean::explain::words {
 
 /// A string stream that no global locale can bend.
 [[nodiscard]] inline std::ostringstream stream() {
@@ -45,4 +45,4 @@ namespace lean::schedule::format {
 /// "3 outputs shared by up to 4", "no output shared".
 [[nodiscard]] std::string sharing_words(const ScheduleMap& map);
 
-}  // namespace lean::schedule::format
+}  // namespace lean::explain::words

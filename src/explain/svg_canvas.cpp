@@ -1,18 +1,18 @@
-#include "schedule/svg_canvas.hpp"
+#include "explain/svg_canvas.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <iomanip>
 
-#include "schedule/explain_format.hpp"
+#include "explain/words.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 namespace {
 
 /// Coordinates to a hundredth of a pixel, without trailing zeros.
 std::string px(double value) {
-  std::ostringstream out = format::stream();
+  std::ostringstream out = words::stream();
   out << std::round(value * 100.0) / 100.0;
   return out.str();
 }
@@ -52,13 +52,13 @@ std::string colour(double hue_degrees, double lightness) {
   const std::array<double, 3> linear = {4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
                                         -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
                                         -0.0041960863 * l - 0.7034186147 * m + 1.7076147010 * s};
-  std::ostringstream out = format::stream();
+  std::ostringstream out = words::stream();
   out << '#' << std::hex << std::setfill('0');
   for (const double channel : linear) out << std::setw(2) << srgb_byte(channel);
   return out.str();
 }
 
-SvgCanvas::SvgCanvas() : out_(format::stream()) {}
+SvgCanvas::SvgCanvas() : out_(words::stream()) {}
 
 void SvgCanvas::rect(const Box& box, const std::string& fill) {
   out_ << "<rect x=\"" << px(box.x) << "\" y=\"" << px(box.y) << "\" width=\"" << px(box.width) << "\" height=\"" << px(box.height)
@@ -77,7 +77,7 @@ void SvgCanvas::text(Point at, const std::string& words, const TextStyle& style)
 }
 
 std::string SvgCanvas::document(double width_px, double height_px, const std::string& title) const {
-  std::ostringstream out = format::stream();
+  std::ostringstream out = words::stream();
   out << "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\""
       << px(width_px) << "\" height=\"" << px(height_px) << "\" viewBox=\"0 0 " << px(width_px) << ' ' << px(height_px)
       << "\" font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n<title>" << escaped(title) << "</title>\n"
@@ -88,4 +88,4 @@ std::string SvgCanvas::document(double width_px, double height_px, const std::st
   return out.str();
 }
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

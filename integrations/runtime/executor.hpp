@@ -4,7 +4,7 @@
 
 #include "lean/lean.hpp"
 
-namespace lean::python {
+namespace lean::runtime {
 
 /// The executor for a call with these many workers asked for (0: all).
 [[nodiscard]] Executor executor_for(std::int32_t workers) noexcept;
@@ -19,4 +19,4 @@ void after_fork_in_child() noexcept;
 /// "OpenMP", "std::thread" or "one, after a fork".
 [[nodiscard]] const char* threads_name() noexcept;
 
-}  // namespace lean::python
+}  // namespace lean::runtime

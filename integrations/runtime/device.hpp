@@ -1,5 +1,5 @@
-// What the extension needs of a GPU: its memory for workspaces, and which one is current. device_cuda.cpp in a build with
-// the CUDA backend, device_absent.cpp else.
+// What an embedding needs of a GPU: which one is current, which one holds some memory, and memory for workspaces. device_cuda.cpp in a
+// build with the CUDA backend, device_absent.cpp in others.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,16 @@
 
 #include "lean/lean.hpp"
 
-namespace lean::python::device {
+namespace lean::runtime::device {
 
 /// The GPU's runtime refused; the message says what.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+/// A GPU was asked for in a build without the CUDA backend.
+struct Absent : Error {
+  using Error::Error;
 };
 
 /// True when this build has the CUDA backend.
@@ -20,7 +25,7 @@ struct Error : std::runtime_error {
 /// GPUs this process sees; 0 without a driver.
 [[nodiscard]] int count() noexcept;
 
-/// The device that memory is on.
+/// The device that memory is on. Throws Error.
 [[nodiscard]] std::int32_t index_of(const void* memory);
 
 /// Makes a device current and the one before current again at the end. Index below 0: does nothing.
@@ -36,7 +41,8 @@ class Guard {
 };
 
 /// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may call.
+/// Throws Error when the memory cannot be had, Absent without the CUDA backend.
 [[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
 void clear_workspaces() noexcept;
 
-}  // namespace lean::python::device
+}  // namespace lean::runtime::device

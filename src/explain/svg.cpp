@@ -2,11 +2,11 @@
 #include <cmath>
 #include <vector>
 
-#include "schedule/explain.hpp"
-#include "schedule/explain_format.hpp"
-#include "schedule/svg_canvas.hpp"
+#include "explain/schedule_map.hpp"
+#include "explain/svg_canvas.hpp"
+#include "explain/words.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 namespace {
 
 constexpr double kMargin = 28.0;
@@ -30,7 +30,7 @@ double row_pitch(std::int32_t workers) {
 }
 
 /// The hue tells sequences apart (outputs, when there is one sequence), two shades their neighbouring kv heads.
-std::string output_colour(const Output& output, const ScheduleMap& map) {
+std::string output_colour(const schedule::Output& output, const ScheduleMap& map) {
   constexpr double kGoldenAngle = 137.508;  // neighbours never look alike
   constexpr double kFirstHue = 250.0;
   std::int64_t hue = output.sequence;
@@ -85,12 +85,12 @@ class PanelPainter {
   void paint_header() {
     const double left = place_.bars.x - kGutter;
     const double y = place_.bars.y - kPanelHeader;
-    canvas_.text({left, y + 14.0}, format::policy_words(map_), {.size_px = 14.0, .fill = kInk, .bold = true});
+    canvas_.text({left, y + 14.0}, words::policy_words(map_), {.size_px = 14.0, .fill = kInk, .bold = true});
     canvas_.text(
         {left, y + 32.0},
-        "balance " + format::percent(map_.tiles.ratio()) + " in tiles, " + format::percent(map_.cost_units.ratio()) + " in cost",
+        "balance " + words::percent(map_.tiles.ratio()) + " in tiles, " + words::percent(map_.cost_units.ratio()) + " in cost",
         {.size_px = 12.5, .fill = kInk});
-    canvas_.text({left, y + 48.0}, format::workers_words(map_) + ", " + format::sharing_words(map_),
+    canvas_.text({left, y + 48.0}, words::workers_words(map_) + ", " + words::sharing_words(map_),
                  {.size_px = 11.5, .fill = kSoftInk});
   }
 
@@ -100,7 +100,7 @@ class PanelPainter {
     for (std::int64_t tiles = 0; tiles <= place_.axis_tiles; tiles += step) {
       const double x = place_.x(tiles);
       canvas_.line({x, place_.bars.y}, {x, bottom + 4.0}, kGrid);
-      canvas_.text({x, bottom + 16.0}, format::grouped(tiles), {.size_px = 10.5, .fill = kSoftInk, .anchor = "middle"});
+      canvas_.text({x, bottom + 16.0}, words::grouped(tiles), {.size_px = 10.5, .fill = kSoftInk, .anchor = "middle"});
     }
   }
 
@@ -134,7 +134,7 @@ class PanelPainter {
     std::int64_t begin = 0;  // of what is not drawn yet
     std::int64_t end = 0;
     for (std::size_t i = 0; i < share.segments.size(); ++i) {
-      const Segment& segment = share.segments[i];
+      const schedule::Segment& segment = share.segments[i];
       end += segment.tile_end - segment.tile_begin;
       const Box box = span(begin, end, y);
       if (box.width < min_drawn_px_ && i + 1 < share.segments.size()) continue;
@@ -144,7 +144,7 @@ class PanelPainter {
       begin = end;
     }
     begin = 0;
-    for (const Segment& segment : share.segments) {
+    for (const schedule::Segment& segment : share.segments) {
       end = begin + segment.tile_end - segment.tile_begin;
       paint_cuts(segment, span(begin, end, y));
       begin = end;
@@ -152,7 +152,7 @@ class PanelPainter {
   }
 
   /// White lines between tiles, and the output's name, where there is room.
-  void paint_details(const Segment& segment, const Box& box, bool alone) {
+  void paint_details(const schedule::Segment& segment, const Box& box, bool alone) {
     const double bottom = box.y + box.height;
     const double tile_width = place_.bars.width / static_cast<double>(std::max<std::int64_t>(place_.axis_tiles, 1));
     if (alone && roomy() && tile_width >= 7.0) {
@@ -168,7 +168,7 @@ class PanelPainter {
                  {.size_px = kNameSize, .fill = kInk, .anchor = "middle"});
   }
 
-  [[nodiscard]] std::string segment_name(const Segment& segment) const {
+  [[nodiscard]] std::string segment_name(const schedule::Segment& segment) const {
     std::string name = map_.shape.batch == 1 ? "head " : std::to_string(segment.output.sequence) + ".";
     name += std::to_string(segment.output.kv_head);
     if (map_.shape.row_blocks(map_.sequences[static_cast<std::size_t>(segment.output.sequence)]) > 1) {
@@ -178,7 +178,7 @@ class PanelPainter {
   }
 
   /// A dark edge where the output goes on at another worker, and a dark foot under the whole of it where there is room.
-  void paint_cuts(const Segment& segment, const Box& box) {
+  void paint_cuts(const schedule::Segment& segment, const Box& box) {
     if (segment.sole()) return;
     const double edge = std::min(roomy() ? 2.4 : 1.4, box.width / 2.0);
     if (segment.tile_begin > 0) canvas_.rect({box.x, box.y, edge, box.height}, kInk);
@@ -206,7 +206,7 @@ void paint_lengths(SvgCanvas& canvas, const ScheduleMap& map, const Box& box) {
   const auto count = static_cast<std::int64_t>(map.sequences.size());
   const std::int64_t bars = std::min(count, static_cast<std::int64_t>(box.width / 2.0));
   std::int32_t longest = 1;
-  for (const SequenceWork& sequence : map.sequences) longest = std::max(longest, sequence.kv_tokens);
+  for (const schedule::SequenceWork& sequence : map.sequences) longest = std::max(longest, sequence.kv_tokens);
   const double pitch = std::min(box.width / static_cast<double>(bars), 60.0);
   for (std::int64_t bar = 0; bar < bars; ++bar) {
     std::int64_t tallest = share_begin(count, bar, bars);
@@ -224,7 +224,7 @@ void paint_lengths(SvgCanvas& canvas, const ScheduleMap& map, const Box& box) {
     }
   }
   canvas.line({box.x, box.y + box.height + 0.5}, {box.x + pitch * static_cast<double>(bars), box.y + box.height + 0.5}, kGrid);
-  canvas.text({box.x, box.y - 8.0}, "tokens of each sequence, up to " + format::grouped(longest),
+  canvas.text({box.x, box.y - 8.0}, "tokens of each sequence, up to " + words::grouped(longest),
               {.size_px = 11.5, .fill = kSoftInk});
 }
 
@@ -239,7 +239,7 @@ void paint_legend(SvgCanvas& canvas, const ScheduleMap& map, Point at) {
   };
   entry(map.shape.batch == 1 ? "colour: output" : "colour: sequence, shade: kv head", [&](const Box& box) {
     for (std::int32_t part = 0; part < 4; ++part) {
-      const Output output = {.sequence = part / 2, .kv_head = map.shape.batch == 1 ? part : part % 2};
+      const schedule::Output output = {.sequence = part / 2, .kv_head = map.shape.batch == 1 ? part : part % 2};
       canvas.rect({box.x + box.width / 4.0 * part, box.y, box.width / 4.0, box.height}, output_colour(output, map));
     }
   });
@@ -297,7 +297,7 @@ std::string to_svg(const std::vector<ScheduleMap>& maps, const SvgOptions& optio
   }
   if (!maps.empty()) {
     const ScheduleMap& map = maps.front();
-    canvas.text({kMargin, y + 12.0}, format::batch_words(map) + "; bars in LeanTiles, a row a worker", {.size_px = 13.0});
+    canvas.text({kMargin, y + 12.0}, words::batch_words(map) + "; bars in LeanTiles, a row a worker", {.size_px = 13.0});
     y += 40.0;
     if (map.shape.batch > 1) {
       constexpr double kHeight = 56.0;
@@ -311,4 +311,4 @@ std::string to_svg(const std::vector<ScheduleMap>& maps, const SvgOptions& optio
   return canvas.document(options.width_px, y + kMargin * 0.6, options.title.empty() ? "schedule" : options.title);
 }
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

@@ -13,12 +13,12 @@
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 
 struct ExplainInput {
   LengthSource lengths;  // its arrays must be readable by the host
-  LineShape shape;
-  CostModel cost_model;
+  schedule::LineShape shape;
+  schedule::CostModel cost_model;
   Policy policy;
   std::int32_t workers = 1;  // asked for; the plan may use fewer
 };
@@ -27,7 +27,7 @@ struct ExplainInput {
 struct WorkerShare {
   std::int64_t tiles = 0;
   std::int64_t cost_units = 0;  // a fixed charge per segment and the cost of its tiles
-  std::vector<Segment> segments;
+  std::vector<schedule::Segment> segments;
 };
 
 /// How even the shares are: mean / max, over the workers asked for, idle ones counted as zero.
@@ -40,11 +40,11 @@ struct Balance {
 };
 
 struct ScheduleMap {
-  LineShape shape;
+  schedule::LineShape shape;
   Policy policy;
-  Plan plan;
+  schedule::Plan plan;
   std::int32_t workers_asked = 0;
-  std::vector<SequenceWork> sequences;
+  std::vector<schedule::SequenceWork> sequences;
   std::vector<WorkerShare> workers;  // those of the plan: plan.workers of them; the rest of workers_asked is idle
 
   Balance tiles;
@@ -76,4 +76,4 @@ struct SvgOptions {
 /// asked for the same number of workers share an axis, so that a bar twice as long takes twice the time. Self-contained.
 [[nodiscard]] std::string to_svg(const std::vector<ScheduleMap>& maps, const SvgOptions& options);
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

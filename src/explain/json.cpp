@@ -1,9 +1,9 @@
 #include <string>
 
-#include "schedule/explain.hpp"
-#include "schedule/explain_format.hpp"
+#include "explain/schedule_map.hpp"
+#include "explain/words.hpp"
 
-namespace lean::schedule {
+namespace lean::explain {
 namespace {
 
 /// Writes JSON in document order and puts the commas. Keys and strings are the program's own words: nothing to escape.
@@ -49,11 +49,11 @@ class JsonWriter {
   void write(std::int64_t value) { out_ << value; }
   void write(double value) { out_ << value; }
 
-  std::ostringstream out_ = format::stream();
+  std::ostringstream out_ = words::stream();
   bool first_ = true;  // nothing written yet in the innermost bracket, or a key just written
 };
 
-void write_shape(JsonWriter& json, const LineShape& shape) {
+void write_shape(JsonWriter& json, const schedule::LineShape& shape) {
   json.begin("shape", '{');
   json.field("batch", shape.batch);
   json.field("kv_heads", shape.kv_heads);
@@ -66,7 +66,7 @@ void write_shape(JsonWriter& json, const LineShape& shape) {
 }
 
 void write_plan(JsonWriter& json, const ScheduleMap& map) {
-  json.field("policy", format::policy_name(map.policy.kind));
+  json.field("policy", words::policy_name(map.policy.kind));
   json.field("workers", map.workers_asked);
   json.begin("plan", '{');
   json.field("workers", map.plan.workers);
@@ -99,7 +99,7 @@ void write_summary(JsonWriter& json, const ScheduleMap& map) {
   json.end('}');
 }
 
-void write_segment(JsonWriter& json, const Segment& segment) {
+void write_segment(JsonWriter& json, const schedule::Segment& segment) {
   json.begin('{');
   json.field("sequence", segment.output.sequence);
   json.field("kv_head", segment.output.kv_head);
@@ -119,7 +119,7 @@ void write_share(JsonWriter& json, const WorkerShare& share) {
   json.field("tiles", share.tiles);
   json.field("cost_units", share.cost_units);
   json.begin("segments", '[');
-  for (const Segment& segment : share.segments) write_segment(json, segment);
+  for (const schedule::Segment& segment : share.segments) write_segment(json, segment);
   json.end(']');
   json.end('}');
 }
@@ -133,7 +133,7 @@ std::string to_json(const ScheduleMap& map) {
   write_shape(json, map.shape);
   write_summary(json, map);
   json.begin("sequences", '[');
-  for (const SequenceWork& sequence : map.sequences) {
+  for (const schedule::SequenceWork& sequence : map.sequences) {
     json.begin('{');
     json.field("q_tokens", sequence.q_tokens);
     json.field("kv_tokens", sequence.kv_tokens);
@@ -147,4 +147,4 @@ std::string to_json(const ScheduleMap& map) {
   return json.text();
 }
 
-}  // namespace lean::schedule
+}  // namespace lean::explain

@@ -1,11 +1,11 @@
-#include "workspace_cache.hpp"
+#include "integrations/runtime/workspaces.hpp"
 
 #include <cstring>
 #include <new>
 
-#include "device.hpp"
+#include "integrations/runtime/device.hpp"
 
-namespace lean::python {
+namespace lean::runtime {
 namespace {
 
 /// Aligned host memory that grows by replacement.
@@ -50,6 +50,8 @@ HostWorkspace& of_this_thread() noexcept {
 
 }  // namespace
 
+namespace {
+
 Workspace host_workspace_for(const WorkspaceSize& need) {
   HostWorkspace& host = of_this_thread();
   if (host.state.reserve(need.state_bytes)) std::memset(host.state.data(), 0, need.state_bytes);
@@ -60,8 +62,10 @@ Workspace host_workspace_for(const WorkspaceSize& need) {
           .scratch_bytes = host.scratch.bytes()};
 }
 
-Workspace workspace_for(const Call& call, const WorkspaceSize& need) {
-  if (call.options().backend == Backend::kCuda) return device::workspace_for(call.device().index, call.options().stream, need);
+}  // namespace
+
+Workspace workspace_for(const Options& options, std::int32_t device_index, const WorkspaceSize& need) {
+  if (options.backend == Backend::kCuda) return device::workspace_for(device_index, options.stream, need);
   return host_workspace_for(need);
 }
 
@@ -71,4 +75,4 @@ void clear_workspaces() noexcept {
   device::clear_workspaces();
 }
 
-}  // namespace lean::python
+}  // namespace lean::runtime
