@@ -126,17 +126,6 @@ tile::TileConfig select_tile(const Problem& problem) noexcept {
           .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
 }
 
-schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {
-  return {.tile_units = 16,
-          .free_rows = 8,
-          .row_units = 2,
-          .segment_units = 2,
-          .min_worker_tiles = 1,
-          .sliver_tiles = 2,
-          .align_percent = 0,
-          .whole_percent = 0};
-}
-
 Status supports(const Problem& problem, const Options& options) noexcept {
   const Status pairing = fixup::check_pairing(problem, options, select_tile(problem), worker_count(options));
   if (!pairing.ok()) return pairing;
