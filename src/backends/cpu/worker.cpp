@@ -33,6 +33,7 @@ class Worker {
     for (schedule::SegmentCursor cursor(call_.line, call_.plan, worker_); cursor.next();) {
       const Segment& segment = cursor.segment();
       enter(segment);
+      done().tiles += segment.tile_end - segment.tile_begin;
       tiles_.begin(output_);
       compute(segment);
       if (segment.sole()) {
@@ -62,11 +63,12 @@ class Worker {
         .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
   }
 
+  [[nodiscard]] Done& done() const noexcept { return call_.done[worker_]; }
   [[nodiscard]] bool chunked() const noexcept { return call_.plan.kind == Policy::Kind::kFixedChunk; }
 
   void enter(const Segment& segment) noexcept {
     const schedule::Output& output = segment.output;
-    output_ = {.lengths = call_.lengths(output.sequence),
+    output_ = {.lengths = call_.line.lengths()(output.sequence),
                .kv_head = {output.sequence, output.kv_head},
                .first_row = static_cast<std::int64_t>(output.row_block) * call_.memory.config.q_rows,
                .rows = output.rows,
@@ -220,6 +222,7 @@ class Worker {
   // ---- output -----------------------------------------------------------------------------------------------------
 
   void write_output(const Partial& whole) const noexcept {
+    ++done().outputs;
     const float v_scale = v_scale_of(call_.problem, output_.kv_head.head);
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const PackedRow row = packed_row(output_.first_row + r, output_.group);
