@@ -2,6 +2,8 @@
 #include <CLI/CLI.hpp>
 
 #include "api/option_preconditions.hpp"
+#include "base/int_math.hpp"
+#include "cli/bad_argument.hpp"
 #include "cli/call_options.hpp"
 #include "cli/command.hpp"
 #include "cli/prepared_call.hpp"
@@ -10,6 +12,17 @@
 
 namespace lean::cli {
 namespace {
+
+/// Each is listed, and so kept.
+constexpr std::int64_t kMaxOutputs = 1 << 24;
+
+void check_outputs(const Problem& problem) {
+  const std::int64_t blocks = ceil_div(schedule::row_capacity(problem), tile::kMaxRowBlock);
+  const std::int64_t outputs = checked_product(checked_product(problem.batch, problem.kv_heads), blocks);
+  if (outputs >= 0 && outputs <= kMaxOutputs) return;
+  throw BadArgument("--q-heads", std::to_string(problem.q_heads),
+                    "up to 16777216 outputs, which are requests x key/value heads x blocks of 128 rows");
+}
 
 class ScheduleCommand final : public Command {
  public:
@@ -27,6 +40,7 @@ class ScheduleCommand final : public Command {
     const Options options = resolve(call_.options());
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
+    check_outputs(shape.problem());
     const schedule::ScheduleMap map = map_of(shape.problem(), options);
     if (!svg_path_.empty()) write_file("--svg", svg_path_, schedule::to_svg({map}, {}));
     print(json ? schedule::to_json(map) : schedule::to_text(map));
