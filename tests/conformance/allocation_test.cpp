@@ -8,15 +8,10 @@
 #include "support/random.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sanitized.hpp"
 #include "support/tables.hpp"
 
-// A sanitizer has a malloc of its own.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define LEAN_TEST_SANITIZED
-#endif
-#endif
-#if defined(__GLIBC__) && !defined(LEAN_TEST_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GLIBC__) && !defined(LEAN_TEST_SANITIZED)
 #define LEAN_TEST_COUNTS_MALLOC
 #endif
 

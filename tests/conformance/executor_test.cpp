@@ -1,15 +1,20 @@
 // Executors: what the library's own promise at the edges of a process, and what a call says of one that breaks its promise.
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "support/run_and_check.hpp"
+#include "support/sanitized.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
@@ -107,6 +112,28 @@ TEST(ConformanceExecutorDeathTest, ExitDoesNotWaitForAThreadThatIsLeftBehind) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(exit_during_a_call(), testing::ExitedWithCode(0), "");
 }
+
+#if defined(__GLIBC__) && !defined(LEAN_TEST_SANITIZED)
+/// A first call where a thread's stack finds no room. libgomp would print that, and end the process.
+[[noreturn]] void compute_without_threads() {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, std::size_t{1} << 30);
+  pthread_setattr_default_np(&attributes);
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto room = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + (std::int64_t{1} << 28));
+  const rlimit limit{room, room};
+  setrlimit(RLIMIT_AS, &limit);
+  std::_Exit(right_on_default_executor(4) ? 0 : 1);
+}
+
+TEST(ConformanceExecutorDeathTest, AMachineWithoutThreadsComputesOnTheCallers) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's alone";
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(compute_without_threads(), testing::ExitedWithCode(0), "");
+}
+#endif
 
 }  // namespace
 }  // namespace lean::support
