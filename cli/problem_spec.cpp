@@ -8,6 +8,7 @@
 
 #include "base/int_math.hpp"
 #include "explain/words.hpp"
+#include "cli/bad_argument.hpp"
 
 namespace lean::cli {
 
@@ -114,6 +115,8 @@ Strides kv_strides(const ProblemSpec& spec) {
 }
 
 std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
+  const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  if (total > INT32_MAX) throw BadArgument("--lens", std::to_string(total), "up to 2147483647 tokens in all where they are packed");
   std::vector<std::int32_t> sums{0};
   for (const std::int32_t tokens : lengths) sums.push_back(sums.back() + tokens);
   return sums;
@@ -123,7 +126,7 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
 
 ProblemShape::ProblemShape(const ProblemSpec& spec) : lengths_(spec.packed() ? cumulative(spec.kv_lens) : spec.kv_lens) {
   const std::int64_t d = spec.head_dim;
-  const Strides query{.sequence = spec.q_tokens * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
+  const Strides query{.sequence = std::int64_t{spec.q_tokens} * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
   problem_ = {.batch = spec.batch(), .q_heads = spec.q_heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim};
   problem_.q = {.dtype = spec.dtype, .strides = query};
   problem_.o = {.dtype = spec.dtype, .strides = query};

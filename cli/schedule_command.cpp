@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "api/option_preconditions.hpp"
+#include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
 #include "cli/call_options.hpp"
 #include "cli/command.hpp"
@@ -12,6 +13,17 @@
 
 namespace lean::cli {
 namespace {
+
+/// Each is listed, and so kept.
+constexpr std::int64_t kMaxOutputs = 1 << 24;
+
+void check_outputs(const Problem& problem) {
+  const std::int64_t blocks = ceil_div(schedule::row_capacity(problem), tile::kMaxRowBlock);
+  const std::int64_t outputs = checked_product(checked_product(problem.batch, problem.kv_heads), blocks);
+  if (outputs >= 0 && outputs <= kMaxOutputs) return;
+  throw BadArgument("--q-heads", std::to_string(problem.q_heads),
+                    "up to 16777216 outputs, which are requests x key/value heads x blocks of 128 rows");
+}
 
 class ScheduleCommand final : public Command {
  public:
@@ -30,6 +42,7 @@ class ScheduleCommand final : public Command {
     const Options options = resolve(call_.options());
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
+    check_outputs(shape.problem());
     const explain::ScheduleMap map = map_of(shape.problem(), options);
     const bool drawing_on_stdout = svg_path_ == "-";
     if (drawing_on_stdout && json) throw BadArgument("--svg", svg_path_, "the name of a file with --json, which has stdout");

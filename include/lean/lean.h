@@ -131,7 +131,8 @@ typedef struct lean_problem {
   int32_t reserved2;
 } lean_problem;
 
-/* Runs body(argument, worker) for every worker in [0, worker_count) and returns when all are done. */
+/* Runs body(argument, worker) once for every worker in [0, worker_count) and returns when all are done; a worker left out or
+ * run twice gives backend_error. Without one, in a child of fork() whose parent had computed, calls run on the calling thread. */
 typedef struct lean_executor {
   void* context;
   void (*run)(void* context, int32_t worker_count, void (*body)(void* argument, int32_t worker), void* argument);

@@ -46,7 +46,8 @@ struct Workspace {
 [[nodiscard]] LEAN_API WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept;
 
 /// Computes o = softmax(scale q k^T + mask) v for every sequence, and lse if asked for.
-/// Empty or fully masked rows give o = 0 and lse = -inf. On an error nothing is written.
+/// Empty or fully masked rows give o = 0 and lse = -inf. On an error nothing is written, but with backend_error outputs mean
+/// nothing.
 /// CPU: returns when the result is there. CUDA: returns when the launch is enqueued on options.stream.
 /// Codes: those of supports(), workspace_too_small, workspace_misaligned, workspace_dirty, workspace_in_use, backend_error.
 [[nodiscard]] LEAN_API Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept;
@@ -79,7 +80,8 @@ enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 [[nodiscard]] LEAN_API std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format,
                                                     char* buffer, std::size_t buffer_bytes);
 
-/// The library's own executor: OpenMP when built with it, else a pool of std::thread.
+/// The library's own executor: OpenMP when built with it, else a pool of std::thread. In a child of fork() whose parent had
+/// computed before there are no threads: calls run on the calling thread alone.
 [[nodiscard]] LEAN_API const Executor& default_executor() noexcept;
 
 /// The instruction set CpuIsa::kBest stands for on this machine (kAmxBf16 in some calls: see there), and the name of any.

@@ -60,7 +60,8 @@ enum class CpuIsa : std::int32_t {
 };
 
 /// Runs body(argument, worker) once for every worker in [0, worker_count), on any threads, and returns when all
-/// are done. The library's own executors are OpenMP or std::thread; a host with a thread pool passes its own.
+/// are done. The library's own executors are OpenMP or std::thread; a host with a thread pool passes its own. What run()
+/// throws, once no worker runs any more, becomes backend_error, and so does a worker left out or run twice.
 struct Executor {
   void* context = nullptr;
   void (*run)(void* context, std::int32_t worker_count, void (*body)(void* argument, std::int32_t worker),

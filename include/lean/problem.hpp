@@ -75,7 +75,7 @@ struct PagedKv {
   std::int32_t page_tokens = 0;                // tokens a page holds; 0: K/V is not paged
   std::int64_t page_count = 0;                 // pages in the pool; valid ids are [0, page_count)
   const std::int32_t* block_table = nullptr;   // [B, block_table_stride]
-  std::int64_t block_table_stride = 0;         // elements
+  std::int64_t block_table_stride = 0;         // elements; not 0 for several sequences
   const std::int32_t* page_indptr = nullptr;   // [B + 1], CSR form
   const std::int32_t* page_indices = nullptr;  // [page_indptr[B]]
 };
@@ -99,9 +99,9 @@ struct Scores {
 
 /// New keys and values, one for each query token: [B, Hkv, n_q, d] and [B, Hkv, n_q, dv], of q's type, packed where the queries
 /// are. The call writes them to K and V, which must be writable then, and attends to them. Lengths count them: new token i is
-/// token n_kv - n_q + i of its sequence. Left out, of cache and attention, is a token whose page lies outside the pool; nothing is
-/// appended to a sequence whose lengths had to be clamped. With fp8 K/V it is stored as value / scale, rounded to nearest, at most
-/// the largest number. Pages of new tokens must not be shared.
+/// token n_kv - n_q + i of its sequence, so lengths must be given (kv_lengths, cu_kv_tokens or page_indptr). Left out, of cache and
+/// attention, is a token whose page lies outside the pool; nothing is appended to a sequence whose lengths had to be clamped. With fp8
+/// K/V it is stored as value / scale, rounded to nearest, at most the largest number. Pages of new tokens must not be shared.
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};
@@ -133,7 +133,8 @@ struct Problem {
   std::int64_t total_q_tokens = 0;            // tokens q, o and lse hold; with cu_q_tokens only
 
   // Key/value tokens: sequence b sees [kv_left_pad[b], length of b); a missing array means 0 and kv_capacity.
-  std::int32_t kv_capacity = 0;                // tokens a sequence may have: memory exists for them
+  // With a block table kv_lengths must be given.
+  std::int32_t kv_capacity = 0;                // tokens a sequence may have: memory exists for them; 0: k and v are null
   const std::int32_t* kv_lengths = nullptr;    // [B], or null: clamped to [0, capacity], sticky code if it had to be
   const std::int32_t* kv_left_pad = nullptr;   // [B], or null: first token that counts
   const std::int32_t* cu_kv_tokens = nullptr;  // [B + 1], or null: ragged K/V, tokens packed end to end

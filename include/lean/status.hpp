@@ -19,7 +19,7 @@ enum class StatusCode : std::int32_t {
   kWorkspaceInUse = 7,       // a second call in flight uses the same workspace state. CUDA: see check_workspace
   kBadLengths = 8,           // sticky: a device-side length lay outside [0, capacity] and was clamped
   kBadPageIndex = 9,         // sticky: a reachable page index lay outside the pool and was skipped
-  kBackendError = 10,        // the backend's runtime (CUDA, the thread pool) refused
+  kBackendError = 10,        // the backend's runtime (CUDA, the executor) refused, or did not run every worker once
 };
 
 /// A code for programs and a message for people. Trivially copyable, owns no memory.

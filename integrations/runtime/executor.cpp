@@ -78,15 +78,20 @@ void run_region(void* data) {
     region.body(region.argument, w);
 }
 
+void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
+  for (std::int32_t worker = worker_count; worker-- > 0;) body(argument, worker);
+}
+
 void run_on_openmp(void* context, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
   const auto* const openmp = static_cast<const OpenMp*>(context);
   Region region{openmp, worker_count, body, argument};
+  // libgomp makes a new team for every region of another size: all of a thread's are as large as its largest.
+  thread_local int team = 1;
   const int most = openmp->max_threads();
-  openmp->parallel(run_region, &region, static_cast<unsigned>(worker_count < most ? worker_count : most), 0);
-}
-
-void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
-  for (std::int32_t worker = worker_count; worker-- > 0;) body(argument, worker);
+  const int needed = worker_count < most ? worker_count : most;
+  if (needed == 1) return run_serially(nullptr, worker_count, body, argument);
+  team = team > needed ? team : needed;
+  openmp->parallel(run_region, &region, static_cast<unsigned>(team < most ? team : most), 0);
 }
 
 }  // namespace

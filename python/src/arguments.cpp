@@ -254,6 +254,8 @@ void Call::read_keys() {
     check_size(k, Argument::kK, k.shape[0], problem_.batch, "the batch");
     problem_.kv_capacity = to_int32(tokens, "k: its number of tokens");
   }
+  // Empty arrays have addresses too.
+  if (problem_.kv_capacity == 0 && !given(Argument::kMaxSeqlenK)) problem_.k.data = problem_.v.data = nullptr;
   if (problem_.k.dtype == DType::kFloat8E4M3 || problem_.k.dtype == DType::kFloat8E5M2) {
     const bool per_head = given(Argument::kKScale) && array(Argument::kKScale).shape[0] > 1;
     problem_.scales_per_head = per_head;

@@ -84,6 +84,7 @@ bool read_call(const xla::CallFrame& frame, Image& image) {
   const auto* const which = static_cast<const std::int32_t*>(operands->data);
   for (std::size_t i = 0; i < operands->size; ++i)
     set_pointer(image.problem, static_cast<Argument>(which[i]), frame.arguments.buffers[i]->data);
+  if (image.problem.kv_capacity == 0) image.problem.k.data = image.problem.v.data = nullptr;
   set_pointer(image.problem, Argument::kOut, frame.results.buffers[0]->data);
   if (frame.results.size > 1) set_pointer(image.problem, Argument::kLse, frame.results.buffers[1]->data);
   return true;

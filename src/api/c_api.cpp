@@ -13,6 +13,9 @@ namespace {
 /// Sizes of the structs in the first release: what every caller has at least.
 constexpr std::size_t kProblemBytesV0 = offsetof(lean_problem, reserved2) + sizeof(std::int32_t);
 constexpr std::size_t kOptionsBytesV0 = offsetof(lean_options, stream) + sizeof(void*);
+/// More than a struct of any release has: a larger size was never set, and is not to be looked through.
+constexpr std::size_t kMostBytes = 4096;
+static_assert(sizeof(lean_problem) <= kMostBytes && sizeof(lean_options) <= kMostBytes);
 
 static_assert(sizeof(lean_status) == sizeof(Status));
 static_assert(LEAN_BACKEND_ERROR == static_cast<int>(StatusCode::kBackendError));
@@ -37,6 +40,10 @@ Status adopt(const char* name, const TStruct* given, std::size_t oldest_bytes, T
   if (bytes < oldest_bytes) {
     return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes),
                   "too small: set it with the struct's _init function");
+  }
+  if (bytes > kMostBytes) {
+    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes),
+                  "too large: set it with the struct's _init function");
   }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
@@ -133,12 +140,18 @@ struct Adopted {
   Adopted& operator=(const Adopted&) = delete;
 };
 
-Options options_or_default(const lean_options* options) noexcept {
-  lean_options o;
-  lean_options_init(&o);
-  if (options != nullptr && options->struct_size >= kOptionsBytesV0) std::memcpy(&o, options, kOptionsBytesV0);
-  return to_cpp(o);
-}
+/// Options alone, as the calls about a workspace take them; null means the defaults.
+struct AdoptedOptions {
+  Status status;
+  Options options;
+
+  explicit AdoptedOptions(const lean_options* options_c) noexcept {
+    lean_options o;
+    lean_options_init(&o);
+    if (options_c != nullptr) status = adopt("options", options_c, kOptionsBytesV0, o);
+    if (status.ok()) options = to_cpp(o);
+  }
+};
 
 Workspace to_cpp(const lean_workspace* c) noexcept {
   return c == nullptr ? Workspace{} : Workspace{c->state, c->state_bytes, c->scratch, c->scratch_bytes};
@@ -195,11 +208,13 @@ lean_status lean_decode(const lean_problem* problem, const lean_options* options
 }
 
 lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options) {
-  return lean::to_c(lean::reset_workspace(lean::to_cpp(workspace), lean::options_or_default(options)));
+  const lean::AdoptedOptions adopted(options);
+  return lean::to_c(adopted.status.ok() ? lean::reset_workspace(lean::to_cpp(workspace), adopted.options) : adopted.status);
 }
 
 lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options) {
-  return lean::to_c(lean::sticky_status(lean::to_cpp(workspace), lean::options_or_default(options)));
+  const lean::AdoptedOptions adopted(options);
+  return lean::to_c(adopted.status.ok() ? lean::sticky_status(lean::to_cpp(workspace), adopted.options) : adopted.status);
 }
 
 lean_status lean_check_lengths(const lean_problem* problem) {

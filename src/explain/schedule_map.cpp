@@ -8,7 +8,14 @@
 namespace lean::explain {
 namespace {
 
-WorkerShare share_of(const schedule::WorkLine<LengthSource>& line, const schedule::Plan& plan, std::int32_t worker) {
+/// The batch's work, read once: other threads may write its lengths meanwhile.
+struct ListedWork {
+  const SequenceWork* sequences = nullptr;
+
+  [[nodiscard]] schedule::SequenceWork operator()(std::int64_t sequence) const noexcept { return sequences[sequence]; }
+};
+
+WorkerShare share_of(const schedule::WorkLine<ListedWork>& line, const schedule::Plan& plan, std::int32_t worker) {
   WorkerShare share;
   for (schedule::SegmentCursor cursor(line, plan, worker); cursor.next();) {
     const schedule::Segment& segment = cursor.segment();
@@ -68,9 +75,10 @@ std::string right(const std::string& text, std::size_t width) {
 }  // namespace
 
 ScheduleMap build_map(const ExplainInput& input) {
-  schedule::WorkLine<LengthSource> line(input.lengths, input.shape, input.cost_model, schedule::measure_of(input.policy.kind));
-  line.build();
   ScheduleMap map;
+  for (std::int64_t b = 0; b < input.shape.batch; ++b) map.sequences.push_back(schedule::work_of(input.lengths(b)));
+  schedule::WorkLine<ListedWork> line({map.sequences.data()}, input.shape, input.cost_model, schedule::measure_of(input.policy.kind));
+  line.build();
   map.shape = input.shape;
   map.policy = input.policy;
   map.plan = schedule::make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
@@ -78,10 +86,6 @@ ScheduleMap build_map(const ExplainInput& input) {
   map.outputs = line.sums().outputs;
   map.total_tiles = line.sums().tiles;
   map.slots = slot_count(map.plan, map.outputs);
-  for (std::int64_t b = 0; b < input.shape.batch; ++b) {
-    const Sequence lengths = input.lengths(b);
-    map.sequences.push_back({.q_tokens = lengths.q_tokens, .kv_tokens = lengths.kv_tokens()});
-  }
   for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) map.workers.push_back(share_of(line, map.plan, worker));
   summarize(map);
   return map;

@@ -34,7 +34,7 @@ inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
   const bool second_bank = workers > kMaxOneLevel || policy.splits > kMaxOneLevel;
   std::int32_t nodes_per_slot = 1;
   if (policy.kind == Policy::Kind::kFixedChunk) {
-    const std::int64_t chunk_tokens = schedule::chunk_tiles_of(policy, config.tile_tokens) * config.tile_tokens;
+    const std::int64_t chunk_tokens = std::int64_t{schedule::chunk_tiles_of(policy, config.tile_tokens)} * config.tile_tokens;
     nodes_per_slot = max_chunk_nodes(ceil_div(problem.kv_capacity, chunk_tokens));
   }
   return {slots, second_bank, nodes_per_slot, {config.q_rows, config.value_dim}};

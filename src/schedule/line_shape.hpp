@@ -23,6 +23,8 @@ template <typename TSequence>
   return {lengths.q_tokens, lengths.kv_tokens()};
 }
 
+[[nodiscard]] LEAN_HD constexpr SequenceWork work_of(const SequenceWork& work) noexcept { return work; }
+
 /// Tiles of an output, numbered from the sequence's first valid token, whatever the row block.
 struct TileSpan {
   std::int32_t first = 0;

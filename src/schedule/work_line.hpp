@@ -42,7 +42,9 @@ struct BasicLineSums {
 
   [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
 
-  [[nodiscard]] LEAN_HD constexpr bool uniform() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
+  [[nodiscard]] LEAN_HD constexpr bool same_costs() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
+  /// Of the same cost and the same tiles: 2 tiles of many rows may cost as much as 8 of few.
+  [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };
 
 /// One output and where it lies on the line.

@@ -1,12 +1,19 @@
-// A call allocates nothing: operator new counts, on every thread of this program.
+// A call allocates nothing: operator new counts, on every thread of this program, and malloc, for what the OpenMP runtime takes.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include "support/random.hpp"
+#include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sanitized.hpp"
 #include "support/tables.hpp"
+
+#if defined(__GLIBC__) && !defined(LEAN_TEST_SANITIZED)
+#define LEAN_TEST_COUNTS_MALLOC
+#endif
 
 namespace {
 std::atomic<long> allocations{0};
@@ -27,8 +34,47 @@ void* counted(std::size_t bytes) {
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
+#ifdef LEAN_TEST_COUNTS_MALLOC
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+void* malloc(std::size_t bytes) noexcept {
+  ++allocations;
+  return __libc_malloc(bytes);
+}
+void* memalign(std::size_t alignment, std::size_t bytes) noexcept {  // libgomp takes its teams from here
+  ++allocations;
+  return __libc_memalign(alignment, bytes);
+}
+}
+#endif
+
 namespace lean::support {
 namespace {
+
+// A plan has as many workers as the lengths are worth; the threads of a caller stay the same.
+TEST(Conformance, CallsOfManyLengthsAllocateNothing) {
+  if (on_cuda()) GTEST_SKIP() << "the CUDA runtime's allocations are its own";
+  const Case c{.q_heads = 2, .kv_heads = 1, .head_dim = 64, .lens = {4096}};
+  TestProblem built(c);
+  Problem problem = built.problem();
+  std::int32_t length = 4096;
+  problem.kv_lengths = &length;
+  for (const std::int32_t workers : {0, 4}) {
+    const Options options{.workers = workers};
+    const TestWorkspace workspace(problem, options);
+    ASSERT_TRUE(decode(problem, options, workspace.get()).ok());
+    Stream random(1);
+    const long before = allocations;
+    int failures = 0;
+    for (int call = 0; call < full_or_reduced(400, 40); ++call) {
+      length = static_cast<std::int32_t>(random.between(1, 4096));
+      failures += decode(problem, options, workspace.get()).ok() ? 0 : 1;
+    }
+    EXPECT_EQ(allocations - before, 0) << "options.workers = " << workers;
+    EXPECT_EQ(failures, 0);
+  }
+}
 
 TEST(Conformance, ACallAllocatesNothing) {
   if (on_cuda()) GTEST_SKIP() << "the CUDA runtime's allocations are its own";

@@ -119,6 +119,16 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   }
+  for (const std::size_t size : {std::size_t{4097}, std::size_t{1} << 31, SIZE_MAX}) {  // nothing behind the struct is looked at
+    problem_.struct_size = size;
+    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
+  }
+  for (const std::size_t size : {std::size_t{0}, std::size_t{3}, SIZE_MAX}) {
+    lean_options options = options_;
+    options.struct_size = size;
+    EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options).code, LEAN_INVALID_ARGUMENT);
+    EXPECT_EQ(lean_sticky_status(&c_workspace_, &options).code, LEAN_INVALID_ARGUMENT);
+  }
   // A caller of a later release: more fields, of which none is used.
   struct {
     lean_problem known;

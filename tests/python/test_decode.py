@@ -302,6 +302,27 @@ child.join()
     subprocess.run([sys.executable, "-c", script], check=True, timeout=90)
 
 
+def test_the_interpreter_ends_while_daemon_threads_compute():
+    script = """
+import threading, time
+import numpy as np
+from lean_attention import decode
+
+q, k, v = (np.ones((2, heads, tokens, 64), np.float32) for heads, tokens in ((4, 1), (2, 3000), (2, 3000)))
+calls = [0, 0]
+def compute(thread):
+    while True:
+        decode(q, k, v)
+        calls[thread] += 1
+for thread in range(2):
+    threading.Thread(target=compute, args=(thread,), daemon=True).start()
+while min(calls) < 3:
+    time.sleep(0.001)
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=90)
+
+
 def test_calls_keep_no_reference():
     q, k, v = arrays()
     wrapped = [DlpackOnly(x) for x in (q, k, v)]

@@ -169,6 +169,7 @@ void TestProblem::lay_out() {
   input(problem_.q, q_, case_.dtype, case_.q_layout, with_dims(queries, case_.head_dim));
   input(problem_.k, k_, kv_dtype, case_.k_layout, with_dims(keys, case_.head_dim));
   input(problem_.v, v_, kv_dtype, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+  if (problem_.kv_capacity == 0) problem_.k.data = problem_.v.data = nullptr;
 
   o_layout_ = layout_of(q_packed_ ? without_batch(case_.o_layout) : case_.o_layout, with_dims(queries, dv));
   o_ = make_tensor(o_layout_, case_.dtype, Guard::kCanary);

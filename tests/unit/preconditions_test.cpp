@@ -35,9 +35,13 @@ Problem valid() {
   return p;
 }
 
-void make_paged(Problem& p) { p.pages = {.page_tokens = 16, .page_count = 10, .block_table = kInts, .block_table_stride = 7}; }
+void make_paged(Problem& p) {
+  p.pages = {.page_tokens = 16, .page_count = 10, .block_table = kInts, .block_table_stride = 7};
+  p.kv_lengths = kInts;
+}
 
 void make_appending(Problem& p) {
+  p.kv_lengths = kInts;
   p.append = {.k = p.q, .v = p.q, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2};
   p.append.k.data = memory[5];
   p.append.v.data = memory[6];
@@ -87,6 +91,8 @@ const std::vector<Breaker>& breakers() {
          p.total_q_tokens = std::int64_t{INT32_MAX} + 1;
        }},
       {"kv_capacity", "0 or more", [](Problem& p) { p.kv_capacity = -1; }},
+      {"kv_capacity", "1 or more", [](Problem& p) { p.kv_capacity = 0; }},
+      {"kv_capacity", "1 or more", [](Problem& p) { p.kv_capacity = 0, p.k.data = nullptr; }},
       {"total_kv_tokens", "with cu_kv_tokens", [](Problem& p) { p.total_kv_tokens = 7; }},
       {"total_kv_tokens", "with cu_kv_tokens",
        [](Problem& p) {
@@ -206,6 +212,21 @@ const std::vector<Breaker>& breakers() {
          make_paged(p);
          p.pages.block_table_stride = -1;
        }},
+      {"pages.block_table_stride", "several sequences",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = 0;
+       }},
+      {"kv_lengths", "with pages.block_table",
+       [](Problem& p) {
+         make_paged(p);
+         p.kv_lengths = nullptr;
+       }},
+      {"kv_lengths", "with append",
+       [](Problem& p) {
+         make_appending(p);
+         p.kv_lengths = nullptr;
+       }},
       {"pages.block_table_stride", "63 bits",
        [](Problem& p) {
          make_paged(p);
@@ -323,7 +344,6 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.batch = INT32_MAX; },
       [](Problem& p) { p.head_dim = 1; },
       [](Problem& p) { p.head_dim = p.value_dim = kMaxHeadDim; },
-      [](Problem& p) { p.kv_capacity = 0; },
       [](Problem& p) { p.lse.data = nullptr; },
       [](Problem& p) { p.scores.scale = -1.0F; },
       [](Problem& p) { p.scores.softcap = 30.0F; },
@@ -343,9 +363,14 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.k.strides = p.v.strides = {0, 0, 0, 0}; },           // one element stands for all
       [](Problem& p) { p.q.strides = p.o.strides = {-512, -64, -256, -1}; },  // backwards
       [](Problem& p) { p.k.strides.token = (std::int64_t{1} << 57) / 100; },
-      [](Problem& p) { p.append = {.k = p.k, .v = p.v, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 64}; },
+      [](Problem& p) {
+        p.append = {.k = p.k, .v = p.v, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 64};
+        p.kv_lengths = kInts;
+      },
       [](Problem& p) { make_packed(p); },
+      [](Problem& p) { make_appending(p), make_packed(p), p.kv_lengths = nullptr; },
       [](Problem& p) { make_paged(p); },
+      [](Problem& p) { make_paged(p), p.batch = 1, p.pages.block_table_stride = 0; },
       [](Problem& p) { p.pages = {.page_tokens = 1, .page_count = INT32_MAX, .page_indptr = kInts, .page_indices = kInts}; },
       [](Problem& p) { p.batch = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; },
       [](Problem& p) { p.kv_capacity = 0, p.k.data = p.v.data = nullptr; },

@@ -9,6 +9,9 @@
 #include <tuple>
 #include <vector>
 
+#include "backends/cpu/cpu_backend.hpp"
+#include "backends/cuda/kernel_config.hpp"
+#include "fixup/workspace_size.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
@@ -116,12 +119,13 @@ class Checker {
   }
 
   /// What is wrong with the schedule of `policy` on `grid` workers: empty when every tile of every output is owned exactly
-  /// once, neighbours agree, contributors and slots are as segments.hpp says, and workers beyond the plan have nothing.
+  /// once, neighbours agree, contributors and slots are as segments.hpp says, slots fit the workspace, and workers beyond the plan have
+  /// nothing.
   [[nodiscard]] std::string fault(const Policy& policy, std::int32_t grid) {
     const Plan plan = this->plan(policy, grid);
     if (plan.workers < 1 || plan.workers > grid) return "plan.workers outside [1, grid]" + words(policy, grid);
     if (const char* problem = walk(plan, grid); problem != nullptr) return problem + words(policy, grid);
-    if (const char* problem = compare(plan); problem != nullptr) return problem + words(policy, grid);
+    if (const char* problem = compare(plan, policy, grid); problem != nullptr) return problem + words(policy, grid);
     return {};
   }
 
@@ -189,9 +193,11 @@ class Checker {
     return nullptr;
   }
 
-  [[nodiscard]] const char* compare(const Plan& plan) {
+  [[nodiscard]] const char* compare(const Plan& plan, const Policy& policy, std::int32_t grid) {
     if (!std::is_sorted(entries_.begin(), entries_.end())) std::sort(entries_.begin(), entries_.end());
-    slot_used_.assign(static_cast<std::size_t>(slot_count(plan, static_cast<std::int64_t>(outputs_.size()))), false);
+    const auto outputs = static_cast<std::int64_t>(outputs_.size());
+    const std::int64_t slots = std::min(slot_count(plan, outputs), fixup::slot_capacity(policy, outputs, grid));
+    slot_used_.assign(static_cast<std::size_t>(slots), false);
     std::size_t entry = 0;
     for (std::size_t o = 0; o < outputs_.size(); ++o) {
       std::int64_t owned_end = 0;
@@ -273,6 +279,54 @@ class Checker {
        .align_percent = 20,
        .whole_percent = 20},
   };
+}
+
+/// Those that the backends compute with: the CPU's, and every one that a variant of the CUDA kernel has.
+[[nodiscard]] inline std::vector<CostModel> backend_models() {
+  std::vector<CostModel> models = {cpu::cost_model({})};
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
+    for (const std::int32_t head_dim : cuda::kHeadDims) {
+      for (const std::int32_t q_rows : cuda::kRowBlocks) {
+        for (const cuda::Scope scope : cuda::kScopes) {
+          if (!cuda::has_variant({dtype, head_dim}, q_rows, scope)) continue;
+          const CostModel model = cuda::cost_model(cuda::config_of({dtype, head_dim}, q_rows, scope).tile());
+          const auto same = [&model](const CostModel& other) { return other.align_units == model.align_units; };
+          if (std::none_of(models.begin(), models.end(), same)) models.push_back(model);
+        }
+      }
+    }
+  }
+  return models;
+}
+
+/// Every cost model there is, and some that none is like.
+[[nodiscard]] inline std::vector<CostModel> every_model() {
+  std::vector<CostModel> models = backend_models();
+  const std::vector<CostModel> charged = charged_models();
+  models.insert(models.end(), charged.begin(), charged.end());
+  models.push_back(CostModel::plain());
+  return models;
+}
+
+/// A batch of decode steps, drafts and prefill chunks. `same_costs`: as many tiles for each as make its outputs cost the same, where
+/// tiles of its rows can: 8 tiles of 8 rows cost the CPU as much as 2 of 32.
+[[nodiscard]] inline Case mixed_case(support::Stream& random, const CostModel& model, bool same_costs) {
+  Case c{.works = {}, .shape = {.kv_heads = static_cast<std::int32_t>(random.between(1, 3))}, .model = model};
+  c.shape.group = static_cast<std::int32_t>(random.one_of({1, 3, 4, 8}));
+  c.shape.q_rows = static_cast<std::int32_t>(random.one_of({8, 16, 32, 64, 128}));
+  c.shape.tile_tokens = static_cast<std::int32_t>(random.one_of({1, 16}));
+  if (!same_costs) c.shape.reach = random_reach(random);
+  const std::int64_t output_units = random.between(1, 4) * model.tile_cost(c.shape.q_rows);
+  for (std::int64_t b = random.between(1, 6); b > 0; --b) {
+    SequenceWork work{.q_tokens = static_cast<std::int32_t>(random.one_of({1, 1, 1, 2, 4, 8, 16, 32}))};
+    if (same_costs) work.q_tokens = std::min(work.q_tokens, std::max(1, c.shape.q_rows / c.shape.group));
+    if (!same_costs && random.chance(10)) work.q_tokens = 0;
+    const std::int64_t tiles = same_costs ? std::max<std::int64_t>(1, output_units / model.tile_cost(work.q_tokens * c.shape.group))
+                                          : random.between(0, 12);
+    work.kv_tokens = static_cast<std::int32_t>(tiles * c.shape.tile_tokens);
+    c.works.push_back(work);
+  }
+  return c;
 }
 
 /// Policies with every kind of parameter; with tiles of one token a chunk of n tokens has n tiles.

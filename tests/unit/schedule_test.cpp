@@ -4,7 +4,6 @@
 
 #include <functional>
 
-#include "backends/cuda/kernel_config.hpp"
 #include "schedule/flat_line.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
@@ -300,8 +299,11 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
   Stream random(41);
   std::int64_t segments = 0;
   std::int64_t shared = 0;
+  const std::vector<CostModel> models = checks::every_model();
   for (std::int32_t round = 0; round < full_or_reduced(20000, 2000); ++round) {
-    Case c = random_case(random, 12);
+    const CostModel& model = models[static_cast<std::size_t>(round) % models.size()];
+    Case c = round % 3 == 0 ? checks::mixed_case(random, model, round % 2 == 0) : random_case(random, 12);
+    c.model = model;
     c.shape.tile_tokens = kFlatTileTokens;
     c.shape.q_rows = 1;
     for (const SequenceWork& work : c.works) c.shape.q_rows = std::max(c.shape.q_rows, work.q_tokens * c.shape.group);
@@ -342,13 +344,14 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
   EXPECT_GT(shared, segments / 4) << "too few outputs are shared for the test to mean much";
 }
 
-/// Where the line is even, what a worker knows by arithmetic is what it would walk to. The GPU's own cost model among others.
+/// Where the line is even, what a worker knows by arithmetic is what it would walk to. The GPU's own cost models among others.
 TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
   Stream random(43);
   std::int64_t even_lines = 0;
   std::int64_t shared = 0;
+  const std::vector<CostModel> models = checks::backend_models();
   for (std::int32_t round = 0; round < full_or_reduced(40000, 4000); ++round) {
-    CostModel model = cuda::cost_model({.kv_dtype = DType::kBFloat16, .head_dim = 128, .tile_tokens = 128});
+    CostModel model = models[static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(models.size()) - 1))];
     if (random.chance(30)) model.align_percent = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.align_units = static_cast<std::int32_t>(random.between(1, 200));
     if (random.chance(30)) model.segment_units = static_cast<std::int32_t>(random.between(0, 20));

@@ -1,6 +1,6 @@
 // Workspace: what lies where in state and scratch. Nothing overlaps, everything is aligned and inside, the state stays
 // small, and sizes follow the capacities alone.
-#include "fixup/workspace.hpp"
+#include "fixup/workspace_size.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 
 #include "backends/cpu/worker_memory.hpp"
 #include "lean/lean.hpp"
+#include "problem/sequence.hpp"
 #include "support/guarded_buffer.hpp"
 #include "support/test_problem.hpp"
 
@@ -186,11 +187,23 @@ TEST(WorkspaceSize, DoesNotDependOnLengths) {
   }
 }
 
-TEST(WorkspaceSize, LeanDoesNotDependOnTheBatch) {
+TEST(WorkspaceSize, LeanGrowsWithTheBatchByItsLengthsAlone) {
   const WorkspaceSize few = size_of(decode_problem(1), {.workers = 64});
   const WorkspaceSize many = size_of(decode_problem(65'536), {.workers = 64});
   EXPECT_EQ(few.state_bytes, many.state_bytes);
-  EXPECT_EQ(few.scratch_bytes, many.scratch_bytes);
+  const auto lengths = [](std::int64_t batch) {
+    return round_up(batch * static_cast<std::int64_t>(sizeof(Sequence)), kAlignmentBytes);
+  };
+  EXPECT_EQ(static_cast<std::int64_t>(many.scratch_bytes - few.scratch_bytes), lengths(65'536) - lengths(1));
+}
+
+TEST(WorkspaceLayout, R20_AChunkMayBeLongerThanAnySequence) {
+  const Problem problem{.batch = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64, .kv_capacity = 1000};
+  const tile::TileConfig config{.head_dim = 64, .value_dim = 64, .tile_tokens = 128, .q_rows = 16};
+  const WorkspaceLayout one_chunk = workspace_layout(problem, Policy::fixed_chunk(1024), config, 4);
+  const WorkspaceLayout longest = workspace_layout(problem, Policy::fixed_chunk(INT32_MAX), config, 4);
+  EXPECT_EQ(longest.nodes_per_slot, one_chunk.nodes_per_slot);
+  EXPECT_EQ(longest.scratch_bytes(), one_chunk.scratch_bytes());
 }
 
 TEST(WorkspaceSize, R20_NeverWraps) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 
 #include "backends/cpu/executor.hpp"
 #include "backends/cpu/score_rules.hpp"
@@ -35,14 +36,26 @@ struct Sizes {
   WorkerMemoryLayout memory;
   fixup::WorkspaceLayout workspace;
   std::int32_t workers = 1;
+  std::int64_t batch = 0;
 
-  [[nodiscard]] std::int64_t scratch_bytes() const noexcept { return workspace.scratch_bytes() + workers * memory.bytes(); }
+  // Scratch: the fix-up's, the lengths, what each worker has done, the memory of each worker.
+  [[nodiscard]] std::int64_t lengths_begin() const noexcept { return workspace.scratch_bytes(); }
+  [[nodiscard]] std::int64_t done_begin() const noexcept { return lengths_begin() + array_bytes<Sequence>(batch); }
+  [[nodiscard]] std::int64_t memory_begin() const noexcept { return done_begin() + array_bytes<Done>(workers); }
+  [[nodiscard]] std::int64_t scratch_bytes() const noexcept { return memory_begin() + workers * memory.bytes(); }
+
+ private:
+  template <typename T>
+  [[nodiscard]] static std::int64_t array_bytes(std::int64_t count) noexcept {
+    return round_up(count * static_cast<std::int64_t>(sizeof(T)), fixup::kAlignmentBytes);
+  }
 };
 
 Sizes sizes_of(P problem, const Options& options) noexcept {
   const tile::TileConfig config = select_tile(problem);
   Sizes sizes;
   sizes.workers = worker_count(options);
+  sizes.batch = problem.batch;
   sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
   sizes.memory = {.config = config,
                   .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
@@ -84,28 +97,62 @@ class WorkspaceLease {
   Status status_;
 };
 
-/// One sticky code for lengths that had to be clamped.
-void report_clamped(P problem, const LengthSource& lengths, fixup::StateHeader& header) noexcept {
-  for (std::int64_t b = 0; b < problem.batch; ++b) {
-    if (!lengths(b).clamped) continue;
-    if (header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
-    return;
+/// A word of an array that another thread may write at the same time.
+struct OneLoad {
+  [[nodiscard]] static std::int32_t load(const std::int32_t* at) noexcept {
+    return std::atomic_ref<std::int32_t>(*const_cast<std::int32_t*>(at)).load(std::memory_order_relaxed);
   }
+};
+
+/// Reads the lengths of all sequences; one sticky code for those that had to be clamped.
+Lengths read_lengths(P problem, std::byte* memory, fixup::StateHeader& header) noexcept {
+  const BasicLengthSource<true, OneLoad> source(problem);
+  auto* const sequences = reinterpret_cast<Sequence*>(memory);
+  bool clamped = false;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    std::construct_at(sequences + b, source(b));
+    clamped = clamped || sequences[b].clamped;
+  }
+  if (clamped && header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
+  return {sequences};
 }
 
-void for_each_worker(const Executor& executor, std::int32_t workers, const Call& call,
-                     void (*work)(const Call&, std::int32_t) noexcept) {
+/// Runs every worker of the call once. Codes: ok, backend_error.
+Status for_each_worker(const Executor& executor, const Call& call, void (*work)(const Call&, std::int32_t) noexcept) noexcept {
   struct Argument {
     const Call* call;
     void (*work)(const Call&, std::int32_t) noexcept;
   } argument{&call, work};
-  executor.run(
-      executor.context, workers,
-      [](void* opaque, std::int32_t worker) {
-        const auto* a = static_cast<const Argument*>(opaque);
-        a->work(*a->call, worker);
-      },
-      &argument);
+  try {
+    executor.run(
+        executor.context, call.plan.workers,
+        [](void* opaque, std::int32_t worker) {
+          const auto* a = static_cast<const Argument*>(opaque);
+          a->work(*a->call, worker);
+        },
+        &argument);
+  } catch (...) {
+    return refuse(StatusCode::kBackendError, "options.executor", call.plan.workers,
+                  "workers were to run, and run() threw an exception; reset_workspace() before the next call");
+  }
+  return {};
+}
+
+/// Every tile computed once, every output written once: what is not computed is never passed over in silence. Codes: ok, backend_error.
+Status check_done(const Call& call) noexcept {
+  Done sum;
+  for (std::int32_t worker = 0; worker < call.plan.workers; ++worker) {
+    sum.tiles += call.done[worker].tiles;
+    sum.outputs += call.done[worker].outputs;
+  }
+  const auto& line = call.line.sums();
+  if (sum.tiles == line.tiles && sum.outputs == line.outputs) return {};
+  Status status{.code = StatusCode::kBackendError};
+  std::snprintf(status.message, sizeof(status.message),
+                "outputs written = %" PRId64 " of %" PRId64 ", tiles computed = %" PRId64 " of %" PRId64
+                ": the executor must run every worker exactly once before it returns; reset_workspace() before the next call",
+                sum.outputs, line.outputs, sum.tiles, line.tiles);
+  return status;
 }
 
 }  // namespace
@@ -124,17 +171,6 @@ tile::TileConfig select_tile(const Problem& problem) noexcept {
           .value_dim = pad(value_dim),
           .tile_tokens = static_cast<std::int32_t>(clamp_to(tokens, kMinTileTokens, kMaxTileTokens)),
           .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
-}
-
-schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {
-  return {.tile_units = 16,
-          .free_rows = 8,
-          .row_units = 2,
-          .segment_units = 2,
-          .min_worker_tiles = 1,
-          .sliver_tiles = 2,
-          .align_percent = 0,
-          .whole_percent = 0};
 }
 
 Status supports(const Problem& problem, const Options& options) noexcept {
@@ -174,8 +210,7 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
   if (!lease.status().ok()) return lease.status();
 
   const tile::TileConfig& config = sizes.memory.config;
-  const LengthSource lengths(problem);
-  report_clamped(problem, lengths, slots.header());
+  const Lengths lengths = read_lengths(problem, slots.scratch + sizes.lengths_begin(), slots.header());
   Line line(lengths, schedule::line_shape_of(problem, config.q_rows, config.tile_tokens), cost_model(config),
             schedule::measure_of(options.policy.kind));
   line.build();
@@ -187,15 +222,18 @@ Status decode(const Problem& problem, const Options& options, const Workspace& w
                   .plan = plan,
                   .kernels = kernels_for(isa_of(options, problem)),
                   .fixup = options.fixup,
-                  .lengths = lengths,
                   .slots = slots,
                   .memory = sizes.memory,
-                  .worker_memory = slots.scratch + sizes.workspace.scratch_bytes(),
+                  .worker_memory = slots.scratch + sizes.memory_begin(),
+                  .done = reinterpret_cast<Done*>(slots.scratch + sizes.done_begin()),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim)};
   const Executor& executor = executor_of(options);
-  for_each_worker(executor, plan.workers, call, run_worker);
-  if (options.fixup == Fixup::kTwoKernels) for_each_worker(executor, plan.workers, call, merge_shared_outputs);
-  return {};
+  std::uninitialized_value_construct_n(call.done, plan.workers);
+  if (const Status status = for_each_worker(executor, call, run_worker); !status.ok()) return status;
+  if (options.fixup == Fixup::kTwoKernels) {
+    if (const Status status = for_each_worker(executor, call, merge_shared_outputs); !status.ok()) return status;
+  }
+  return check_done(call);
 }
 
 Status clear_state(const Workspace& workspace, const Options&) noexcept {

@@ -24,8 +24,17 @@ namespace lean::cpu {
 /// The LeanTile variant for a problem: a function of types, d, dv and the longest n_q alone, never of lengths.
 [[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
 
-/// The schedule's integers for this backend.
-[[nodiscard]] schedule::CostModel cost_model(const tile::TileConfig& config) noexcept;
+/// The schedule's integers for this backend (docs/schedule.md).
+[[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {
+  return {.tile_units = 16,
+          .free_rows = 8,
+          .row_units = 2,
+          .segment_units = 2,
+          .min_worker_tiles = 1,
+          .sliver_tiles = 2,
+          .align_percent = 0,
+          .whole_percent = 0};
+}
 
 /// Workers a call would ask for: options.workers, or the executor's threads.
 [[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;

@@ -1,5 +1,6 @@
-// default_executor() on std::thread: a pool made at first use, joined at exit. One call at a time uses it; calls from several
+// default_executor() on std::thread: a pool made at first use, whose threads end at exit. One call at a time uses it; calls from several
 // host threads take turns.
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,22 +14,21 @@ namespace {
 class ThreadPool {
  public:
   ThreadPool() {
-    const unsigned threads = std::thread::hardware_concurrency();
-    for (unsigned i = 1; i < threads; ++i) threads_.emplace_back([this, i] { serve(static_cast<std::int32_t>(i)); });
-  }
-  ~ThreadPool() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    cpu::note_threads();
+    const auto wanted = static_cast<std::int32_t>(std::thread::hardware_concurrency()) - 1;
+    const std::int32_t threads = wanted > 0 ? cpu::threads_to_be_had(wanted) : 0;
+    for (std::int32_t i = 1; i <= threads; ++i) threads_.emplace_back([this, i, threads] { serve(i, threads + 1); });
   }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   void run(std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
-    const std::lock_guard turn(one_call_);
+    if (cpu::lost_its_threads()) return cpu::run_alone(worker_count, body, argument);
+    std::unique_lock turn(one_call_);
+    if (stopping_) {
+      turn.unlock();
+      return cpu::run_alone(worker_count, body, argument);
+    }
     {
       const std::lock_guard lock(mutex_);
       job_ = {worker_count, body, argument};
@@ -39,6 +39,19 @@ class ThreadPool {
     job_.run_share(0, thread_count());
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+  /// Ends the threads, after the call that they are in. The pool stays: calls of threads that outlive main() run on those alone.
+  void stop() {
+    stopping_ = true;
+    const std::lock_guard turn(one_call_);
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
   [[nodiscard]] std::int32_t thread_count() const noexcept { return static_cast<std::int32_t>(threads_.size()) + 1; }
@@ -55,18 +68,18 @@ class ThreadPool {
     }
   };
 
-  void serve(std::int32_t thread) {
+  void serve(std::int32_t thread, std::int32_t threads) {
     std::uint64_t seen = 0;
     while (true) {
       Job job;
       {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-        if (stopping_) return;
+        wake_.wait(lock, [&] { return ending_ || generation_ != seen; });
+        if (ending_) return;
         seen = generation_;
         job = job_;
       }
-      job.run_share(thread, thread_count());
+      job.run_share(thread, threads);
       const std::lock_guard lock(mutex_);
       if (--busy_ == 0) done_.notify_one();
     }
@@ -80,11 +93,20 @@ class ThreadPool {
   Job job_;
   std::uint64_t generation_ = 0;
   std::int32_t busy_ = 0;
-  bool stopping_ = false;
+  bool ending_ = false;
+  std::atomic<bool> stopping_ = false;  // before the calls that wait for their turn get it
 };
 
+/// Never destroyed: a thread that main() leaves behind may be in a call, or begin one.
 ThreadPool& pool() {
-  static ThreadPool instance;
+  struct StopAtExit {
+    ThreadPool& pool;
+    ~StopAtExit() {
+      if (!cpu::lost_its_threads()) pool.stop();
+    }
+  };
+  static ThreadPool& instance = *new ThreadPool;
+  static const StopAtExit stop{instance};
   return instance;
 }
 

@@ -82,9 +82,9 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
     }
     const std::byte* k = element(problem_.k, page_offset(problem_.k.strides, id, head_) + slot * problem_.k.strides.token);
     const std::byte* v = element(problem_.v, page_offset(problem_.v.strides, id, head_) + slot * problem_.v.strides.token);
-    for (; t < page_end; ++t, k += tile.k.token_stride_bytes, v += tile.v.token_stride_bytes) {
-      tile.tables->k[t] = k;
-      tile.tables->v[t] = v;
+    for (const std::int32_t first = t; t < page_end; ++t) {
+      tile.tables->k[t] = k + (t - first) * tile.k.token_stride_bytes;
+      tile.tables->v[t] = v + (t - first) * tile.v.token_stride_bytes;
     }
   }
 }

@@ -33,6 +33,7 @@ class Worker {
     for (schedule::SegmentCursor cursor(call_.line, call_.plan, worker_); cursor.next();) {
       const Segment& segment = cursor.segment();
       enter(segment);
+      done_.tiles += segment.tile_end - segment.tile_begin;
       tiles_.begin(output_);
       compute(segment);
       if (segment.sole()) {
@@ -42,6 +43,7 @@ class Worker {
       }
     }
     if (tiles_.met_bad_page()) report(StatusCode::kBadPageIndex);
+    hand_in();
   }
 
   void merge_shared() noexcept {
@@ -52,6 +54,7 @@ class Worker {
       merge_all(segment);
       write_output(memory_.partial(0));
     }
+    hand_in();
   }
 
  private:
@@ -62,11 +65,16 @@ class Worker {
         .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
   }
 
+  /// Once, at the end: neighbours' sums share a cache line.
+  void hand_in() const noexcept {
+    call_.done[worker_].tiles += done_.tiles;
+    call_.done[worker_].outputs += done_.outputs;
+  }
   [[nodiscard]] bool chunked() const noexcept { return call_.plan.kind == Policy::Kind::kFixedChunk; }
 
   void enter(const Segment& segment) noexcept {
     const schedule::Output& output = segment.output;
-    output_ = {.lengths = call_.lengths(output.sequence),
+    output_ = {.lengths = call_.line.lengths()(output.sequence),
                .kv_head = {output.sequence, output.kv_head},
                .first_row = static_cast<std::int64_t>(output.row_block) * call_.memory.config.q_rows,
                .rows = output.rows,
@@ -219,7 +227,8 @@ class Worker {
 
   // ---- output -----------------------------------------------------------------------------------------------------
 
-  void write_output(const Partial& whole) const noexcept {
+  void write_output(const Partial& whole) noexcept {
+    ++done_.outputs;
     const float v_scale = v_scale_of(call_.problem, output_.kv_head.head);
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const PackedRow row = packed_row(output_.first_row + r, output_.group);
@@ -235,6 +244,7 @@ class Worker {
   WorkerMemory memory_;
   TileLoop tiles_;
   std::int32_t worker_;
+  Done done_;
   TileOutput output_;
   ChunkTree tree_;
 };

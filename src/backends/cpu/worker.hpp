@@ -1,5 +1,5 @@
 // One worker of a call: LeanAttention, Alg. 2. It walks its segments, computes each by LeanTiles, and writes the output itself
-// or hands its partial to the fix-up. All workers run the same Call; nothing in it changes while they do.
+// or hands its partial to the fix-up. All workers run the same Call; nothing in it changes while they do, but each one's Done.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,21 @@
 
 namespace lean::cpu {
 
-using Line = schedule::WorkLine<LengthSource>;
+/// The lengths of a call, each read once from the caller's arrays: what another thread writes there meanwhile changes neither a share nor
+/// an address.
+struct Lengths {
+  const Sequence* sequences = nullptr;
+
+  [[nodiscard]] const Sequence& operator()(std::int64_t sequence) const noexcept { return sequences[sequence]; }
+};
+
+using Line = schedule::WorkLine<Lengths>;
+
+/// What a worker has done, for the sum that every call ends with.
+struct Done {
+  std::int64_t tiles = 0;
+  std::int64_t outputs = 0;  // written
+};
 
 struct Call {
   const Problem& problem;
@@ -23,10 +37,10 @@ struct Call {
   const schedule::Plan& plan;
   const TileKernels& kernels;
   Fixup fixup;
-  LengthSource lengths;
   fixup::Slots slots;
   WorkerMemoryLayout memory;
   std::byte* worker_memory;  // memory.bytes() for each worker
+  Done* done;                // one for each worker
   float log2_scale;
 };
 

@@ -1,0 +1,33 @@
+// Floating-point exceptions: a call raises none for what no row sees, so that who traps them (feenableexcept) can use the library.
+#include <gtest/gtest.h>
+
+#include <cfenv>
+
+#include "support/run_and_check.hpp"
+#include "support/tables.hpp"
+
+namespace lean::support {
+namespace {
+
+TEST(Conformance, WhatIsNotSeenRaisesNoFloatingPointException) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's flags";
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const std::vector<std::int32_t>& lens : std::vector<std::vector<std::int32_t>>{{700, 0}, {1}, {5, 256, 257}}) {
+        for (const Policy& policy : {Policy::lean(), Policy::fixed_chunk(64)}) {
+          const Case c{.dtype = dtype, .lens = lens, .n_q = {2}, .causal = true, .policy = policy, .isa = isa};
+          const TestExecutor serial(ExecutorKind::kDescending);
+          const Options options = options_of(c, serial);
+          TestProblem built(c);
+          const TestWorkspace workspace(built.problem(), options);
+          std::feclearexcept(FE_ALL_EXCEPT);
+          ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+          EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW), 0) << name_of(isa) << ' ' << reproducer(c);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::support

@@ -1,0 +1,63 @@
+// Calls that mix decode steps, drafts and prefill chunks, whose rows and so whose tiles cost differently, on few and on very many
+// workers: every policy and fix-up gives the oracle's answer, and leaves the workspace as it was.
+#include <gtest/gtest.h>
+
+#include "support/random.hpp"
+#include "support/reduced.hpp"
+#include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
+
+namespace lean::support {
+namespace {
+
+// A CPU's tile of 32 rows costs what 4 of 8 rows do: here outputs of 8 tiles cost as much as outputs of 2.
+TEST(Conformance, R04_OutputsOfTheSameCostAndDifferentTiles) {
+  const std::vector<std::int32_t> workers =
+      full_or_reduced<std::vector<std::int32_t>>({8, 9, 10, 11, 16, 20, 33, 79, 96, 132}, {10, 20, 96});
+  expect_right_however_shared_out({.q_heads = 8,
+                                   .kv_heads = 1,
+                                   .head_dim = 16,
+                                   .lens = {1884, 362},
+                                   .n_q = {1, 4},
+                                   .causal = true,
+                                   .q_layout = "shd",
+                                   .o_layout = "shd",
+                                   .lse_layout = "shd"},
+                                  workers);
+  expect_right_however_shared_out({.q_heads = 32,
+                                   .kv_heads = 8,
+                                   .head_dim = 128,
+                                   .lens = {1000, 200},
+                                   .n_q = {1, 8},
+                                   .causal = true,
+                                   .q_layout = "shd",
+                                   .o_layout = "shd",
+                                   .lse_layout = "hsd"},
+                                  full_or_reduced<std::vector<std::int32_t>>({64, 79, 96, 132}, {96}));
+}
+
+TEST(Conformance, R05_RandomMixedCallsOnManyWorkers) {
+  Stream random(61);
+  for (int round = 0; round < full_or_reduced(60, 4); ++round) {
+    const auto kv_heads = static_cast<std::int32_t>(random.one_of({1, 2, 3}));
+    Case c{.q_heads = kv_heads * static_cast<std::int32_t>(random.one_of({1, 4, 8})),
+           .kv_heads = kv_heads,
+           .head_dim = 16,
+           .lens = {},
+           .n_q = {},
+           .causal = random.chance(80),
+           .q_layout = "shd",
+           .o_layout = "hsd",
+           .lse_layout = "shd",
+           .seed = static_cast<std::uint64_t>(round + 1)};
+    for (std::int64_t b = random.between(2, 5); b > 0; --b) {
+      c.n_q.push_back(static_cast<std::int32_t>(random.one_of({1, 1, 1, 2, 4, 8, 17})));
+      c.lens.push_back(static_cast<std::int32_t>(random.between(c.n_q.back(), random.chance(30) ? 2000 : 500)));
+    }
+    if (random.chance(20)) c.window_left = static_cast<std::int32_t>(random.between(0, 300));
+    expect_right_however_shared_out(c, {static_cast<std::int32_t>(random.between(8, 132))});
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
