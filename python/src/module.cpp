@@ -51,47 +51,93 @@ Status decode_unlocked(const Problem& problem, const Options& options, const Wor
 
 std::int32_t device_index(const Call& call) noexcept { return call.options().backend == Backend::kCuda ? call.device().index : -1; }
 
+/// Whether a call that ended so may have left something in its workspace.
+bool may_have_begun(StatusCode code) noexcept {
+  return code == StatusCode::kWorkspaceDirty || code == StatusCode::kWorkspaceInUse || code == StatusCode::kBackendError;
+}
+
+/// decode() in the workspace that is there; where that is too small, which is found before anything is written, in a larger one. So
+/// a call is looked at once.
+Status decode_in_workspace(const Call& call, const Options& options) {
+  Workspace workspace = workspace_for(call, {});
+  Status status = decode_unlocked(call.problem(), options, workspace);
+  if (status.code == StatusCode::kWorkspaceTooSmall) {
+    const WorkspaceSize need = workspace_size(call.problem(), options);
+    if (!need.status.ok()) return need.status;
+    workspace = workspace_for(call, need);
+    status = decode_unlocked(call.problem(), options, workspace);
+  }
+  if (may_have_begun(status.code) && workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
+  return status;
+}
+
+/// (framework, q, k, v, arguments)
+Call call_of(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 5);
+  return Call(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
+}
+
 PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    const Call call(arguments);
+    Call call = call_of(arguments, count);
     const device::Guard guard(device_index(call));
     Options options = call.options();
     const Executor executor = executor_for(options.workers);
     options.executor = &executor;
-    const WorkspaceSize need = workspace_size(call.problem(), options);
-    check(need.status);
-    const Workspace workspace = workspace_for(call, need);
-    const Status status = decode_unlocked(call.problem(), options, workspace);
-    if (!status.ok()) {
-      if (workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
-      check(status);
-    }
+    if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
+      call.check_lengths(call.wants_checked_lengths());
+    call.check(decode_in_workspace(call, options));
+    return none();
+  });
+}
+
+/// Lengths and page ids, on whatever device.
+PyObject* check_lengths_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    Call call = call_of(arguments, count);
+    call.check_lengths(true);
     return none();
   });
 }
 
 /// None, or (code, message).
+Reference found(const Status& status, Reference message) {
+  if (status.ok()) return none();
+  return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message.get())));
+}
+
 PyObject* supports_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    const Call call(arguments);
+    const Call call = call_of(arguments, count);
     const device::Guard guard(device::built() ? device_index(call) : -1);
     Options options = call.options();
     const Executor executor = executor_for(options.workers);
     options.executor = &executor;
     const Status status = supports(call.problem(), options);
-    if (status.ok()) return none();
-    return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message_of(status).get())));
+    return found(status, text_object(call.text_of(status)));
+  });
+}
+
+/// (framework, q, stream, reset): None, or (code, message).
+PyObject* sticky_status_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, 4);
+    const CallDevice at = device_of(arguments[0], arguments[1], arguments[2]);
+    Options options;
+    options.backend = at.index < 0 ? Backend::kCpu : Backend::kCuda;
+    options.stream = at.stream;
+    const device::Guard guard(at.index);
+    const Workspace held = at.index < 0 ? host_workspace_for({}) : device::workspace_for(at.index, at.stream, {});
+    if (held.state == nullptr) return none();
+    const Status status = sticky_status(held, options);
+    if (!status.ok() && PyObject_IsTrue(arguments[3]) == 1) check(reset_workspace(held, options));
+    return found(status, text_object(text_of(status)));
   });
 }
 
 /// What jax.jit keeps of a call (jax_call.hpp).
 PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    return image_of(Call(arguments));
-  });
+  return guarded([&] { return image_of(call_of(arguments, count)); });
 }
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
@@ -158,6 +204,8 @@ PyCFunction as_method(FastFunction function) noexcept {
 PyMethodDef g_methods[] = {
     {"decode", as_method(decode_entry), METH_FASTCALL, nullptr},
     {"supports", as_method(supports_entry), METH_FASTCALL, nullptr},
+    {"check_lengths", as_method(check_lengths_entry), METH_FASTCALL, nullptr},
+    {"sticky_status", as_method(sticky_status_entry), METH_FASTCALL, nullptr},
     {"image", as_method(image_entry), METH_FASTCALL, nullptr},
     {"jax_handlers", jax_handlers_entry, METH_NOARGS, nullptr},
     {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},

@@ -22,7 +22,12 @@ Strides dense(std::int64_t heads, std::int64_t tokens, std::int64_t dims) noexce
 void* placeholder(std::uintptr_t number) noexcept { return reinterpret_cast<void*>(number * 4096); }
 
 Problem problem_of(PyObject* sizes) {
-  const auto int32_at = [&](Py_ssize_t index) { return static_cast<std::int32_t>(integer_at(sizes, index)); };
+  const auto int32_at = [&](Py_ssize_t index) {
+    const std::int64_t size = integer_at(sizes, index);
+    if (size < INT32_MIN || size > INT32_MAX)
+      raise(PyExc_ValueError, "schedule: %lld: must fit 32 bits", static_cast<long long>(size));
+    return static_cast<std::int32_t>(size);
+  };
   const auto dtype = static_cast<DType>(int32_at(7));
   Problem problem{.batch = integer_at(sizes, 0),
                   .q_heads = int32_at(1),
