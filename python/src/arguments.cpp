@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "options.hpp"
 
 namespace lean::python {
 namespace {
@@ -73,17 +74,6 @@ Strides strides_of(const Array& array, const Axes& axes) noexcept {
           .dim = stride(array, array.ndim - 1)};
 }
 
-/// An attribute's or element's integer, in the range of int.
-int choice(PyObject* value, const char* name) {
-  const long long number = PyLong_AsLongLong(value);
-  if (number == -1 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(PyExc_TypeError, "%s: %R: an integer is needed", name, value);
-  }
-  if (number < INT32_MIN || number > kMaxInt32) raise(PyExc_ValueError, "%s = %lld: must fit 32 bits", name, number);
-  return static_cast<int>(number);
-}
-
 void* handle_of(PyObject* stream) {
   void* const handle = PyLong_AsVoidPtr(stream);
   if (handle == nullptr && PyErr_Occurred() != nullptr) {
@@ -96,53 +86,14 @@ void* handle_of(PyObject* stream) {
 /// The stream the framework of `q` works on, where the array itself does not tell.
 void* stream_of(PyObject* framework, PyObject* q) {
   if (framework == Py_None || tells_stream(q)) return nullptr;
-  const Reference method(checked(PyObject_GetAttrString(framework, "stream")));
+  static PyObject* const name = interned("stream");
+  const Reference method(checked(PyObject_GetAttr(framework, name)));
   if (method.get() == Py_None) return nullptr;
   const Reference stream(checked(PyObject_CallFunctionObjArgs(method.get(), q, nullptr)));
   return stream.get() == Py_None ? nullptr : handle_of(stream.get());
 }
 
-constexpr std::array kOptionNames = {
-    "options.policy",  "options.splits",  "options.chunk_tokens",     "options.fixup",           "options.determinism",
-    "options.workers", "options.cpu_isa", "options.dependent_launch", "options.check_workspace", "options.check_lengths"};
-
-/// The tuple of lean_attention.Options.encoded.
-Reference encoded(PyObject* options) {
-  if (PyTuple_Check(options)) {
-    Py_INCREF(options);
-    return Reference(options);
-  }
-  Reference found(PyObject_GetAttrString(options, "encoded"));
-  if (found == nullptr || !PyTuple_Check(found.get())) {
-    PyErr_Clear();
-    raise(PyExc_TypeError, "options: %R: lean_attention.Options(...) is needed", options);
-  }
-  return found;
-}
-
-std::array<int, kOptionNames.size()> option_values(PyObject* options) {
-  const Reference tuple = encoded(options);
-  std::array<int, kOptionNames.size()> values{};
-  if (PyTuple_Size(tuple.get()) != static_cast<Py_ssize_t>(values.size()))
-    raise(PyExc_TypeError, "options: %R: %zu integers are needed, as Options(...).encoded has them", options, values.size());
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = choice(PyTuple_GetItem(tuple.get(), static_cast<Py_ssize_t>(i)), kOptionNames[i]);
-  return values;
-}
-
-Options options_of(const std::array<int, kOptionNames.size()>& values) noexcept {
-  return {.policy = {static_cast<Policy::Kind>(values[0]), values[1], values[2]},
-          .fixup = static_cast<Fixup>(values[3]),
-          .determinism = static_cast<Determinism>(values[4]),
-          .workers = values[5],
-          .cpu_isa = static_cast<CpuIsa>(values[6]),
-          .dependent_launch = values[7] != 0,
-          .check_workspace = values[8] != 0};
-}
-
 }  // namespace
-
-Options decoded_options(PyObject* options) { return options == Py_None ? Options{} : options_of(option_values(options)); }
 
 Call::Call(PyObject* framework, PyObject* q, PyObject* k, PyObject* v, PyObject* arguments) : framework_(framework) {
   take(arguments);
@@ -150,9 +101,9 @@ Call::Call(PyObject* framework, PyObject* q, PyObject* k, PyObject* v, PyObject*
     arguments_[which.index()] = object;
   stream_ = given("stream") ? handle_of(argument("stream")) : stream_of(framework_, q);
   if (given("options")) {
-    const auto values = option_values(argument("options"));
-    options_ = options_of(values);
-    wants_checked_lengths_ = values.back() != 0;
+    const GivenOptions read = options_of(argument("options"));
+    options_ = read.options;
+    wants_checked_lengths_ = read.check_lengths;
   }
   read_layout();
   read_queries();
@@ -166,10 +117,10 @@ Call::Call(PyObject* framework, PyObject* q, PyObject* k, PyObject* v, PyObject*
 
 /// Sorts the given arguments into the table. Names in a call are the table's own strings, so most are found by identity.
 void Call::take(PyObject* arguments) {
-  static const std::array names = [] {  // live as long as the process
-    std::array<PyObject*, kArgumentNames.size()> interned{};
-    for (std::size_t i = 0; i < interned.size(); ++i) interned[i] = checked(PyUnicode_InternFromString(kArgumentNames[i]));
-    return interned;
+  static const std::array names = [] {
+    std::array<PyObject*, kArgumentNames.size()> all{};
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = interned(kArgumentNames[i]);
+    return all;
   }();
   Py_ssize_t position = 0;
   PyObject* name = nullptr;
@@ -381,8 +332,8 @@ void Call::read_scores() {
     PyObject* const window = argument("window");
     const bool pair = (PyTuple_Check(window) || PyList_Check(window)) && PySequence_Size(window) == 2;
     if (!pair) raise(PyExc_TypeError, "window: %R: a pair (left, right) is needed, -1 for all", window);
-    scores.window_left = choice(Reference(checked(PySequence_GetItem(window, 0))).get(), "window[0]");
-    scores.window_right = choice(Reference(checked(PySequence_GetItem(window, 1))).get(), "window[1]");
+    scores.window_left = int_of(Reference(checked(PySequence_GetItem(window, 0))).get(), "window[0]");
+    scores.window_right = int_of(Reference(checked(PySequence_GetItem(window, 1))).get(), "window[1]");
   }
   scores.alibi_slopes = float_array("alibi_slopes", problem_.q_heads);
   scores.sinks = float_array("sinks", problem_.q_heads);

@@ -65,9 +65,6 @@ class Argument {
   std::size_t index_;
 };
 
-/// Options from lean_attention.Options or the integers of its `encoded`; the defaults from None.
-[[nodiscard]] Options decoded_options(PyObject* options);
-
 /// One call: arrays as they were read, and the problem whose pointers lead into them. Not movable: the problem may point
 /// into the call itself.
 class Call {

@@ -174,7 +174,7 @@ Array borrowed(PyObject* object, const Kind& kind, const char* name) {
 /// float32 or float16.
 bool is_negative(PyObject* tensor, ElementType type) {
   if (type != ElementType::kFloat32 && type != ElementType::kFloat16) return false;
-  static PyObject* const name = checked(PyUnicode_InternFromString("is_neg"));
+  static PyObject* const name = interned("is_neg");
   const Reference answer(checked(PyObject_CallMethodObjArgs(tensor, name, nullptr)));
   return answer.get() == Py_True;
 }
@@ -262,6 +262,8 @@ void raise(PyObject* type, const char* format, ...) {
   throw ErrorIsSet{};
 }
 
+PyObject* interned(const char* text) { return checked(PyUnicode_InternFromString(text)); }
+
 const char* name_of(ElementType type) noexcept {
   switch (type) {
     case ElementType::kFloat32: return "float32";
@@ -313,7 +315,7 @@ namespace {
 
 Array read_any(PyObject* object, const Kind& kind, const char* name, void* stream) {
   if (kind.api != nullptr) return borrowed(object, kind, name);
-  static PyObject* const array_struct = checked(PyUnicode_InternFromString("__array_struct__"));
+  static PyObject* const array_struct = interned("__array_struct__");
   if (Reference capsule = attribute(object, array_struct); capsule != nullptr && PyCapsule_IsValid(capsule.get(), nullptr))
     return from_numpy(object, std::move(capsule), name);
   const Reference method = attribute(object, "__dlpack__");

@@ -1,5 +1,5 @@
-// Numbers of a call that may be lists or plain numbers in Python: lengths, page ids, scales, slopes. On the host they are read here;
-// for a device the framework makes an array of them. What the host holds is checked before the call (Call::check_lengths).
+// Numbers of a call that may be lists or plain numbers in Python: lengths, page ids, scales, slopes. On the host they are read
+// here; for a device the framework makes an array of them. What the host holds is checked before the call.
 #include <algorithm>
 #include <limits>
 

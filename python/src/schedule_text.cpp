@@ -2,6 +2,7 @@
 
 #include "arguments.hpp"
 #include "errors.hpp"
+#include "options.hpp"
 
 namespace lean::python {
 namespace {
@@ -60,7 +61,7 @@ std::string schedule_text(PyObject* const* arguments, Py_ssize_t count) {
   Problem problem = problem_of(arguments[1]);
   problem.kv_lengths = lengths_of(arguments[2], "seqlens");
   problem.kv_left_pad = lengths_of(arguments[3], "leftpad");
-  const Options options = decoded_options(arguments[4]);
+  const Options options = options_of(arguments[4]).options;
   check(supports(problem, options));
   const auto wanted = static_cast<ScheduleFormat>(format);
   std::string text(explain_schedule(problem, options, wanted, nullptr, 0), '\0');
