@@ -18,6 +18,7 @@ _core.find_openmp()
 
 _APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved")
 _NOT_HERE = ("q", "k", "v", "append_k", "append_v", *_APPEND, "out", "lse", "return_lse", "stream")
+_LENGTHS = ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k")
 _COMMON = schema([name for name in DEFAULTS if name not in _NOT_HERE])
 
 _library = torch.library.Library("lean_attention", "DEF")
@@ -56,9 +57,13 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
         given["window_left"], given["window_right"] = given.pop("window")
     if "options" in given:
         given["options"] = given["options"].encoded
-    for name in ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k"):
-        if isinstance(given.get(name), (list, tuple)):
-            given[name] = torch.tensor(given[name], dtype=torch.int32, device=q.device)
+    batch = q.shape[0] if "cu_seqlens_q" not in given else len(given["cu_seqlens_q"]) - 1
+    for name in _LENGTHS:
+        if isinstance(given.get(name), (list, tuple, int)):
+            given[name] = _lengths(name, given[name], batch, q.device)
+    for name in ("k_scale", "v_scale"):
+        if isinstance(given.get(name), (list, tuple, int, float)):
+            given[name] = torch.tensor(given[name], dtype=torch.float32, device=q.device).reshape(-1)
     ops = torch.ops.lean_attention
     if "append_k" in given:
         result, result_lse = ops.decode_append(q, k, v, **given)
@@ -70,6 +75,14 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     if lse is not None:
         result_lse = lse.copy_(result_lse)
     return (result, result_lse) if return_lse else result
+
+
+def _lengths(name: str, value: Any, batch: int, device: torch.device) -> torch.Tensor:
+    """Lengths that are a list, or one number for every sequence."""
+    values = value if isinstance(value, (list, tuple)) else [value] * batch
+    if not all(isinstance(number, int) for number in values):
+        raise TypeError(f"{name} = {value}: integers are needed")
+    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

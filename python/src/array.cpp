@@ -170,10 +170,13 @@ Array borrowed(PyObject* object, const Kind& kind, const char* name) {
         layout ? layout.get() : unknown, why.get());
 }
 
-/// Whether a tensor is a lazy negative of what its memory holds. Only views of conjugated complex numbers are, whose parts are
-/// float32 or float16.
-bool is_negative(PyObject* tensor, ElementType type) {
-  if (type != ElementType::kFloat32 && type != ElementType::kFloat16) return false;
+/// Whether a tensor is a lazy negative of what its memory holds. Only imaginary parts of conjugated tensors and views of them are:
+/// float32 or float16, and every second number of memory, so that most tensors need not be asked.
+bool is_negative(PyObject* tensor, const Array& array) {
+  if (array.type != ElementType::kFloat32 && array.type != ElementType::kFloat16) return false;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(array.ndim); ++axis) {
+    if (array.shape[axis] > 1 && array.strides[axis] % 2 != 0) return false;
+  }
   static PyObject* const name = interned("is_neg");
   const Reference answer(checked(PyObject_CallMethodObjArgs(tensor, name, nullptr)));
   return answer.get() == Py_True;
@@ -338,7 +341,7 @@ Array read_array(PyObject* object, const char* name, void* stream) {
   }
   Array array = read_any(object, kind, name, stream);
   array.of_torch = kind.of_torch;
-  if (!kind.of_torch || !is_negative(object, array.type)) return array;
+  if (!kind.of_torch || !is_negative(object, array)) return array;
   if (array.on_cuda() && stream != nullptr)
     raise(PyExc_ValueError, "%s: is a lazy negative (is_neg()): pass its resolve_neg(), made on the stream that is given", name);
   Reference resolved(checked(PyObject_CallMethod(object, "resolve_neg", nullptr)));

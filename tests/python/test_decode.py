@@ -103,6 +103,48 @@ def test_scale_0_is_a_number_and_none_the_default():
     assert abs(decode(q, k, v) - mean).max() > 0.01
 
 
+def doors_with_scale(torch, q, k, v):
+    """decode() by every door, of [B, H, n, d] tensors with one query, to (B, H, 1, d)."""
+    from lean_attention.compat.flash_attn import flash_attn_with_kvcache
+    from lean_attention.compat.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+    from lean_attention.sdpa import scaled_dot_product_attention
+
+    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def flashinfer(scale):
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "HND")
+        begins, pages, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2], [0, 1], [37, 37]))
+        wrapper.plan(begins, pages, last, 6, 2, 40, 37, sm_scale=scale)
+        return wrapper.run(q[:, :, 0], (k, v))[:, :, None]
+
+    def compiled(scale):
+        return torch.compile(lambda: decode(q, k, v, scale=scale), fullgraph=True, backend="aot_eager")()
+
+    yield "sdpa", lambda scale: scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+    yield "flash_attn", lambda scale: flash_attn_with_kvcache(*swapped, softmax_scale=scale).transpose(1, 2)
+    yield "flashinfer", flashinfer
+    yield "ops", lambda scale: torch.ops.lean_attention.decode(q, k, v, scale=scale)
+    yield "compiled", compiled
+
+
+def test_scale_0_is_a_number_at_every_door():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    mean, default = v.mean(2, keepdim=True).repeat_interleave(3, 1), decode(q, k, v)
+    for name, door in doors_with_scale(torch, q, k, v):
+        torch.testing.assert_close(door(0.0), mean, msg=name)
+        torch.testing.assert_close(door(None), default, msg=name)
+
+
+def test_scale_0_is_a_number_in_jax():
+    jax = pytest.importorskip("jax")
+    from lean_attention.jax import decode as jax_decode
+
+    q, k, v = arrays()
+    out = jax.jit(lambda q, k, v: jax_decode(q, k, v, scale=0.0))(*map(jax.numpy.asarray, (q, k, v)))
+    np.testing.assert_allclose(np.asarray(out), v.mean(2, keepdims=True).repeat(3, 1), atol=1e-6)
+
+
 def test_none_is_not_given():
     q, k, v = arrays(q_tokens=3)
     arguments = dict.fromkeys(name for name in lean_attention._core.ARGUMENTS if name not in "qkv")

@@ -1,5 +1,8 @@
 """R50: misuse raises an exception whose message begins with the argument."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import arrays, needs
@@ -276,6 +279,37 @@ def test_r50_no_gradient_is_lost(name, door):
     if door != "numpy q":
         with torch.no_grad():
             call(**given)
+
+
+def test_while_compiling_the_same_words():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+
+    def compiled(**arguments):
+        torch._dynamo.reset()
+        return torch.compile(lambda: decode(q, k, v, **arguments), fullgraph=True, backend="aot_eager")()
+
+    assert torch.equal(compiled(seqlens=9), decode(q, k, v, seqlens=9))
+    for error, message, arguments in (
+        ("TypeError|Unsupported", "integers are needed", dict(seqlens=[1.9, 5])),
+        ("TypeError|Unsupported", "did you mean 'scale'", dict(softmax_scale=0.1)),
+        ("ValueError", r"^seqlens\[0\] = 500: allowed 0 to 37", dict(seqlens=[500, 5])),
+    ):
+        with pytest.raises(Exception, match=message) as raised:
+            compiled(**arguments)
+        assert raised.type.__name__ in error
+
+
+def test_the_first_call_of_a_process_may_be_compiled():
+    """Nothing that Dynamo cannot trace stands between an unused package and its first call."""
+    pytest.importorskip("torch")
+    code = """
+import torch, lean_attention
+q, k = torch.randn(2, 6, 1, 40), torch.randn(2, 2, 37, 40)
+call = lambda q, k: lean_attention.decode(q, k, k, seqlens=[9, 37], options=lean_attention.Options(workers=2))
+assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k), call(q, k))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_check_lengths_looks_without_computing():
