@@ -114,6 +114,8 @@ def declared(
 SIGNATURE = inspect.signature(declared)
 #: Every argument with its default.
 DEFAULTS = {name: None if p.default is p.empty else p.default for name, p in SIGNATURE.parameters.items()}
+#: Those that may be a list or one number.
+LENGTHS = tuple(name for name, p in SIGNATURE.parameters.items() if p.annotation == "Optional[Lengths]")
 if set(DEFAULTS) != set(_core.ARGUMENTS):
     raise ImportError(f"lean_attention: {set(DEFAULTS) ^ set(_core.ARGUMENTS)}: the extension is of another version")
 

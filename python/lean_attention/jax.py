@@ -17,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lean_attention import _core
-from lean_attention._arguments import lse_shape
+from lean_attention._arguments import LENGTHS, lse_shape
 from lean_attention._options import Options
 
 _TARGET = "lean_attention_decode"
-_LENGTHS = ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k")
 
 
 @functools.cache
@@ -91,7 +90,7 @@ def decode(
 def _operand(name: str, value: Any) -> jax.Array:
     """Lists of lengths, and 64-bit ones, as the library has them."""
     array = jnp.asarray(value)
-    return array.astype(jnp.int32) if name in _LENGTHS and array.dtype == jnp.int64 else array
+    return array.astype(jnp.int32) if name in LENGTHS and array.dtype == jnp.int64 else array
 
 
 def _image(arguments: dict[str, Any]) -> np.ndarray:

@@ -11,14 +11,14 @@ from typing import Any, Optional
 import torch
 
 from lean_attention import _core
-from lean_attention._arguments import DEFAULTS, lse_shape, refuse_unknown, schema
+from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
+from lean_attention._options import Options
 
 # A process that has torch has its OpenMP runtime too: share its threads.
 _core.find_openmp()
 
 _APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved")
 _NOT_HERE = ("q", "k", "v", "append_k", "append_v", *_APPEND, "out", "lse", "return_lse", "stream")
-_LENGTHS = ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k")
 _COMMON = schema([name for name in DEFAULTS if name not in _NOT_HERE])
 
 _library = torch.library.Library("lean_attention", "DEF")
@@ -56,16 +56,24 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     if "window" in given:
         given["window_left"], given["window_right"] = given.pop("window")
     if "options" in given:
+        if not isinstance(given["options"], Options):
+            raise TypeError(f"options: {given['options']!r}: lean_attention.Options(...) is needed")
         given["options"] = given["options"].encoded
     batch = q.shape[0] if "cu_seqlens_q" not in given else len(given["cu_seqlens_q"]) - 1
-    for name in _LENGTHS:
+    for name in LENGTHS:
         if isinstance(given.get(name), (list, tuple, int)):
             given[name] = _lengths(name, given[name], batch, q.device)
     for name in ("k_scale", "v_scale"):
         if isinstance(given.get(name), (list, tuple, int, float)):
             given[name] = torch.tensor(given[name], dtype=torch.float32, device=q.device).reshape(-1)
     ops = torch.ops.lean_attention
-    if "append_k" in given:
+    appends = "append_k" in given and "append_v" in given
+    if not appends:
+        given.pop("rotary_interleaved", None)  # how, without saying that
+        for name in ("append_k", "append_v", "rotary_cos", "rotary_sin"):
+            if name in given:
+                raise ValueError(f"{name}: append_k and append_v must both be given with it")
+    if appends:
         result, result_lse = ops.decode_append(q, k, v, **given)
     elif return_lse or lse is not None:
         result, result_lse = ops.decode_lse(q, k, v, **given)

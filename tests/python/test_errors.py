@@ -289,10 +289,12 @@ def test_while_compiling_the_same_words():
         torch._dynamo.reset()
         return torch.compile(lambda: decode(q, k, v, **arguments), fullgraph=True, backend="aot_eager")()
 
-    assert torch.equal(compiled(seqlens=9), decode(q, k, v, seqlens=9))
+    assert torch.equal(compiled(seqlens=9, rotary_interleaved=True), decode(q, k, v, seqlens=9))
     for error, message, arguments in (
         ("TypeError|Unsupported", "integers are needed", dict(seqlens=[1.9, 5])),
         ("TypeError|Unsupported", "did you mean 'scale'", dict(softmax_scale=0.1)),
+        ("TypeError|Unsupported", "lean_attention.Options", dict(options={})),
+        ("ValueError|Unsupported", "append_k and append_v", dict(rotary_cos=torch.ones(37, 8))),
         ("ValueError", r"^seqlens\[0\] = 500: allowed 0 to 37", dict(seqlens=[500, 5])),
     ):
         with pytest.raises(Exception, match=message) as raised:
