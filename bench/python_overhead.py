@@ -15,6 +15,7 @@ import numpy as np
 
 import lean_attention
 from lean_attention import _core
+from lean_attention._frameworks import framework_of
 
 
 def least_us(call, calls: int) -> float:
@@ -22,17 +23,11 @@ def least_us(call, calls: int) -> float:
     return min(timeit.repeat(call, number=calls, repeat=400)) / calls * 1e6
 
 
-def core_arguments(q, k, v, out, options) -> list:
-    values = dict.fromkeys(_core.ARGUMENTS)
-    values.update(q=q, k=k, v=v, out=out, causal=False, window=(-1, -1), rotary_interleaved=False, layout="bhsd", options=options.encoded)
-    return list(values.values())
-
-
 def measure(name: str, q, k, v, options, calls: int) -> dict:
     out = lean_attention.decode(q, k, v, options=options)
-    arguments = core_arguments(q, k, v, out, options)
+    framework, arguments = framework_of(q), {"out": out, "options": options}
     rows = {
-        "core": lambda: _core.decode(*arguments),
+        "core": lambda: _core.decode(framework, q, k, v, arguments),
         "decode(out=)": lambda: lean_attention.decode(q, k, v, out=out, options=options),
         "decode": lambda: lean_attention.decode(q, k, v, options=options),
     }

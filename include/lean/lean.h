@@ -101,7 +101,7 @@ typedef struct lean_problem {
   const int32_t* page_indptr;
   const int32_t* page_indices;
 
-  float scale;         /* 0: 1 / sqrt(d) */
+  float scale;         /* 0: 1 / sqrt(d); -0.0F: the number 0 */
   int32_t causal;      /* 0 or 1; bottom-right */
   int32_t window_left; /* -1: all */
   int32_t window_right;

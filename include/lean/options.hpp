@@ -73,11 +73,13 @@ struct Executor {
 };
 
 struct Options {
+  static constexpr std::int32_t kMaxWorkers = 4096;
+
   Backend backend = Backend::kCpu;
   Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
-  std::int32_t workers = 0;            // 0: as many as the executor or the GPU has
+  std::int32_t workers = 0;            // up to kMaxWorkers; 0: as many of these as the executor or the GPU has
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own
   void* stream = nullptr;              // CUDA only: a cudaStream_t

@@ -83,7 +83,7 @@ struct PagedKv {
 /// Which keys a query sees, and what is added to or done with a score before the softmax: scale, softcap, ALiBi, mask, in this
 /// order. Query token i of n_q stands at position n_kv - n_q + i. A key is seen if every rule lets it be seen.
 struct Scores {
-  float scale = 0.0F;                   // multiplies q k; 0 means 1 / sqrt(head_dim)
+  float scale = 0.0F;                   // multiplies q k; 0 means 1 / sqrt(head_dim), -0 the number 0
   bool causal = false;                  // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
   std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
   std::int32_t window_right = -1;       // keys to the right; -1: all

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from lean_attention import _core
-from lean_attention._decode import Support, decode, supports
+from lean_attention._decode import Support, check_lengths, decode, sticky_status, supports
 from lean_attention._merge import merge_states
 from lean_attention._options import Options
 from lean_attention._schedule import Schedule, schedule
@@ -22,12 +22,14 @@ __all__ = [
     "Options",
     "Schedule",
     "Support",
+    "check_lengths",
     "clear_workspaces",
     "decode",
     "enable_sdpa",
     "flash_attn_with_kvcache",
     "merge_states",
     "schedule",
+    "sticky_status",
     "supports",
 ]
 

@@ -59,7 +59,7 @@ def _kind_of(argument: Any) -> Any:
     """What of an argument decides whether it is supported: that it is there, not its value."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.dim()
-    if isinstance(argument, tuple):
+    if isinstance(argument, (tuple, list)):
         return tuple(part >= 0 for part in argument)
     return bool(argument)
 

@@ -1,19 +1,26 @@
 """What differs between array libraries: how an output is made and how a result is handed back.
 
-Reading arrays needs nothing of this: the extension reads DLPack and NumPy's array interface itself.
+Reading arrays needs nothing of this: the extension reads DLPack and NumPy's array interface itself. It calls int32(), float32()
+and on_host() for lengths and scales that are not where the call wants them. A library's class is imported with its first array.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
 
 class Framework:
     """NumPy, and what every other library starts from."""
+
+    #: lean_attention.torch_ops where calls may have to go through operators.
+    ops: Any = None
+    #: What the caller gets for an array made by output(); None: that array.
+    finish: Optional[Callable[[Any], Any]] = None
+    #: The stream the library works on now, as a cudaStream_t; None where the extension asks by itself.
+    stream: Optional[Callable[[Any], int]] = None
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
         """An uninitialised array of `like`'s type on its device."""
@@ -26,73 +33,92 @@ class Framework:
         """Where the result goes: q's shape with v's last axis."""
         try:
             shape = (*q.shape[:-1], v.shape[-1])
-        except (AttributeError, IndexError):
-            name, array = ("v", v) if hasattr(q, "shape") else ("q", q)
-            raise TypeError(f"{name}: {type(array)} is no array of two axes or more") from None
+        except (AttributeError, IndexError, TypeError):
+            self._refuse_shapeless(q=q, v=v)
+            raise
         return self.empty(q, shape)
 
+    def _refuse_shapeless(self, **arrays: Any) -> None:
+        for name, array in arrays.items():
+            if hasattr(type(array), "__dlpack__") and not hasattr(array, "shape"):
+                raise TypeError(f"{name}: {type(array)} has __dlpack__ and no shape: give out as well")
+            if not getattr(array, "shape", ()):
+                raise TypeError(f"{name}: {type(array)} is no array of two axes or more")
+
     def int32(self, like: Any, values: Sequence[int]) -> Any:
+        """These numbers on `like`'s device."""
         return np.asarray(values, np.int32)
 
-    def finish(self, result: Any) -> Any:
-        """What the caller gets for an array made by empty()."""
-        return result
+    def float32(self, like: Any, values: Sequence[float]) -> Any:
+        return np.asarray(values, np.float32)
 
-    def stream(self, like: Any) -> Optional[int]:
-        """The stream the library works on now, as a cudaStream_t; None when the extension asks by itself."""
-        return None
+    def on_host(self, array: Any) -> Any:
+        """An array of this library copied to the host, which waits for the device."""
+        return array
 
 
 class TorchFramework(Framework):
-    @functools.cached_property
-    def ops(self) -> Any:
-        """lean_attention.torch_ops, imported with the first tensor."""
+    def __init__(self) -> None:
+        import torch
+
         from lean_attention import torch_ops
 
-        return torch_ops
+        self._torch = torch
+        self.ops = torch_ops
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # before 2.10 the extension cannot ask
+            self.stream = self._stream
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
         return like.new_empty(shape)
 
     def empty_float32(self, like: Any, shape: Sequence[int]) -> Any:
-        return like.new_empty(shape, dtype=sys.modules["torch"].float32)
+        return like.new_empty(shape, dtype=self._torch.float32)
 
     def output(self, q: Any, v: Any) -> Any:
         """In q's own strides where it is dense: half the time of new_empty(), and q's layout for what comes next."""
         try:
             if q.shape[-1] == v.shape[-1]:
-                return sys.modules["torch"].empty_like(q)
+                return self._torch.empty_like(q)
         except (AttributeError, IndexError):
             pass
         return super().output(q, v)
 
     def int32(self, like: Any, values: Sequence[int]) -> Any:
-        torch = sys.modules["torch"]
-        return torch.tensor(values, dtype=torch.int32, device=like.device)
+        return self._torch.tensor(values, dtype=self._torch.int32, device=like.device)
 
-    @functools.cached_property
-    def _tells_by_itself(self) -> bool:
-        """From 2.10 on the extension asks torch for its stream without a call of Python."""
-        return hasattr(sys.modules["torch"].Tensor, "__dlpack_c_exchange_api__")
+    def float32(self, like: Any, values: Sequence[float]) -> Any:
+        return self._torch.tensor(values, dtype=self._torch.float32, device=like.device)
 
-    def stream(self, like: Any) -> Optional[int]:
-        if self._tells_by_itself or like.device.type != "cuda":
-            return None
-        return sys.modules["torch"].cuda.current_stream(like.device).cuda_stream
+    def on_host(self, array: Any) -> Any:
+        return array.cpu()
+
+    def _stream(self, like: Any) -> Optional[int]:
+        return self._torch.cuda.current_stream(like.device).cuda_stream if like.device.type == "cuda" else None
 
 
 class CupyFramework(Framework):
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        return sys.modules["cupy"].empty(shape, like.dtype)
+        return self._cupy.empty(shape, like.dtype)
 
     def empty_float32(self, like: Any, shape: Sequence[int]) -> Any:
-        return sys.modules["cupy"].empty(shape, np.float32)
+        return self._cupy.empty(shape, np.float32)
 
     def int32(self, like: Any, values: Sequence[int]) -> Any:
-        return sys.modules["cupy"].asarray(values, np.int32)
+        return self._cupy.asarray(values, np.int32)
 
-    def stream(self, like: Any) -> Optional[int]:
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    def float32(self, like: Any, values: Sequence[float]) -> Any:
+        return self._cupy.asarray(values, np.float32)
+
+    def on_host(self, array: Any) -> Any:
+        return self._cupy.asnumpy(array)
+
+    def stream(self, like: Any) -> int:
+        return self._cupy.cuda.get_current_stream().ptr
 
 
 class JaxFramework(Framework):
@@ -107,17 +133,25 @@ class JaxFramework(Framework):
         return sys.modules["jax"].numpy.asarray(result)
 
 
-NUMPY = Framework()
-TORCH = TorchFramework()
-_BY_PACKAGE = {"torch": TORCH, "cupy": CupyFramework(), "jax": JaxFramework(), "jaxlib": JaxFramework()}
-_BY_TYPE: dict[type, Framework] = {}
+_NUMPY = Framework()
+_CLASSES = {"torch": TorchFramework, "cupy": CupyFramework, "jax": JaxFramework, "jaxlib": JaxFramework}
+_BY_PACKAGE: dict[str, Framework] = {}
+_BY_TYPE: dict[type, Framework] = {np.ndarray: _NUMPY}
 
 
 def framework_of(array: Any) -> Framework:
     """The framework of an array; NumPy's rules for libraries that are not known (they need `out` on a device)."""
-    kind = type(array)
-    found = _BY_TYPE.get(kind)
-    if found is None:
-        packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
-        found = _BY_TYPE[kind] = next((_BY_PACKAGE[p] for p in packages if p in _BY_PACKAGE), NUMPY)
-    return found
+    return _BY_TYPE.get(type(array)) or _first_of(type(array))
+
+
+def _first_of(kind: type) -> Framework:
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    package = next((p for p in packages if p in _CLASSES), None)
+    if package is None:
+        framework = _NUMPY
+    else:
+        if package not in _BY_PACKAGE:
+            _BY_PACKAGE[package] = _CLASSES[package]()
+        framework = _BY_PACKAGE[package]
+    _BY_TYPE[kind] = framework
+    return framework

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lean_attention import _core
-from lean_attention._frameworks import TORCH, framework_of
+from lean_attention._frameworks import framework_of
 
 
 def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
@@ -31,7 +31,7 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
         if tuple(o.shape[:-1]) != tuple(lse.shape) or tuple(o.shape) != tuple(o_a.shape):
             expected = f"{tuple(o_a.shape)}, {tuple(o_a.shape[:-1])}"
             raise ValueError(f"o_{name}, lse_{name}: shapes {tuple(o.shape)}, {tuple(lse.shape)}: expected {expected}")
-    if framework_of(o_a) is TORCH:
+    if framework_of(o_a).ops is not None:
         return _merge_torch(o_a, lse_a, o_b, lse_b)
     return _merge_host(o_a, lse_a, o_b, lse_b)
 
@@ -50,9 +50,13 @@ def _merge_torch(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
 
 def _merge_host(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    for name, array in (("o_a", o_a), ("lse_a", lse_a), ("o_b", o_b), ("lse_b", lse_b)):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name}: a masked array, whose mask would be lost: pass .filled(...) or .data")
     framework = framework_of(o_a)
     value_dim = o_a.shape[-1]
     o, lse = (np.array(x, np.float32, order="C") for x in (o_a, lse_a))
     other, other_lse = (np.ascontiguousarray(x, np.float32) for x in (o_b, lse_b))
     _core.merge_states(o.reshape(-1, value_dim), lse.reshape(-1), other.reshape(-1, value_dim), other_lse.reshape(-1))
-    return framework.finish(o.astype(o_a.dtype, copy=False)), framework.finish(lse)
+    o = o.astype(o_a.dtype, copy=False)
+    return (o, lse) if framework.finish is None else (framework.finish(o), framework.finish(lse))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Literal, Optional
+from typing import Literal
 
 Policy = Literal["lean", "fixed_split", "data_parallel", "fixed_chunk"]
 Fixup = Literal["last_arriver", "two_kernels", "host_block"]
@@ -32,6 +31,8 @@ class Options:
     dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
         may start before the one ahead of it on the stream has ended, and lets the next one do so.
     check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
+    check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the call, which
+        waits for the device and cannot be captured. Those on the host are always looked at.
 
     Raises ValueError when a name is unknown; combinations that make no sense are refused by the call itself.
     """
@@ -45,15 +46,17 @@ class Options:
     cpu_isa: str = "best"
     dependent_launch: bool = False
     check_workspace: bool = False
+    check_lengths: bool = False
+    encoded: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, allowed in (("policy", _POLICIES), ("fixup", _FIXUPS), ("determinism", _DETERMINISMS), ("cpu_isa", _CPU_ISAS)):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name} = {value!r}: allowed {', '.join(allowed)}")
+        object.__setattr__(self, "encoded", self._encode())
 
-    @functools.cached_property
-    def encoded(self) -> tuple[int, ...]:
+    def _encode(self) -> tuple[int, ...]:
         """The integers the extension reads, in its order."""
         return (
             _POLICIES.index(self.policy),
@@ -65,8 +68,5 @@ class Options:
             _CPU_ISAS.index(self.cpu_isa),
             int(self.dependent_launch),
             int(self.check_workspace),
+            int(self.check_lengths),
         )
-
-
-def encoded(options: Optional[Options]) -> Optional[tuple[int, ...]]:
-    return None if options is None else options.encoded

@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from lean_attention import _core
-from lean_attention._options import Options, encoded
+from lean_attention._options import Options
 
 _TEXT, _JSON, _SVG = range(3)
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -104,8 +104,8 @@ def schedule(
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype = {dtype!r}: allowed {', '.join(_DTYPES)}")
-    lengths = np.asarray(seqlens, np.int32)
-    pads = None if leftpad is None else np.asarray(leftpad, np.int32)
+    lengths = _whole("seqlens", seqlens)
+    pads = None if leftpad is None else _whole("leftpad", leftpad)
     for name, array in (("seqlens", lengths), ("leftpad", pads)):
         if array is not None and array.shape != (lengths.size,):
             raise ValueError(f"{name}: shape {array.shape}: expected one number for each sequence")
@@ -113,4 +113,14 @@ def schedule(
         lengths.size, q_heads, q_heads if kv_heads is None else kv_heads, head_dim, value_dim or head_dim, q_tokens,
         int(lengths.max(initial=0)), _DTYPES[dtype], int(causal), *window,
     )  # fmt: skip
-    return Schedule((sizes, lengths, pads, encoded(options)))
+    return Schedule((sizes, lengths, pads, options))
+
+
+def _whole(name: str, values: Any) -> np.ndarray:
+    """Lengths as int32; what is none is refused."""
+    given = np.asarray(values)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"{name} = {values!r}: integers are needed")
+    if given.size and not 0 <= given.min() <= given.max() < 2**31:
+        raise ValueError(f"{name} = {values!r}: allowed 0 to 2147483647")
+    return given.astype(np.int32)

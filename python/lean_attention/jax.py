@@ -17,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lean_attention import _core
-from lean_attention._decode import _DEFAULTS, lse_shape
-from lean_attention._options import Options, encoded
+from lean_attention._arguments import LENGTHS, lse_shape
+from lean_attention._options import Options
 
 _TARGET = "lean_attention_decode"
-_LENGTHS = ("seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k")
 
 
 @functools.cache
@@ -76,10 +75,11 @@ def decode(
     if return_lse:
         results.append(jax.ShapeDtypeStruct(lse_shape(operands["q"].shape, cu_seqlens_q is not None, layout), jnp.float32))
     stand_ins.update({name: np.empty(x.shape, x.dtype) for name, x in zip(("out", "lse"), results)})
-    image = _image(
-        stand_ins, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale, causal=causal, window=window, softcap=softcap,
-        layout=layout, options=encoded(options),
+    values = dict(
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, scale=scale, causal=causal, window=window, softcap=softcap,
+        layout=layout, options=options,
     )  # fmt: skip
+    image = _image(dict(stand_ins, **values))
     _register()
     call = jax.ffi.ffi_call(_TARGET, results, vmap_method="sequential")
     places = np.array([_core.ARGUMENTS.index(name) for name in operands], np.int32)
@@ -90,10 +90,10 @@ def decode(
 def _operand(name: str, value: Any) -> jax.Array:
     """Lists of lengths, and 64-bit ones, as the library has them."""
     array = jnp.asarray(value)
-    return array.astype(jnp.int32) if name in _LENGTHS and array.dtype == jnp.int64 else array
+    return array.astype(jnp.int32) if name in LENGTHS and array.dtype == jnp.int64 else array
 
 
-def _image(stand_ins: dict[str, np.ndarray], **values: Any) -> np.ndarray:
+def _image(arguments: dict[str, Any]) -> np.ndarray:
     """The call as the extension reads it, without memory; raises what decode() would."""
-    values = dict(_DEFAULTS, **stand_ins, **values)
-    return np.frombuffer(_core.image(*(values[name] for name in _core.ARGUMENTS)), np.uint8)
+    q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
+    return np.frombuffer(_core.image(None, q, k, v, arguments), np.uint8)

@@ -11,28 +11,22 @@ from typing import Any, Optional
 import torch
 
 from lean_attention import _core
-from lean_attention._decode import lse_shape
+from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
+from lean_attention._options import Options
 
 # A process that has torch has its OpenMP runtime too: share its threads.
 _core.find_openmp()
 
-_COMMON = (
-    "Tensor? seqlens=None, Tensor? leftpad=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-    "Tensor? block_table=None, Tensor? page_indptr=None, Tensor? page_indices=None, "
-    "float? scale=None, bool causal=False, SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, "
-    "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? mask=None, Tensor? tree_mask=None, "
-    "Tensor? k_scale=None, Tensor? v_scale=None, str layout='bhsd', int[]? options=None"
-)
-_APPEND = (
-    "Tensor append_k, Tensor append_v, Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=False"
-)
+_APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved")
+_NOT_HERE = ("q", "k", "v", "append_k", "append_v", *_APPEND, "out", "lse", "return_lse", "stream")
+_COMMON = schema([name for name in DEFAULTS if name not in _NOT_HERE])
 
 _library = torch.library.Library("lean_attention", "DEF")
 _library.define(f"decode(Tensor q, Tensor k, Tensor v, *, {_COMMON}) -> Tensor")
 _library.define(f"decode_lse(Tensor q, Tensor k, Tensor v, *, {_COMMON}) -> (Tensor, Tensor)")
 _library.define(
-    f"decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, *, {_APPEND}, {_COMMON}) -> (Tensor, Tensor)"
+    "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, *, Tensor append_k, Tensor append_v, "
+    f"{schema(_APPEND)}, {_COMMON}) -> (Tensor, Tensor)"
 )
 
 _plain_types = (torch.Tensor, torch.nn.Parameter)
@@ -43,35 +37,60 @@ def must_dispatch(q: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() or type(q) not in _plain_types
 
 
-def refuse_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError("q, k, v: one requires a gradient, and there is no backward pass: call under torch.no_grad()")
+def refuse_gradients(q: Any, k: Any, v: Any, others: dict[str, Any]) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for name, array in (("q", q), ("k", k), ("v", v), *others.items()):
+        if getattr(array, "requires_grad", False):
+            raise RuntimeError(f"{name}: requires a gradient, and there is no backward pass: call under torch.no_grad()")
 
 
-def dispatch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: Optional[torch.Tensor],
-    lse: Optional[torch.Tensor],
-    return_lse: bool,
-    window: tuple[int, int],
-    append: dict[str, Any],
-    **arguments: Any,
-) -> Any:
+def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> Any:
     """decode() by way of the operators, for whoever traces."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name in given:
+        if name not in DEFAULTS:
+            refuse_unknown(name)
+    out, lse, return_lse = given.pop("out", None), given.pop("lse", None), given.pop("return_lse", False)
+    given.pop("stream", None)  # an operator runs on the current one
+    if "window" in given:
+        given["window_left"], given["window_right"] = given.pop("window")
+    if "options" in given:
+        if not isinstance(given["options"], Options):
+            raise TypeError(f"options: {given['options']!r}: lean_attention.Options(...) is needed")
+        given["options"] = given["options"].encoded
+    batch = q.shape[0] if "cu_seqlens_q" not in given else len(given["cu_seqlens_q"]) - 1
+    for name in LENGTHS:
+        if isinstance(given.get(name), (list, tuple, int)):
+            given[name] = _lengths(name, given[name], batch, q.device)
+    for name in ("k_scale", "v_scale"):
+        if isinstance(given.get(name), (list, tuple, int, float)):
+            given[name] = torch.tensor(given[name], dtype=torch.float32, device=q.device).reshape(-1)
     ops = torch.ops.lean_attention
-    arguments.update(window_left=window[0], window_right=window[1])
-    if append["append_k"] is not None:
-        result, result_lse = ops.decode_append(q, k, v, **append, **arguments)
+    appends = "append_k" in given and "append_v" in given
+    if not appends:
+        given.pop("rotary_interleaved", None)  # how, without saying that
+        for name in ("append_k", "append_v", "rotary_cos", "rotary_sin"):
+            if name in given:
+                raise ValueError(f"{name}: append_k and append_v must both be given with it")
+    if appends:
+        result, result_lse = ops.decode_append(q, k, v, **given)
     elif return_lse or lse is not None:
-        result, result_lse = ops.decode_lse(q, k, v, **arguments)
+        result, result_lse = ops.decode_lse(q, k, v, **given)
     else:
-        result, result_lse = ops.decode(q, k, v, **arguments), None
+        result, result_lse = ops.decode(q, k, v, **given), None
     result = result if out is None else out.copy_(result)
     if lse is not None:
         result_lse = lse.copy_(result_lse)
     return (result, result_lse) if return_lse else result
+
+
+def _lengths(name: str, value: Any, batch: int, device: torch.device) -> torch.Tensor:
+    """Lengths that are a list, or one number for every sequence."""
+    values = value if isinstance(value, (list, tuple)) else [value] * batch
+    if not all(isinstance(number, int) for number in values):
+        raise TypeError(f"{name} = {value}: integers are needed")
+    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def _new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -82,59 +101,22 @@ def _new_lse(q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor], layout: str)
     return q.new_empty(lse_shape(q.shape, cu_seqlens_q is not None, layout), dtype=torch.float32)
 
 
-def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: Optional[torch.Tensor],
-    *,
-    seqlens: Any = None,
-    leftpad: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    block_table: Any = None,
-    page_indptr: Any = None,
-    page_indices: Any = None,
-    scale: Any = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    mask: Any = None,
-    tree_mask: Any = None,
-    append_k: Any = None,
-    append_v: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    rotary_interleaved: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    layout: str = "bhsd",
-    options: Any = None,
-) -> None:
-    _core.decode(
-        q, k, v, out, lse, seqlens, leftpad, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        block_table, page_indptr, page_indices, scale, causal, (window_left, window_right), softcap, alibi_slopes, sinks,
-        mask, tree_mask, append_k, append_v, rotary_cos, rotary_sin, rotary_interleaved, k_scale, v_scale, layout,
-        None if options is None else tuple(options), None,
-    )  # fmt: skip
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int = -1, window_right: int = -1, **given: Any) -> None:
+    if given.get("options") is not None:
+        given["options"] = tuple(given["options"])
+    _core.decode(None, q, k, v, dict(given, window=(window_left, window_right)))
 
 
 def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
     out = _new_out(q, v)
-    _run(q, k, v, out, None, **arguments)
+    _run(q, k, v, out=out, **arguments)
     return out
 
 
 def _decode_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out = _new_out(q, v)
     lse = _new_lse(q, arguments.get("cu_seqlens_q"), arguments.get("layout", "bhsd"))
-    _run(q, k, v, out, lse, **arguments)
+    _run(q, k, v, out=out, lse=lse, **arguments)
     return out, lse
 
 
@@ -152,10 +134,10 @@ def _above(name: str) -> Any:
     """The operator's autograd kernel: refuses what needs a gradient, else calls the kernel below."""
     operator = getattr(torch.ops.lean_attention, name).default
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        refuse_gradients(q, k, v)
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        refuse_gradients(q, k, v, arguments)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(q, k, v, *arguments, **keywords)
+            return operator(q, k, v, **arguments)
 
     return call
 

@@ -1,9 +1,12 @@
-// The arguments of decode() in Python's order, and the lean::Problem and lean::Options they make. Shapes are checked here,
-// against each other and against the layout; what a backend can do is checked by the library itself.
+// The arguments of decode() by their names in Python, and the lean::Problem and lean::Options they make. Shapes are checked
+// here, against each other and against the layout; what a backend can do is checked by the library itself.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "array.hpp"
@@ -11,42 +14,7 @@
 
 namespace lean::python {
 
-/// Positions in the argument list; `kArgumentNames` has the names users see.
-enum class Argument : int {
-  kQ,
-  kK,
-  kV,
-  kOut,
-  kLse,
-  kSeqlens,
-  kLeftpad,
-  kCuSeqlensQ,
-  kCuSeqlensK,
-  kMaxSeqlenQ,
-  kMaxSeqlenK,
-  kBlockTable,
-  kPageIndptr,
-  kPageIndices,
-  kScale,
-  kCausal,
-  kWindow,
-  kSoftcap,
-  kAlibiSlopes,
-  kSinks,
-  kMask,
-  kTreeMask,
-  kAppendK,
-  kAppendV,
-  kRotaryCos,
-  kRotarySin,
-  kRotaryInterleaved,
-  kKScale,
-  kVScale,
-  kLayout,
-  kOptions,
-  kStream,
-};
-
+/// What decode() takes; the order is that of jax_call.hpp's operands and of no other meaning. return_lse is for the doors.
 inline constexpr std::array kArgumentNames = {"q",
                                               "k",
                                               "v",
@@ -77,38 +45,80 @@ inline constexpr std::array kArgumentNames = {"q",
                                               "k_scale",
                                               "v_scale",
                                               "layout",
+                                              "return_lse",
                                               "options",
                                               "stream"};
 
-/// Options from the integers of lean_attention._options.Options.encoded(); the defaults from None.
-[[nodiscard]] Options decoded_options(PyObject* tuple);
+/// One of kArgumentNames, written as its name: what is not in the table does not compile.
+class Argument {
+ public:
+  consteval Argument(const char* name) : index_(0) {  // NOLINT: implicit, so that a name may stand for it
+    while (std::string_view(kArgumentNames[index_]) != name) ++index_;
+  }
+  constexpr explicit Argument(std::size_t index) noexcept : index_(index) {}
+
+  [[nodiscard]] constexpr std::size_t index() const noexcept { return index_; }
+  [[nodiscard]] constexpr const char* name() const noexcept { return kArgumentNames[index_]; }
+  [[nodiscard]] constexpr bool operator==(const Argument&) const noexcept = default;
+
+ private:
+  std::size_t index_;
+};
 
 /// One call: arrays as they were read, and the problem whose pointers lead into them. Not movable: the problem may point
 /// into the call itself.
 class Call {
  public:
-  /// `arguments` has kArgumentNames.size() entries.
-  explicit Call(PyObject* const* arguments);
+  /// `framework` is the lean_attention._frameworks.Framework of q, or None where all is on q's device already; `arguments` the dict
+  /// of what was given beside q, k and v.
+  Call(PyObject* framework, PyObject* q, PyObject* k, PyObject* v, PyObject* arguments);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
   [[nodiscard]] const Problem& problem() const noexcept { return problem_; }
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   [[nodiscard]] const dlpack::Device& device() const noexcept { return q_.device; }
+  /// Whether a list or a plain number was given for a device.
+  [[nodiscard]] bool has_numbers_on_host() const noexcept { return !on_host_.empty(); }
+  /// Options(check_lengths=True).
+  [[nodiscard]] bool wants_checked_lengths() const noexcept { return wants_checked_lengths_; }
+
+  /// Throws, naming the entry, when a length or page id on the host lies outside what there is; with `device` those on a device
+  /// are copied to the host first. Reads what decode() reads: never for supports(), nor where arrays are stand-ins.
+  void check_lengths(bool device);
+
+  /// A refusal of this call by the library in the words of decode()'s arguments.
+  [[nodiscard]] std::string text_of(const Status& status) const;
+  /// Throws it unless ok.
+  void check(const Status& status) const;
 
  private:
-  [[nodiscard]] PyObject* argument(Argument which) const noexcept { return arguments_[static_cast<int>(which)]; }
-  [[nodiscard]] bool given(Argument which) const noexcept { return argument(which) != Py_None; }
-  [[nodiscard]] Array array(Argument which);
+  /// int32 numbers in host memory of this call: lists, int64 and strided arrays, one number for all sequences.
+  struct OnHost {
+    Argument which;
+    std::vector<std::int32_t> values;
+  };
+
+  void take(PyObject* arguments);
+  [[nodiscard]] PyObject* argument(Argument which) const noexcept { return arguments_[which.index()]; }
+  [[nodiscard]] bool given(Argument which) const noexcept { return argument(which) != nullptr; }
+  [[nodiscard]] Array array(Argument which) { return array(which, argument(which)); }
+  [[nodiscard]] Array array(Argument which, PyObject* object);
+  [[nodiscard]] Reference from_framework(const char* method, PyObject* first, PyObject* second) const;
   [[nodiscard]] std::int64_t integer(Argument which, std::int64_t otherwise) const;
   [[nodiscard]] float number(Argument which, float otherwise) const;
   [[nodiscard]] bool flag(Argument which) const;
+  [[nodiscard]] std::int64_t length_of(Argument which);
   [[nodiscard]] const std::int32_t* int32_array(Argument which, std::int64_t count);
+  [[nodiscard]] const std::int32_t* int32_numbers(Argument which, std::int64_t count);
   [[nodiscard]] const float* float_array(Argument which, std::int64_t count);
+  template <typename T>
+  [[nodiscard]] const void* on_device(Argument which, const char* method, const T* values, std::int64_t count);
 
   void read_layout();
   void read_queries();
   void read_keys();
+  void read_scales();
   void read_pages(const Array& k);
   void read_lengths();
   void read_outputs();
@@ -116,16 +126,31 @@ class Call {
   void read_mask();
   void read_append();
 
-  PyObject* const* arguments_;
+  [[nodiscard]] const std::int32_t* host_copy(Argument which, const std::int32_t* used, bool device);
+  void check_ends(const Problem& host) const;
+
+  PyObject* framework_;
+  std::array<PyObject*, kArgumentNames.size()> arguments_{};  // null: not given, or None; the caller's dict holds them
   Array q_;
+  Array k_;
+  Array v_;
+  std::int64_t page_id_count_ = 0;  // of page_indices
   void* stream_ = nullptr;
   bool heads_first_ = true;
-  bool one_token_ = false;    // q is [B, Hq, d]
-  bool kv_writable_ = false;  // neither k nor v is read-only
+  bool one_token_ = false;  // q is [B, Hq, d]
+  bool wants_checked_lengths_ = false;
   std::vector<Reference> owners_;
-  std::vector<std::vector<std::int32_t>> converted_;  // int64 or strided lengths, as the library wants them
+  std::deque<OnHost> on_host_;              // addresses stay
+  std::deque<std::vector<float>> numbers_;  // likewise
   Problem problem_;
   Options options_;
 };
+
+/// Where calls on q's device run.
+struct CallDevice {
+  std::int32_t index;  // of the GPU; -1: the CPU
+  void* stream;
+};
+[[nodiscard]] CallDevice device_of(PyObject* framework, PyObject* q, PyObject* stream);
 
 }  // namespace lean::python

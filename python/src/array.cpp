@@ -22,13 +22,17 @@ constexpr int kNumpyNativeOrder = 0x200;
 constexpr int kNumpyWritable = 0x400;
 
 /// An attribute, or null when the object has none.
-Reference attribute(PyObject* object, const char* name) {
-  Reference value(PyObject_GetAttrString(object, name));
+Reference attribute(PyObject* object, PyObject* name) {
+  Reference value(PyObject_GetAttr(object, name));
   if (value == nullptr) {
     if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw ErrorIsSet{};
     PyErr_Clear();
   }
   return value;
+}
+
+Reference attribute(PyObject* object, const char* name) {
+  return attribute(object, Reference(checked(PyUnicode_FromString(name))).get());
 }
 
 ElementType element_type(const dlpack::DataType& type) noexcept {
@@ -76,6 +80,7 @@ Array from_dlpack(const dlpack::Tensor& tensor, const char* name) {
   Array array;
   array.data = tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
   array.type = element_type(tensor.dtype);
+  array.code = tensor.dtype;
   array.device = tensor.device;
   array.ndim = tensor.ndim;
   std::int64_t dense = 1;
@@ -87,30 +92,94 @@ Array from_dlpack(const dlpack::Tensor& tensor, const char* name) {
   return array;
 }
 
-/// The exchange API of an object's type, or null. Types are few and live as long as the process, so answers are kept.
-const dlpack::ExchangeApi* exchange_api(PyObject* object) {
-  struct Known {
-    PyTypeObject* type = nullptr;
-    const dlpack::ExchangeApi* api = nullptr;
-  };
-  static std::array<Known, 16> known;  // guarded by the GIL
+/// How arrays of a type are read.
+struct Kind {
+  PyTypeObject* type = nullptr;
+  const dlpack::ExchangeApi* api = nullptr;
+  bool of_torch = false;
+  bool without_memory = false;  // a torch subclass that stands for other tensors
+  bool masked = false;          // numpy.ma
+};
+
+const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
+  const Reference capsule = attribute(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+  if (capsule == nullptr || !PyCapsule_IsValid(capsule.get(), "dlpack_exchange_api")) return nullptr;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(checked(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api")));
+  while (api != nullptr && api->version.major != dlpack::kMajorVersion)
+    api = static_cast<const dlpack::ExchangeApi*>(api->previous);
+  return api != nullptr && api->borrow != nullptr ? api : nullptr;
+}
+
+/// Whether `type` is `name` of a module that is loaded, or derived from it.
+bool derives_from(PyTypeObject* type, const char* module_name, const char* name) {
+  PyObject* const modules = PyImport_GetModuleDict();  // borrowed
+  PyObject* const module = PyDict_GetItemString(modules, module_name);
+  if (module == nullptr) return false;
+  const Reference base = attribute(module, name);
+  if (base == nullptr || !PyType_Check(base.get())) return false;
+  return PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base.get())) != 0;
+}
+
+Kind kind_of_type(PyTypeObject* type) {
+  Kind kind{.type = type, .api = exchange_api(type)};
+  kind.masked = derives_from(type, "numpy.ma", "MaskedArray");
+  kind.of_torch = derives_from(type, "torch", "Tensor");
+  if (kind.of_torch) {
+    const Reference own(checked(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__torch_dispatch__")));
+    const Reference core(checked(PyImport_ImportModule("torch._C")));
+    kind.without_memory = own != attribute(core.get(), "_disabled_torch_dispatch_impl");
+  }
+  return kind;
+}
+
+/// Types are few and live as long as the process, so answers are kept.
+const Kind& kind_of(PyObject* object) {
+  static std::array<Kind, 16> known;  // guarded by the GIL
   static std::size_t next = 0;
   PyTypeObject* const type = Py_TYPE(object);
-  for (const Known& entry : known) {
-    if (entry.type == type) return entry.api;
+  for (const Kind& kind : known) {
+    if (kind.type == type) return kind;
   }
-  const dlpack::ExchangeApi* api = nullptr;
-  const Reference capsule = attribute(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
-  if (capsule != nullptr && PyCapsule_IsValid(capsule.get(), "dlpack_exchange_api")) {
-    api = static_cast<const dlpack::ExchangeApi*>(checked(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api")));
-    while (api != nullptr && api->version.major != dlpack::kMajorVersion)
-      api = static_cast<const dlpack::ExchangeApi*>(api->previous);
-  }
-  Known& entry = known[next++ % known.size()];
-  Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
+  const Kind found = kind_of_type(type);
+  Kind& kept = known[next++ % known.size()];
+  Py_XDECREF(reinterpret_cast<PyObject*>(kept.type));
   Py_INCREF(reinterpret_cast<PyObject*>(type));
-  entry = {type, api};
-  return api;
+  return kept = found;
+}
+
+/// The first line of the exception that is set, which is cleared.
+Reference first_line_of_error() {
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  const Reference held_type(type), held(value), held_traceback(traceback);
+  const Reference text(checked(PyObject_Str(value != nullptr ? value : Py_None)));
+  const Reference parts(checked(PyObject_CallMethod(text.get(), "partition", "s", "\n")));
+  return Reference(checked(PySequence_GetItem(parts.get(), 0)));
+}
+
+Array borrowed(PyObject* object, const Kind& kind, const char* name) {
+  dlpack::Tensor tensor{};
+  if (kind.api->borrow(object, &tensor) == 0) return from_dlpack(tensor, name);
+  const Reference why = first_line_of_error();
+  const Reference device = attribute(object, "device");
+  const Reference layout = attribute(object, "layout");
+  PyObject* const unknown = Py_None;
+  raise(PyExc_TypeError, "%s: a tensor on device %S, %S, whose memory cannot be read: %U", name, device ? device.get() : unknown,
+        layout ? layout.get() : unknown, why.get());
+}
+
+/// Whether a tensor is a lazy negative of what its memory holds. Only imaginary parts of conjugated tensors and views of them are:
+/// float32 or float16, and every second number of memory, so that most tensors need not be asked.
+bool is_negative(PyObject* tensor, const Array& array) {
+  if (array.type != ElementType::kFloat32 && array.type != ElementType::kFloat16) return false;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(array.ndim); ++axis) {
+    if (array.shape[axis] > 1 && array.strides[axis] % 2 != 0) return false;
+  }
+  static PyObject* const name = interned("is_neg");
+  const Reference answer(checked(PyObject_CallMethodObjArgs(tensor, name, nullptr)));
+  return answer.get() == Py_True;
 }
 
 Array from_numpy(PyObject* object, Reference capsule, const char* name) {
@@ -120,6 +189,7 @@ Array from_numpy(PyObject* object, Reference capsule, const char* name) {
   Array array;
   array.data = numpy.data;
   array.type = element_type(numpy, object);
+  array.code = {.code = static_cast<std::uint8_t>(numpy.kind), .bits = static_cast<std::uint8_t>(8 * numpy.item_bytes), .lanes = 0};
   array.writable = (numpy.flags & kNumpyWritable) != 0;
   array.ndim = numpy.ndim;
   for (std::size_t i = 0; i < static_cast<std::size_t>(numpy.ndim); ++i) {
@@ -195,6 +265,8 @@ void raise(PyObject* type, const char* format, ...) {
   throw ErrorIsSet{};
 }
 
+PyObject* interned(const char* text) { return checked(PyUnicode_InternFromString(text)); }
+
 const char* name_of(ElementType type) noexcept {
   switch (type) {
     case ElementType::kFloat32: return "float32";
@@ -214,18 +286,41 @@ const char* name_of(ElementType type) noexcept {
 std::string Array::shape_text() const {
   std::string text = "(";
   for (std::size_t i = 0; i < static_cast<std::size_t>(ndim); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
+  return text + (ndim == 1 ? ",)" : ")");
 }
 
-Array read_array(PyObject* object, const char* name, void* stream) {
-  if (const dlpack::ExchangeApi* api = exchange_api(object); api != nullptr && api->borrow != nullptr) {
-    dlpack::Tensor tensor{};
-    if (api->borrow(object, &tensor) != 0) throw ErrorIsSet{};
-    return from_dlpack(tensor, name);
+std::string Array::type_text() const {
+  if (type != ElementType::kOther) return name_of(type);
+  const char* kind = "another type of ";
+  switch (code.code) {
+    case dlpack::kFloat:
+    case 'f': kind = "float"; break;
+    case dlpack::kInt:
+    case 'i': kind = "int"; break;
+    case dlpack::kUInt:
+    case 'u': kind = "uint"; break;
+    case dlpack::kComplex:
+    case 'c': kind = "complex"; break;
+    case 'O': return "object";
+    default: return kind + std::to_string(code.bits) + " bits";
   }
-  if (Reference capsule = attribute(object, "__array_struct__"); capsule != nullptr && PyCapsule_IsValid(capsule.get(), nullptr)) {
+  return kind + std::to_string(code.bits);
+}
+
+std::string Array::device_text() const {
+  if (on_cuda()) return "cuda:" + std::to_string(device.index);
+  return device.type == dlpack::kCpu || device.type == dlpack::kCudaHost
+             ? "the CPU"
+             : "device type " + std::to_string(device.type) + " of DLPack";
+}
+
+namespace {
+
+Array read_any(PyObject* object, const Kind& kind, const char* name, void* stream) {
+  if (kind.api != nullptr) return borrowed(object, kind, name);
+  static PyObject* const array_struct = interned("__array_struct__");
+  if (Reference capsule = attribute(object, array_struct); capsule != nullptr && PyCapsule_IsValid(capsule.get(), nullptr))
     return from_numpy(object, std::move(capsule), name);
-  }
   const Reference method = attribute(object, "__dlpack__");
   if (method == nullptr) {
     const Reference type(checked(PyObject_Str(reinterpret_cast<PyObject*>(Py_TYPE(object)))));
@@ -235,9 +330,39 @@ Array read_array(PyObject* object, const char* name, void* stream) {
   return from_capsule(capsule_of(object, method.get(), stream), name);
 }
 
+}  // namespace
+
+Array read_array(PyObject* object, const char* name, void* stream) {
+  const Kind kind = kind_of(object);
+  if (kind.masked) raise(PyExc_TypeError, "%s: a masked array, whose mask would be lost: pass .filled(...) or .data", name);
+  if (kind.without_memory) {
+    raise(PyExc_TypeError, "%s: %R has no memory of its own that could be read: all tensors must be of one kind", name,
+          reinterpret_cast<PyObject*>(kind.type));
+  }
+  Array array = read_any(object, kind, name, stream);
+  array.of_torch = kind.of_torch;
+  if (!kind.of_torch || !is_negative(object, array)) return array;
+  if (array.on_cuda() && stream != nullptr)
+    raise(PyExc_ValueError, "%s: is a lazy negative (is_neg()): pass its resolve_neg(), made on the stream that is given", name);
+  Reference resolved(checked(PyObject_CallMethod(object, "resolve_neg", nullptr)));
+  array = read_any(resolved.get(), kind, name, stream);
+  if (array.owner == nullptr) array.owner = std::move(resolved);  // else the capsule holds it
+  array.of_torch = array.was_negative = true;
+  return array;
+}
+
+bool tells_stream(PyObject* object) { return kind_of(object).api != nullptr; }
+
+void refuse_gradient(PyObject* tensor, const char* name) {
+  const Reference wanted(checked(PyObject_GetAttrString(tensor, "requires_grad")));
+  if (wanted.get() == Py_True) {
+    raise(PyExc_RuntimeError, "%s: requires a gradient, and there is no backward pass: pass its detach()", name);
+  }
+}
+
 void* current_stream(PyObject* object, const dlpack::Device& device) {
   void* stream = nullptr;
-  const dlpack::ExchangeApi* api = exchange_api(object);
+  const dlpack::ExchangeApi* api = kind_of(object).api;
   if (api != nullptr && api->current_stream != nullptr && api->current_stream(device.type, device.index, &stream) != 0)
     throw ErrorIsSet{};
   return stream;

@@ -20,6 +20,7 @@ enum TypeCode : std::uint8_t {
   kUInt = 1,
   kFloat = 2,
   kBFloat = 4,
+  kComplex = 5,
   kBool = 6,
   kFloat8E4M3 = 10,  // e4m3fn: finite values only, as lean::DType::kFloat8E4M3
   kFloat8E5M2 = 12,

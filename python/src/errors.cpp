@@ -1,6 +1,12 @@
 #include "errors.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <string_view>
+#include <utility>
+
+#include "arguments.hpp"
 
 namespace lean::python {
 namespace {
@@ -24,8 +30,8 @@ constexpr Renamed kRenamed[] = {
     {"pages.page_tokens", "block_table (page size)"},
     {"pages.page_count", "k (pages)"},
     {"pages.", ""},
-    {"append.k.data", "append_k"},
-    {"append.v.data", "append_v"},
+    {"append.k.", "append_k."},
+    {"append.v.", "append_v."},
     {"append.", ""},
     {"cu_q_tokens", "cu_seqlens_q"},
     {"cu_kv_tokens", "cu_seqlens_k"},
@@ -36,6 +42,53 @@ constexpr Renamed kRenamed[] = {
     {"options.policy.kind", "options.policy"},
     {"options.policy.", "options."},
 };
+
+/// "q.data must not" -> "q must not".
+void remove_all(std::string& text, std::string_view part) {
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at)) text.erase(at, part.size());
+}
+
+bool is_array(std::string_view name) noexcept {
+  constexpr std::array kNumbers = {"max_seqlen_q", "max_seqlen_k", "scale", "causal", "softcap"};
+  return std::find(kArgumentNames.begin(), kArgumentNames.end(), name) != kArgumentNames.end() &&
+         std::find(kNumbers.begin(), kNumbers.end(), name) == kNumbers.end();
+}
+
+static_assert(static_cast<int>(ElementType::kFloat8E5M2) == static_cast<int>(DType::kFloat8E5M2) &&
+              static_cast<int>(ElementType::kFloat32) == static_cast<int>(DType::kFloat32));
+
+/// "k.dtype = 1: ..." -> "k.dtype = float16: ...", and of an array, whose value is an address, the name alone.
+void say_value(std::string& text) {
+  const std::size_t equals = text.find(" = ");
+  const std::size_t colon = text.find(": ", equals == std::string::npos ? 0 : equals);
+  if (equals == std::string::npos || colon == std::string::npos) return;
+  const std::string name = text.substr(0, equals);
+  if (is_array(name)) {
+    text.erase(equals, colon - equals);
+  } else if (name.ends_with(".dtype")) {
+    const std::size_t begin = equals + 3;
+    text.replace(begin, colon - begin, name_of(static_cast<ElementType>(text[begin] - '0')));
+  }
+}
+
+}  // namespace
+
+std::string text_of(const Status& status) {
+  std::string text(status.message);
+  for (const Renamed& name : kRenamed) {
+    if (text.starts_with(name.field)) {
+      text.replace(0, name.field.size(), name.argument);
+      break;
+    }
+  }
+  for (const auto& [field, argument] :
+       {std::pair("q_tokens or", "max_seqlen_q or"), std::pair("or kv_capacity", "or max_seqlen_k")}) {
+    if (const std::size_t at = text.find(field); at != std::string::npos) text.replace(at, std::strlen(field), argument);
+  }
+  remove_all(text, ".data");
+  say_value(text);
+  return text;
+}
 
 PyObject* exception_for(StatusCode code) noexcept {
   switch (code) {
@@ -54,26 +107,18 @@ PyObject* exception_for(StatusCode code) noexcept {
   return PyExc_RuntimeError;
 }
 
-}  // namespace
-
-std::string text_of(const Status& status) {
-  std::string text(status.message);
-  for (const Renamed& name : kRenamed) {
-    if (text.starts_with(name.field)) {
-      text.replace(0, name.field.size(), name.argument);
-      break;
-    }
-  }
-  return text;
-}
-
-Reference message_of(const Status& status) {
-  const std::string text = text_of(status);
-  return Reference(checked(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()))));
+Reference text_object(const std::string& text) {
+  return Reference(checked(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
 }
 
 void check(const Status& status) {
-  if (!status.ok()) raise(exception_for(status.code), "%U", message_of(status).get());
+  if (!status.ok()) raise(exception_for(status.code), "%s", text_of(status).c_str());
+}
+
+void refuse_unknown(PyObject* name) {
+  const Reference module(checked(PyImport_ImportModule("lean_attention._arguments")));
+  const Reference never(PyObject_CallMethod(module.get(), "refuse_unknown", "O", name));
+  throw ErrorIsSet{};
 }
 
 }  // namespace lean::python

@@ -10,10 +10,15 @@ namespace lean::python {
 
 /// The message with the library's field names replaced by the argument names of decode(). Needs no Python.
 [[nodiscard]] std::string text_of(const Status& status);
-/// The same as a Python string.
-[[nodiscard]] Reference message_of(const Status& status);
+[[nodiscard]] Reference text_object(const std::string& text);
 
-/// Throws unless ok: ValueError, NotImplementedError for `unsupported`, RuntimeError for the workspace and the backend.
+/// ValueError for what the caller can mend, NotImplementedError for `unsupported`, RuntimeError for the workspace and the backend.
+[[nodiscard]] PyObject* exception_for(StatusCode code) noexcept;
+
+/// Throws unless ok.
 void check(const Status& status);
+
+/// Throws TypeError for an argument that decode() does not have.
+[[noreturn]] void refuse_unknown(PyObject* name);
 
 }  // namespace lean::python

@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "errors.hpp"
+#include "integrations/runtime/call.hpp"
 #include "integrations/runtime/device.hpp"
 #include "integrations/runtime/executor.hpp"
-#include "integrations/runtime/workspaces.hpp"
 #include "xla_ffi.hpp"
 
 namespace lean::python {
@@ -27,25 +27,25 @@ static_assert(std::is_trivially_copyable_v<Image>);
 /// Points an argument of the problem at `data`; does nothing for those that are no arrays.
 void set_pointer(Problem& problem, Argument which, void* data) {
   const auto point = [data]<typename T>(T*& pointer) { pointer = static_cast<T*>(data); };
-  switch (which) {
-    case Argument::kQ: return point(problem.q.data);
-    case Argument::kK: return point(problem.k.data);
-    case Argument::kV: return point(problem.v.data);
-    case Argument::kOut: return point(problem.o.data);
-    case Argument::kLse: return point(problem.lse.data);
-    case Argument::kSeqlens: return point(problem.kv_lengths);
-    case Argument::kLeftpad: return point(problem.kv_left_pad);
-    case Argument::kCuSeqlensQ: return point(problem.cu_q_tokens);
-    case Argument::kCuSeqlensK: return point(problem.cu_kv_tokens);
-    case Argument::kBlockTable: return point(problem.pages.block_table);
-    case Argument::kPageIndptr: return point(problem.pages.page_indptr);
-    case Argument::kPageIndices: return point(problem.pages.page_indices);
-    case Argument::kAlibiSlopes: return point(problem.scores.alibi_slopes);
-    case Argument::kSinks: return point(problem.scores.sinks);
-    case Argument::kMask: return point(problem.scores.mask);
-    case Argument::kTreeMask: return point(problem.scores.tree_mask);
-    case Argument::kKScale: return point(problem.k_scales);
-    case Argument::kVScale: return point(problem.v_scales);
+  switch (which.index()) {
+    case Argument("q").index(): return point(problem.q.data);
+    case Argument("k").index(): return point(problem.k.data);
+    case Argument("v").index(): return point(problem.v.data);
+    case Argument("out").index(): return point(problem.o.data);
+    case Argument("lse").index(): return point(problem.lse.data);
+    case Argument("seqlens").index(): return point(problem.kv_lengths);
+    case Argument("leftpad").index(): return point(problem.kv_left_pad);
+    case Argument("cu_seqlens_q").index(): return point(problem.cu_q_tokens);
+    case Argument("cu_seqlens_k").index(): return point(problem.cu_kv_tokens);
+    case Argument("block_table").index(): return point(problem.pages.block_table);
+    case Argument("page_indptr").index(): return point(problem.pages.page_indptr);
+    case Argument("page_indices").index(): return point(problem.pages.page_indices);
+    case Argument("alibi_slopes").index(): return point(problem.scores.alibi_slopes);
+    case Argument("sinks").index(): return point(problem.scores.sinks);
+    case Argument("mask").index(): return point(problem.scores.mask);
+    case Argument("tree_mask").index(): return point(problem.scores.tree_mask);
+    case Argument("k_scale").index(): return point(problem.k_scales);
+    case Argument("v_scale").index(): return point(problem.v_scales);
     default: return;  // numbers and flags; append, which XLA's values that never change do not allow
   }
 }
@@ -83,10 +83,10 @@ bool read_call(const xla::CallFrame& frame, Image& image) {
   if (image.bytes != sizeof(Image)) return false;
   const auto* const which = static_cast<const std::int32_t*>(operands->data);
   for (std::size_t i = 0; i < operands->size; ++i)
-    set_pointer(image.problem, static_cast<Argument>(which[i]), frame.arguments.buffers[i]->data);
+    set_pointer(image.problem, Argument(static_cast<std::size_t>(which[i])), frame.arguments.buffers[i]->data);
   if (image.problem.kv_capacity == 0) image.problem.k.data = image.problem.v.data = nullptr;
-  set_pointer(image.problem, Argument::kOut, frame.results.buffers[0]->data);
-  if (frame.results.size > 1) set_pointer(image.problem, Argument::kLse, frame.results.buffers[1]->data);
+  set_pointer(image.problem, "out", frame.results.buffers[0]->data);
+  if (frame.results.size > 1) set_pointer(image.problem, "lse", frame.results.buffers[1]->data);
   return true;
 }
 
@@ -99,12 +99,10 @@ Status run(Image& image, Backend backend, void* stream) {
   const device::Guard guard(index);
   const Executor executor = runtime::executor_for(options.workers);
   options.executor = &executor;
-  const WorkspaceSize need = workspace_size(image.problem, options);
-  if (!need.status.ok()) return need.status;
-  const Workspace workspace = runtime::workspace_for(options, index, need);
-  const Status status = decode(image.problem, options, workspace);
-  if (!status.ok() && workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
-  return status;
+  if (!cuda) {
+    if (const Status status = check_lengths(image.problem); !status.ok()) return status;
+  }
+  return runtime::decode(image.problem, options, index);
 }
 
 /// Answers what XLA asks before it runs anything.
@@ -149,8 +147,7 @@ Reference image_of(const Call& call) {
   Image image;
   image.problem = call.problem();
   image.options = call.options();
-  for (std::size_t which = 0; which < kArgumentNames.size(); ++which)
-    set_pointer(image.problem, static_cast<Argument>(which), nullptr);
+  for (std::size_t which = 0; which < kArgumentNames.size(); ++which) set_pointer(image.problem, Argument(which), nullptr);
   return Reference(checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&image), sizeof(image))));
 }
 

@@ -8,6 +8,7 @@
 
 #include "arguments.hpp"
 #include "errors.hpp"
+#include "integrations/runtime/call.hpp"
 #include "integrations/runtime/device.hpp"
 #include "integrations/runtime/executor.hpp"
 #include "integrations/runtime/workspaces.hpp"
@@ -19,6 +20,7 @@ namespace lean::python {
 namespace {
 
 namespace device = runtime::device;
+
 /// Until the process has ended. Python up to 3.13 unwinds a daemon thread that wants the interpreter back while that ends, and nobody may
 /// catch the unwinding for good; from 3.14 on it does as here.
 [[noreturn]] void wait_for_the_end() noexcept {
@@ -55,62 +57,95 @@ void check_count(Py_ssize_t count, std::size_t expected) {
     raise(PyExc_TypeError, "_core: %zd arguments, expected %zd", count, static_cast<Py_ssize_t>(expected));
 }
 
+std::int32_t device_index(const Call& call) noexcept { return call.options().backend == Backend::kCuda ? call.device().index : -1; }
+
 /// Other Python threads run while the CPU computes; a CUDA call only enqueues.
-Status decode_unlocked(const Problem& problem, const Options& options, const Workspace& workspace) {
-  if (options.backend == Backend::kCuda) return decode(problem, options, workspace);
+Status decode_unlocked(const Call& call, const Options& options) {
+  if (options.backend == Backend::kCuda) return runtime::decode(call.problem(), options, call.device().index);
   PyThreadState* const state = PyEval_SaveThread();
-  const Status status = decode(problem, options, workspace);
+  Status status;
+  bool exhausted = false;
+  try {
+    status = runtime::decode(call.problem(), options, -1);
+  } catch (const std::bad_alloc&) {
+    exhausted = true;
+  }
   try {
     PyEval_RestoreThread(state);
   } catch (const abi::__forced_unwind&) {
     wait_for_the_end();  // here: what the call holds of Python is not to be given back without the interpreter
   }
+  if (exhausted) throw std::bad_alloc();
   return status;
 }
 
-std::int32_t device_index(const Call& call) noexcept { return call.options().backend == Backend::kCuda ? call.device().index : -1; }
+/// (framework, q, k, v, arguments)
+Call call_of(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 5);
+  return Call(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
+}
 
 PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    const Call call(arguments);
+    Call call = call_of(arguments, count);
     const device::Guard guard(device_index(call));
     Options options = call.options();
     const Executor executor = runtime::executor_for(options.workers);
     options.executor = &executor;
-    const WorkspaceSize need = workspace_size(call.problem(), options);
-    check(need.status);
-    const Workspace workspace = runtime::workspace_for(options, device_index(call), need);
-    const Status status = decode_unlocked(call.problem(), options, workspace);
-    if (!status.ok()) {
-      if (workspace.state != nullptr) static_cast<void>(reset_workspace(workspace, options));
-      check(status);
-    }
+    if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
+      call.check_lengths(call.wants_checked_lengths());
+    call.check(decode_unlocked(call, options));
+    return none();
+  });
+}
+
+/// Lengths and page ids, on whatever device.
+PyObject* check_lengths_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    Call call = call_of(arguments, count);
+    call.check_lengths(true);
     return none();
   });
 }
 
 /// None, or (code, message).
+Reference found(const Status& status, Reference message) {
+  if (status.ok()) return none();
+  return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message.get())));
+}
+
 PyObject* supports_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    const Call call(arguments);
+    const Call call = call_of(arguments, count);
     const device::Guard guard(device::built() ? device_index(call) : -1);
     Options options = call.options();
     const Executor executor = runtime::executor_for(options.workers);
     options.executor = &executor;
     const Status status = supports(call.problem(), options);
-    if (status.ok()) return none();
-    return Reference(checked(Py_BuildValue("(sO)", name_of(status.code), message_of(status).get())));
+    return found(status, text_object(call.text_of(status)));
+  });
+}
+
+/// (framework, q, stream, reset): None, or (code, message).
+PyObject* sticky_status_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, 4);
+    const CallDevice at = device_of(arguments[0], arguments[1], arguments[2]);
+    Options options;
+    options.backend = at.index < 0 ? Backend::kCpu : Backend::kCuda;
+    options.stream = at.stream;
+    const device::Guard guard(at.index);
+    const Workspace held = runtime::workspace_for(options, at.index, {});
+    if (held.state == nullptr) return none();
+    const Status status = sticky_status(held, options);
+    if (!status.ok() && PyObject_IsTrue(arguments[3]) == 1) check(reset_workspace(held, options));
+    return found(status, text_object(text_of(status)));
   });
 }
 
 /// What jax.jit keeps of a call (jax_call.hpp).
 PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  return guarded([&] {
-    check_count(count, kArgumentNames.size());
-    return image_of(Call(arguments));
-  });
+  return guarded([&] { return image_of(call_of(arguments, count)); });
 }
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
@@ -178,6 +213,8 @@ PyCFunction as_method(FastFunction function) noexcept {
 PyMethodDef g_methods[] = {
     {"decode", as_method(decode_entry), METH_FASTCALL, nullptr},
     {"supports", as_method(supports_entry), METH_FASTCALL, nullptr},
+    {"check_lengths", as_method(check_lengths_entry), METH_FASTCALL, nullptr},
+    {"sticky_status", as_method(sticky_status_entry), METH_FASTCALL, nullptr},
     {"image", as_method(image_entry), METH_FASTCALL, nullptr},
     {"jax_handlers", jax_handlers_entry, METH_NOARGS, nullptr},
     {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},

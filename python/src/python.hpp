@@ -19,6 +19,9 @@ struct ErrorIsSet {};
 /// Sets an exception of the given type with a printf-like message, and throws ErrorIsSet. PyErr_FormatV's formats only.
 [[noreturn]] void raise(PyObject* type, const char* format, ...);
 
+/// A string that lives as long as the process, for names that are looked up in every call.
+[[nodiscard]] PyObject* interned(const char* text);
+
 /// Throws when a call of the C API failed.
 template <typename T>
 T* checked(T* result) {

@@ -2,6 +2,7 @@
 
 #include "arguments.hpp"
 #include "errors.hpp"
+#include "options.hpp"
 
 namespace lean::python {
 namespace {
@@ -22,7 +23,12 @@ Strides dense(std::int64_t heads, std::int64_t tokens, std::int64_t dims) noexce
 void* placeholder(std::uintptr_t number) noexcept { return reinterpret_cast<void*>(number * 4096); }
 
 Problem problem_of(PyObject* sizes) {
-  const auto int32_at = [&](Py_ssize_t index) { return static_cast<std::int32_t>(integer_at(sizes, index)); };
+  const auto int32_at = [&](Py_ssize_t index) {
+    const std::int64_t size = integer_at(sizes, index);
+    if (size < INT32_MIN || size > INT32_MAX)
+      raise(PyExc_ValueError, "schedule: %lld: must fit 32 bits", static_cast<long long>(size));
+    return static_cast<std::int32_t>(size);
+  };
   const auto dtype = static_cast<DType>(int32_at(7));
   Problem problem{.batch = integer_at(sizes, 0),
                   .q_heads = int32_at(1),
@@ -55,7 +61,7 @@ std::string schedule_text(PyObject* const* arguments, Py_ssize_t count) {
   Problem problem = problem_of(arguments[1]);
   problem.kv_lengths = lengths_of(arguments[2], "seqlens");
   problem.kv_left_pad = lengths_of(arguments[3], "leftpad");
-  const Options options = decoded_options(arguments[4]);
+  const Options options = options_of(arguments[4]).options;
   check(supports(problem, options));
   const auto wanted = static_cast<ScheduleFormat>(format);
   std::string text(explain_schedule(problem, options, wanted, nullptr, 0), '\0');

@@ -107,25 +107,32 @@ Status reset_workspace(const Workspace& workspace, const Options& options) noexc
   return backend->clear_state(workspace, options);
 }
 
+namespace {
+
+/// What was seen is in the caller's arrays, on a device perhaps: check_lengths() names the entry.
+const char* text_of_sticky(StatusCode code) noexcept {
+  switch (code) {
+    case StatusCode::kBadPageIndex:
+      return "pages: an id lay outside [0, page_count); its tokens were skipped; check_lengths() on a copy in host memory names it";
+    case StatusCode::kWorkspaceDirty:
+      return "workspace.state: counters were not 0 when a call began: zero the state or call reset_workspace()";
+    case StatusCode::kWorkspaceInUse:
+      return "workspace.state: served two calls in flight; or reset_workspace() after an aborted one";
+    default: return "lengths: a value lay outside [0, capacity]; it was clamped; check_lengths() on copies in host memory names it";
+  }
+}
+
+}  // namespace
+
 Status sticky_status(const Workspace& workspace, const Options& options) noexcept {
   const BackendEntry* backend = nullptr;
   if (const Status status = check_state(workspace, options, backend); !status.ok()) return status;
   StatusCode code = StatusCode::kOk;
   if (const Status status = backend->read_sticky(workspace, options, code); !status.ok()) return status;
   if (code == StatusCode::kOk) return {};
-  if (code == StatusCode::kBadPageIndex) {
-    return refuse(code, "pages", static_cast<std::int64_t>(code), "a page id lay outside [0, page_count); its tokens were skipped");
-  }
-  if (code == StatusCode::kWorkspaceDirty) {
-    return refuse(code, "workspace.state", static_cast<std::int64_t>(code),
-                  "counters were not 0 when a call began: zero the state or call reset_workspace()");
-  }
-  if (code == StatusCode::kWorkspaceInUse) {
-    return refuse(code, "workspace.state", static_cast<std::int64_t>(code),
-                  "served two calls in flight; or reset_workspace() after an aborted one");
-  }
-  return refuse(code, "lengths", static_cast<std::int64_t>(code),
-                "a length array held a value outside [0, capacity]; it was clamped");
+  Status status{.code = code};
+  std::snprintf(status.message, sizeof(status.message), "%s", text_of_sticky(code));
+  return status;
 }
 
 }  // namespace lean

@@ -7,8 +7,7 @@ namespace {
 
 using O = const Options&;
 
-/// Keeps the state, three counters a worker, within 64 KB.
-constexpr std::int32_t kMaxWorkers = 4096;
+static_assert(Options::kMaxWorkers == 4096, "keeps the state, three counters a worker, within 64 KB; named in the row below");
 
 template <typename T>
 constexpr std::int64_t as_int(T value) noexcept {
@@ -42,7 +41,7 @@ constexpr std::array kRows = {
                  [](O o) noexcept { return o.determinism != Determinism::kBatchInvariant || o.policy.kind == Policy::Kind::kLean || o.policy.kind == Policy::Kind::kFixedChunk; }},
     Precondition<Options>{kInvalid, "options.workers", "allowed 0 (all) to 4096",
                  [](O o) noexcept { return as_int(o.workers); },
-                 [](O o) noexcept { return o.workers >= 0 && o.workers <= kMaxWorkers; }},
+                 [](O o) noexcept { return o.workers >= 0 && o.workers <= Options::kMaxWorkers; }},
     Precondition<Options>{kInvalid, "options.cpu_isa", "allowed 0 (best) to 6 (amx_bf16)",
                  [](O o) noexcept { return as_int(o.cpu_isa); },
                  [](O o) noexcept { return as_int(o.cpu_isa) >= 0 && as_int(o.cpu_isa) <= 6; }},

@@ -11,9 +11,12 @@ namespace lean::softmax {
 inline constexpr float kLog2E = 1.44269504088896340736F;  // log2(e)
 inline constexpr float kLn2 = 0.69314718055994530942F;    // ln(2)
 
-/// The factor that turns q k into a log2-domain score. `scale` 0 stands for 1 / sqrt(head_dim).
+/// Whether Scores::scale stands for 1 / sqrt(head_dim): 0 does, -0 is the number 0.
+[[nodiscard]] inline bool is_default_scale(float scale) noexcept { return scale == 0.0F && !std::signbit(scale); }
+
+/// The factor that turns q k into a log2-domain score.
 [[nodiscard]] inline float log2_scale(float scale, std::int32_t head_dim) noexcept {
-  const double natural = scale != 0.0F ? static_cast<double>(scale) : 1.0 / std::sqrt(static_cast<double>(head_dim));
+  const double natural = is_default_scale(scale) ? 1.0 / std::sqrt(static_cast<double>(head_dim)) : static_cast<double>(scale);
   return static_cast<float>(natural * 1.44269504088896340736);
 }
 

@@ -102,6 +102,25 @@ TEST(Conformance, R10_WhatARuleHidesChangesNoBit) {
   }
 }
 
+// ---- scale --------------------------------------------------------------------------------------------------------------
+
+TEST(Conformance, AScaleOfMinusZeroWeighsAllKeysAlike) {
+  EveryNth some(3);
+  for (const DType dtype : dtypes()) {
+    for (const Feature& feature : features()) {
+      if (some.skips()) continue;
+      Case c{.dtype = dtype, .lens = {613, 5, 0}, .n_q = {2}, .scale = -0.0F, .input = Input::kPeaks};
+      feature.ask(c);
+      expect_right_on_every_isa(c);
+    }
+    Case plain{.dtype = dtype, .lens = {256}, .scale = -0.0F, .input = Input::kPeaks};
+    const TestExecutor executor(plain.executor);
+    TestProblem built(plain);
+    ASSERT_TRUE(run(built, options_of(plain, executor)));
+    EXPECT_NEAR(static_cast<double>(built.lse({0, 1, 0})), std::log(256.0), 1e-6);
+  }
+}
+
 // ---- windows ----------------------------------------------------------------------------------------------------------
 
 /// Pages that may not be touched, with the last `open_bytes` readable.

@@ -23,7 +23,7 @@ def has(feature: str) -> bool:
     """Whether the CPU backend does a feature that came after the first version."""
     q, k, v = arrays(batch=1)
     slopes = np.ones(6, np.float32)
-    pages = dict(block_table=np.zeros((1, 1), np.int32))
+    pages = dict(block_table=np.zeros((1, 1), np.int32), seqlens=[1])
     if feature == "fp8":
         import ml_dtypes
 

@@ -89,10 +89,71 @@ def test_lengths_of_any_integer_type(dtype):
     attention(q, k, v, seqlens=[37, 5]).check(decode(q, k, v, seqlens=seqlens))
 
 
-def test_lengths_beyond_the_capacity_are_clamped():
+def test_one_length_for_all():
     q, k, v = arrays()
-    same = decode(q, k, v, seqlens=np.array([2**40, -(2**40)], np.int64))
-    np.testing.assert_array_equal(same, decode(q, k, v, seqlens=[37, 0]))
+    np.testing.assert_array_equal(decode(q, k, v, seqlens=9, leftpad=2), decode(q, k, v, seqlens=[9, 9], leftpad=[2, 2]))
+
+
+def test_scale_0_is_a_number_and_none_the_default():
+    q, k, v = arrays()
+    mean = np.broadcast_to(v.mean(2, keepdims=True).repeat(3, 1), q.shape)
+    for zero in (0.0, 0, -0.0, 1e-60, np.float32(0)):
+        np.testing.assert_allclose(decode(q, k, v, scale=zero), mean, atol=1e-6)
+    np.testing.assert_array_equal(decode(q, k, v, scale=None), decode(q, k, v))
+    assert abs(decode(q, k, v) - mean).max() > 0.01
+
+
+def doors_with_scale(torch, q, k, v):
+    """decode() by every door, of [B, H, n, d] tensors with one query, to (B, H, 1, d)."""
+    from lean_attention.compat.flash_attn import flash_attn_with_kvcache
+    from lean_attention.compat.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+    from lean_attention.sdpa import scaled_dot_product_attention
+
+    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def flashinfer(scale):
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "HND")
+        begins, pages, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2], [0, 1], [37, 37]))
+        wrapper.plan(begins, pages, last, 6, 2, 40, 37, sm_scale=scale)
+        return wrapper.run(q[:, :, 0], (k, v))[:, :, None]
+
+    def compiled(scale):
+        return torch.compile(lambda: decode(q, k, v, scale=scale), fullgraph=True, backend="aot_eager")()
+
+    yield "sdpa", lambda scale: scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+    yield "flash_attn", lambda scale: flash_attn_with_kvcache(*swapped, softmax_scale=scale).transpose(1, 2)
+    yield "flashinfer", flashinfer
+    yield "ops", lambda scale: torch.ops.lean_attention.decode(q, k, v, scale=scale)
+    yield "compiled", compiled
+
+
+def test_scale_0_is_a_number_at_every_door():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    mean, default = v.mean(2, keepdim=True).repeat_interleave(3, 1), decode(q, k, v)
+    for name, door in doors_with_scale(torch, q, k, v):
+        torch.testing.assert_close(door(0.0), mean, msg=name)
+        torch.testing.assert_close(door(None), default, msg=name)
+
+
+def test_scale_0_is_a_number_in_jax():
+    jax = pytest.importorskip("jax")
+    from lean_attention.jax import decode as jax_decode
+
+    q, k, v = arrays()
+    out = jax.jit(lambda q, k, v: jax_decode(q, k, v, scale=0.0))(*map(jax.numpy.asarray, (q, k, v)))
+    np.testing.assert_allclose(np.asarray(out), v.mean(2, keepdims=True).repeat(3, 1), atol=1e-6)
+
+
+def test_none_is_not_given():
+    q, k, v = arrays(q_tokens=3)
+    arguments = dict.fromkeys(name for name in lean_attention._core.ARGUMENTS if name not in "qkv")
+    np.testing.assert_array_equal(decode(q, k, v, **arguments), decode(q, k, v))
+
+
+def test_a_window_may_be_a_list():
+    q, k, v = arrays(q_tokens=3)
+    np.testing.assert_array_equal(decode(q, k, v, window=[4, 0]), decode(q, k, v, window=(4, 0)))
 
 
 def test_float16():
@@ -134,6 +195,60 @@ def test_any_object_with_dlpack(versioned):
     q, k, v = arrays()
     wrapped = [DlpackOnly(x, versioned) for x in (q, k, v)]
     np.testing.assert_array_equal(decode(*wrapped), decode(q, k, v))
+
+
+def test_numpy_and_torch_arrays_in_one_call():
+    torch = pytest.importorskip("torch")
+    q, k, v = arrays()
+    expected = decode(q, k, v, seqlens=[37, 9])
+    np.testing.assert_array_equal(decode(q, torch.from_numpy(k), v, seqlens=torch.tensor([37, 9])), expected)
+    np.testing.assert_array_equal(decode(torch.from_numpy(q), k, v, seqlens=np.array([37, 9])).numpy(), expected)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask", "sinks", "append_k", "append_v"])
+def test_lazy_negatives_are_read_with_their_sign(name):
+    """The imaginary part of a conjugated tensor is a view whose memory holds the opposite."""
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    mask, sinks = torch.randn(1, 1, 1, 37), torch.randn(6)
+    given = dict(q=q, k=k, v=v, mask=mask, sinks=sinks, append_k=k[:, :, :1].clone(), append_v=v[:, :, :1].clone(), seqlens=[9, 30])
+    expected = decode(**dict(given, k=k.clone(), v=v.clone()))
+    if name in ("k", "v"):
+        del given["append_k"], given["append_v"]
+        expected = decode(**given)
+    lazy = torch.complex(torch.randn_like(given[name]), -given[name]).conj().imag
+    assert lazy.is_neg() and torch.equal(lazy, given[name])
+    assert torch.equal(decode(**dict(given, **{name: lazy})), expected)
+
+
+@needs("fp8")
+def test_scales_may_be_plain_numbers():
+    import ml_dtypes
+
+    q, k, v = arrays()
+    q, (k, v) = q.astype(np.float16), (x.astype(ml_dtypes.float8_e4m3fn) for x in (k, v))
+    expected = decode(q, k, v, k_scale=np.array([0.5], np.float32), v_scale=np.array([3], np.float32))
+    np.testing.assert_array_equal(decode(q, k, v, k_scale=0.5, v_scale=np.float32(3)), expected)
+    np.testing.assert_array_equal(decode(q, k, v, k_scale=[0.5, 0.5], v_scale=[3, 3]), expected)
+
+
+@needs("pages")
+def test_an_empty_page_table_is_a_table():
+    torch = pytest.importorskip("torch")
+    q, pool = torch.ones(2, 6, 40), torch.ones(3, 4, 2, 40)
+    none = torch.zeros(0, dtype=torch.int32)
+    for table in (dict(page_indptr=[0, 0, 0], page_indices=none), dict(block_table=none.reshape(2, 0))):
+        out, lse = decode(q, pool, pool, seqlens=[0, 0], layout="bshd", return_lse=True, **table)
+        assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+@needs("pages", "window")
+def test_page_ids_that_no_query_reaches_may_be_anything():
+    q, k, v = arrays(q_tokens=2)
+    table = np.array([[-7, 1, 99], [0, 5, -1]], np.int32)
+    pool = np.ones((6, 2, 4, 40), np.float32)
+    decode(q[:1], pool, pool, block_table=table[:1], seqlens=[8], window=(2, 0))
+    decode(q[1:], pool, pool, block_table=table[1:], seqlens=[7])
 
 
 def test_jax_arrays():

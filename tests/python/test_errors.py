@@ -1,5 +1,8 @@
 """R50: misuse raises an exception whose message begins with the argument."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import arrays, needs
@@ -55,7 +58,7 @@ def swapped(array):
         ("block_table", ValueError, dict(block_table=np.zeros((3, 1), INT32))),
         ("block_table", TypeError, dict(block_table=np.zeros((2, 1), np.int64))),
         ("append_k", ValueError, dict(append_k=np.ones((2, 2, 1, 40), np.float32))),
-        ("append_v", ValueError, dict(append_k=np.ones((2, 2, 1, 40), np.float32), append_v=np.ones((2, 6, 1, 40), np.float32))),
+        ("append_v", ValueError, dict(append_k=np.ones((2, 2, 1, 40), np.float32), append_v=np.ones((2, 6, 1, 40), np.float32), seqlens=[1, 2])),
         ("rotary_cos", ValueError, dict(rotary_cos=np.ones((37, 8), np.float32), rotary_sin=np.ones((37, 8), np.float32))),
         ("k_scale", ValueError, dict(k_scale=np.ones(1, np.float32))),
         ("layout", ValueError, dict(layout="sbhd")),
@@ -78,7 +81,7 @@ def test_misuse_names_the_argument(name, error, change):
         ("rotary_cos", dict(rotary_cos=np.ones((36, 8), np.float32), rotary_sin=np.ones((36, 8), np.float32))),
         ("rotary_sin", dict(rotary_cos=np.ones((37, 8), np.float32), rotary_sin=np.ones((37, 7), np.float32))),
         ("rotary_cos, rotary_sin", dict(rotary_cos=np.ones((37, 8), np.float32))),
-        ("k, v: are read-only", dict(k=np.broadcast_to(np.float32(1), (2, 2, 37, 40)))),
+        ("k: is read-only", dict(k=np.broadcast_to(np.float32(1), (2, 2, 37, 40)))),
     ],
 )
 def test_misuse_of_append_names_the_argument(name, change):
@@ -88,6 +91,255 @@ def test_misuse_of_append_names_the_argument(name, change):
     with pytest.raises(ValueError) as raised:
         decode(**arguments)
     assert str(raised.value).startswith(name), raised.value
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        (r"seqlens\[0\] = 500: allowed 0 to 37", dict(seqlens=[500, 5])),
+        (r"seqlens\[1\] = -1: allowed 0 to 37", dict(seqlens=np.array([37, -1]))),
+        (r"seqlens\[0\] = 38: allowed 0 to 37", dict(seqlens=38)),
+        (r"seqlens\[1\] = 1099511627776: must fit 32 bits", dict(seqlens=np.array([1, 2**40]))),
+        (r"seqlens\[0\] = 1180591620717411303424: must fit", dict(seqlens=[2**70, 1])),
+        (r"leftpad\[1\] = 38: allowed 0 to 37", dict(leftpad=[0, 38])),
+        (r"seqlens\[0\] = 38: allowed 0 to 37", dict(seqlens=[38, 5], append=True)),  # a new token on a full cache
+        (r"seqlens: must be given with append_k", dict(append=True)),
+    ],
+)
+def test_lengths_on_the_host_are_never_clamped(message, change):
+    q, k, v = arrays()
+    out = np.full_like(q, 7)
+    if change.pop("append", False):
+        change.update(append_k=np.ones((2, 2, 1, 40), np.float32), append_v=np.ones((2, 2, 1, 40), np.float32))
+    before = k.copy()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        decode(q, k, v, out=out, **change)
+    assert (out == 7).all() and (k == before).all()
+
+
+@pytest.mark.parametrize("lengths", [[1.9, 5], (True, 2.5), ["1", 2]])
+def test_lengths_are_integers(lengths):
+    with pytest.raises(TypeError, match=r"^seqlens\[[01]\] = .*: an integer is needed"):
+        decode(*arrays(), seqlens=lengths)
+
+
+@needs("pages")
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        (r"block_table\[1, 2\] = 99: allowed 0 to 5", dict(block_table=np.array([[0, 1, 2], [3, 4, 99]], INT32), seqlens=[12, 9])),
+        (r"block_table\[0, 0\] = -1: allowed 0 to 5", dict(block_table=np.array([[-1, 1], [3, 4]], INT32), seqlens=[5, 5])),
+        (r"page_indices\[2\] = 6: allowed 0 to 5", dict(page_indptr=[0, 1, 3], page_indices=[0, 1, 6])),
+        (r"page_indptr\[2\] = 4: page_indices has 3", dict(page_indptr=[0, 1, 4], page_indices=[0, 1, 2])),
+        (r"page_indptr\[2\] = 0: must not be smaller", dict(page_indptr=[0, 1, 0], page_indices=[0, 1, 2])),
+        (r"seqlens\[1\] = 9: allowed 0 to 8", dict(page_indptr=[0, 1, 3], page_indices=[0, 1, 2], seqlens=[4, 9])),
+        (r"seqlens: must be given with block_table", dict(block_table=np.zeros((2, 3), INT32))),
+        (r"page_indices: must be given with page_indptr", dict(page_indptr=[0, 1, 3])),
+    ],
+)
+def test_page_ids_on_the_host_are_never_skipped(message, change):
+    pool = np.ones((6, 4, 2, 40), np.float32)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        decode(np.ones((2, 6, 40), np.float32), pool, pool, layout="bshd", **change)
+
+
+def test_cumulative_lengths_speak_for_every_query():
+    q, k, v = np.ones((6, 5, 40), np.float32), *arrays(batch=2)[1:]
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q\[2\] = 4: must be the number of q's tokens, 5: .*'bhsd'"):
+        decode(q, k, v, cu_seqlens_q=[0, 2, 4])
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q\[2\] = 362: .* q has shape \(362, 8, 32\), and layout 'bhsd'"):
+        decode(np.ones((362, 8, 32), np.float32), *(np.ones((2, 2, 400, 32), np.float32),) * 2, cu_seqlens_q=[0, 300, 362])
+
+
+def test_cumulative_lengths_in_words():
+    q, k = np.ones((6, 5, 40), np.float32), np.ones((2, 70, 40), np.float32)
+    for cu, message in (([1, 40, 70], r"\[0\] = 1: must be 0"), ([0, 40, 71], r"\[2\] = 71: allowed 0 to 70"), ([0, 71, 70], r"\[1\] = 71")):
+        with pytest.raises(ValueError, match=f"^cu_seqlens_k{message}"):
+            decode(q, k, k, cu_seqlens_q=[0, 2, 5], cu_seqlens_k=cu)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q\[1\] = 4: the sequence must not be longer than max_seqlen_q or max_seqlen_k"):
+        decode(q, k, k, cu_seqlens_q=[0, 4, 5], cu_seqlens_k=[0, 40, 70], max_seqlen_q=3)
+
+
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("softmax_scale: .* did you mean 'scale'", dict(softmax_scale=0.1)),
+        ("seqlen: .* did you mean 'seqlens'", dict(seqlen=[1, 2])),
+        ("window_size: .* did you mean 'window'", dict(window_size=(1, 1))),
+        ("zzz: .* there are q, k, v, seqlens", dict(zzz=1)),
+        ("options: {}: lean_attention.Options", dict(options={})),
+        ("options.workers = 4294967297", dict(options=Options(workers=2**32 + 1))),
+        (r"window\[0\] = 4294967296", dict(window=(2**32, 0))),
+        (r"window\[1\]: 1.5: an integer", dict(window=(1, 1.5))),
+        ("window: 4: a pair", dict(window=4)),
+        ("max_seqlen_q: 'x': an integer", dict(q=np.ones((6, 2, 40), np.float32), cu_seqlens_q=[0, 1, 2], max_seqlen_q="x")),
+        ("scale: 'large': a number", dict(scale="large")),
+        ("softcap = 1e-60: is 0 in float32", dict(softcap=1e-60)),
+        ("cu_seqlens_q: .*int.* is no array", dict(q=np.ones((6, 2, 40), np.float32), cu_seqlens_q=4)),
+        ("leftpad: .*str.* is no array", dict(leftpad="1")),
+        ("cu_seqlens_k = 4: an array or a list of 3", dict(cu_seqlens_k=4, k=np.ones((2, 9, 40), "f"), v=np.ones((2, 9, 40), "f"))),
+        ("stream: 'x'", dict(stream="x")),
+        ("q: a masked array", dict(q=np.ma.masked_array(np.ones((2, 6, 1, 40), np.float32), False))),
+        ("mask: a masked array", dict(mask=np.ma.masked_array(np.ones((1, 1, 1, 37), bool), True))),
+        ("q: complex64: expected", dict(q=np.ones((2, 6, 1, 40), np.complex64))),
+        ("k: int8: expected", dict(k=np.ones((2, 2, 37, 40), np.int8))),
+        ("k.dtype = float16: must equal q.dtype, or be float8; q is float32", dict(k=np.ones((2, 2, 37, 40), np.float16))),
+        ("v.dtype = float16: must equal k.dtype; k is float32", dict(v=np.ones((2, 2, 37, 40), np.float16))),
+        (r"q: heads = 1: must be a multiple of k's heads, 37: q \(2, 1, 6, 40\) and k .* 'bhsd'",
+         dict(q=np.ones((2, 1, 6, 40), np.float32), k=np.ones((2, 37, 2, 40), np.float32), v=np.ones((2, 37, 2, 40), np.float32))),
+        ("options.workers = 5000: allowed 0", dict(options=Options(workers=5000))),
+    ],
+)  # fmt: skip
+def test_a_message_says_what_was_seen_and_what_works(message, change):
+    q, k, v = arrays()
+    with pytest.raises((TypeError, ValueError), match=f"^({message})"):
+        decode(**(dict(q=q, k=k, v=v) | change))
+
+
+def test_keys_and_values_of_one_tensor_cannot_be_appended_to():
+    q, k, _ = arrays()
+    new = np.ones((2, 2, 1, 40), np.float32)
+    with pytest.raises(ValueError, match="^v: with append must not be k$"):
+        decode(q, k, k, append_k=new, append_v=new, seqlens=[3, 4])
+
+
+class FailsInside:
+    """An array whose library fails when it is asked for."""
+
+    def __init__(self, error):
+        self.error, self.shape, self.dtype = error, (2, 6, 1, 40), np.dtype(np.float32)
+
+    def __dlpack__(self, **keywords):
+        raise self.error
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+@pytest.mark.parametrize("error", [ValueError("of theirs"), AttributeError("of theirs"), TypeError("of theirs"), BufferError("of theirs")])
+def test_what_an_array_raises_comes_through(error):
+    _, k, v = arrays()
+    with pytest.raises(type(error), match="of theirs"):
+        decode(FailsInside(error), k, v)
+
+
+def test_an_array_without_a_shape_needs_out():
+    q, k, v = arrays()
+    bare = type("Bare", (), {"__dlpack__": lambda self, **_: q.__dlpack__(), "__dlpack_device__": lambda self: (1, 0)})()
+    with pytest.raises(TypeError, match="^q: .*__dlpack__ and no shape: give out"):
+        decode(bare, k, v)
+    np.testing.assert_array_equal(decode(bare, k, v, out=np.empty_like(q)), decode(q, k, v))
+
+
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_lazy_negatives_cannot_be_written_to(name):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    lazy = torch.zeros(q.shape if name == "out" else q.shape[:3], dtype=torch.complex64).conj().imag
+    with pytest.raises(ValueError, match=f"^{name}: is a lazy negative"):
+        decode(q, k, v, **{name: lazy})
+    new = dict(append_k=k[:, :, :1].clone(), append_v=v[:, :, :1].clone(), seqlens=[3, 4])
+    with pytest.raises(ValueError, match="^v: is a lazy negative"):
+        decode(q, k, torch.zeros(v.shape, dtype=torch.complex64).conj().imag, **new)
+
+
+def test_tensors_without_memory_are_refused():
+    torch = pytest.importorskip("torch")
+    from torch._subclasses import FakeTensorMode
+
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(k)
+    for name, given in (("q", q.to("meta")), ("k", k.to("meta")), ("k", fake), ("v", v.to_sparse())):
+        with pytest.raises(TypeError, match=f"^{name}: [^\n]*memory[^\n]*$"):
+            decode(**(dict(q=q, k=k, v=v) | {name: given}))
+
+
+ARRAYS_OF_A_CALL = {
+    "q": (2, 6, 1, 40), "k": (2, 2, 37, 40), "v": (2, 2, 37, 40), "sinks": (6,), "alibi_slopes": (6,), "mask": (1, 1, 1, 37),
+    "append_k": (2, 2, 1, 40), "append_v": (2, 2, 1, 40), "rotary_cos": (37, 8), "rotary_sin": (37, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", ["decode", "numpy q", "torch.ops"])
+@pytest.mark.parametrize("name", ARRAYS_OF_A_CALL)
+def test_r50_no_gradient_is_lost(name, door):
+    """Sinks are learnt in GPT-OSS: whatever requires a gradient is refused, not q, k and v alone."""
+    torch = pytest.importorskip("torch")
+    given = {name: torch.ones(shape) for name, shape in ARRAYS_OF_A_CALL.items()}
+    given["seqlens"] = torch.tensor([3, 4], dtype=torch.int32)
+    given[name].requires_grad_()
+    call = torch.ops.lean_attention.decode_append if door == "torch.ops" else decode
+    if door == "numpy q":
+        given["q"] = given["q"].detach().numpy()
+    if door == "numpy q" and name == "q":
+        return
+    with pytest.raises(RuntimeError, match=f"^{name}: requires a gradient"):
+        call(**given)
+    if door != "numpy q":
+        with torch.no_grad():
+            call(**given)
+
+
+def test_while_compiling_the_same_words():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+
+    def compiled(**arguments):
+        torch._dynamo.reset()
+        return torch.compile(lambda: decode(q, k, v, **arguments), fullgraph=True, backend="aot_eager")()
+
+    assert torch.equal(compiled(seqlens=9, rotary_interleaved=True), decode(q, k, v, seqlens=9))
+    for error, message, arguments in (
+        ("TypeError|Unsupported", "integers are needed", dict(seqlens=[1.9, 5])),
+        ("TypeError|Unsupported", "did you mean 'scale'", dict(softmax_scale=0.1)),
+        ("TypeError|Unsupported", "lean_attention.Options", dict(options={})),
+        ("ValueError|Unsupported", "append_k and append_v", dict(rotary_cos=torch.ones(37, 8))),
+        ("ValueError", r"^seqlens\[0\] = 500: allowed 0 to 37", dict(seqlens=[500, 5])),
+    ):
+        with pytest.raises(Exception, match=message) as raised:
+            compiled(**arguments)
+        assert raised.type.__name__ in error
+
+
+def test_the_first_call_of_a_process_may_be_compiled():
+    """Nothing that Dynamo cannot trace stands between an unused package and its first call."""
+    pytest.importorskip("torch")
+    code = """
+import torch, lean_attention
+q, k = torch.randn(2, 6, 1, 40), torch.randn(2, 2, 37, 40)
+call = lambda q, k: lean_attention.decode(q, k, k, seqlens=[9, 37], options=lean_attention.Options(workers=2))
+assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k), call(q, k))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_check_lengths_looks_without_computing():
+    q, k, v = arrays()
+    lean_attention.check_lengths(q, k, v, seqlens=[37, 5])
+    with pytest.raises(ValueError, match=r"^seqlens\[1\] = 38"):
+        lean_attention.check_lengths(q, k, v, seqlens=[37, 38])
+    decode(q, k, v, seqlens=[37, 5], options=Options(check_lengths=True))
+
+
+def test_sticky_status_on_the_host_has_nothing_to_say():
+    q, k, v = arrays()
+    decode(q, k, v)
+    assert lean_attention.sticky_status(q) and lean_attention.sticky_status(q, reset=False).code == "ok"
+
+
+def test_the_list_of_arguments_stands_once():
+    """What help() shows, what torch's schema has and what the extension reads are one list."""
+    import inspect
+
+    names = list(inspect.signature(decode).parameters)
+    assert set(names) == set(lean_attention._core.ARGUMENTS) and names[:3] == ["q", "k", "v"]
+    torch = pytest.importorskip("torch")
+    from lean_attention import torch_ops  # noqa: F401
+
+    schema = torch.ops.lean_attention.decode_append.default._schema
+    in_torch = {a.name for a in schema.arguments} - {"window_left", "window_right"} | {"window", "out", "lse", "return_lse", "stream"}
+    assert in_torch == set(names)
 
 
 def test_a_refused_call_writes_nothing():

@@ -41,3 +41,9 @@ def test_shapes_must_fit():
         merge_states(o, lse, o[:2], lse[:2])
     with pytest.raises(ValueError, match="^o_a"):
         lean_attention.merge_states(o, lse[:2], o, lse)
+
+
+def test_masked_arrays_are_refused():
+    o, lse = np.ones((3, 4), np.float32), np.zeros(3, np.float32)
+    with pytest.raises(TypeError, match="^o_b: a masked array"):
+        merge_states(o, lse, np.ma.masked_array(o, True), lse)

@@ -53,6 +53,12 @@ def test_misuse():
         lean_attention.schedule([1], q_heads=3, kv_heads=2)
     with pytest.raises(ValueError, match="^leftpad"):
         lean_attention.schedule([1, 2], q_heads=1, leftpad=[0])
+    with pytest.raises(TypeError, match="^seqlens = .*integers"):
+        lean_attention.schedule([1.9, 2], q_heads=1)
+    with pytest.raises(ValueError, match="^seqlens = .*allowed 0"):
+        lean_attention.schedule([-1, 2], q_heads=1)
+    with pytest.raises(ValueError, match="must fit 32 bits"):
+        lean_attention.schedule([1], q_heads=2**32 + 1)
 
 
 def test_the_doctor_passes():

@@ -328,6 +328,7 @@ TEST(SoftmaxScale, Log2ScaleIsTheScaleTimesLog2OfERoundedOnce) {
   EXPECT_EQ(log2_scale(1.0F, 64), kLog2E);
   EXPECT_EQ(log2_scale(-2.0F, 64), -2.0F * kLog2E);
   EXPECT_NE(log2_scale(0.1F, 64), log2_scale(0.0F, 64)) << "a given scale is used";
+  EXPECT_EQ(log2_scale(-0.0F, 64), 0.0F) << "-0 is the number, 0 the default";
 }
 
 }  // namespace

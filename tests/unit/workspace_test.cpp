@@ -157,6 +157,14 @@ TEST(WorkspaceSize, TheStateStaysWithin64KilobytesForEveryWorkerCount) {
   }
 }
 
+TEST(WorkspaceSize, AnExecutorOfManyThreadsGetsNoMoreWorkersThanMayBeAskedFor) {
+  Executor many = default_executor();
+  many.worker_count = 1000000;
+  const WorkspaceSize size = size_of(decode_problem(), {.executor = &many});
+  EXPECT_EQ(size.state_bytes, size_of(decode_problem(), {.workers = Options::kMaxWorkers}).state_bytes);
+  EXPECT_EQ(size.scratch_bytes, size_of(decode_problem(), {.workers = Options::kMaxWorkers}).scratch_bytes);
+}
+
 TEST(WorkspaceSize, NeverShrinksWithWorkersBatchOrCapacity) {
   for (const Policy& policy : {Policy::lean(), Policy::fixed_split(), Policy::fixed_split(7), Policy::fixed_split(50),
                                Policy::data_parallel(), Policy::fixed_chunk(64)}) {

@@ -77,6 +77,7 @@ def flash_attn_with_kvcache(
         if table is not None:
             raise ValueError("cache_batch_idx: must not be given with a block_table")
         table = cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
+        cache_seqlens = k_cache.shape[1] if cache_seqlens is None and k is None else cache_seqlens
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     if k is not None:

@@ -158,7 +158,9 @@ Status check_done(const Call& call) noexcept {
 }  // namespace
 
 std::int32_t worker_count(const Options& options) noexcept {
-  return options.workers > 0 ? options.workers : executor_of(options).worker_count;
+  if (options.workers > 0) return options.workers;
+  const std::int32_t threads = executor_of(options).worker_count;
+  return threads < Options::kMaxWorkers ? threads : Options::kMaxWorkers;
 }
 
 tile::TileConfig select_tile(const Problem& problem) noexcept {

@@ -111,9 +111,11 @@ std::int32_t page_shift_of(P problem) noexcept {
 }
 
 /// A window's left end is the row block's own where it has one query token and its first tile begins there, else its rows differ.
+/// A scale of 0 is a rule: scores are hidden after they are scaled then, and 0 x (-inf) is never met.
 bool has_score_rules(P problem, const Policy& policy) noexcept {
   const Scores& scores = problem.scores;
-  return scores.softcap > 0.0F || scores.alibi_slopes != nullptr || scores.mask != nullptr ||
+  const bool scale_is_zero = scores.scale == 0.0F && !softmax::is_default_scale(scores.scale);
+  return scale_is_zero || scores.softcap > 0.0F || scores.alibi_slopes != nullptr || scores.mask != nullptr ||
          (scores.window_left >= 0 && (problem.q_tokens > 1 || in_chunks(policy)));
 }
 

@@ -44,8 +44,9 @@ class HeadOracle {
         answer_(answer),
         group_(problem.q_heads / problem.kv_heads),
         dv_(value_dim_of(problem)),
-        scale_(problem.scores.scale != 0.0F ? static_cast<double>(problem.scores.scale)
-                                            : 1.0 / std::sqrt(static_cast<double>(problem.head_dim))) {}
+        scale_(problem.scores.scale != 0.0F || std::signbit(problem.scores.scale)
+                   ? static_cast<double>(problem.scores.scale)
+                   : 1.0 / std::sqrt(static_cast<double>(problem.head_dim))) {}
 
   void run(std::int64_t sequence, std::int32_t kv_head) {
     sequence_ = sequence;
