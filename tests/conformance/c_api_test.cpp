@@ -178,10 +178,10 @@ TEST_F(CApi, R31_RandomFieldsGiveAnAnswer) {
       if (random.chance(15))
         field = static_cast<std::int32_t>(random.chance(50) ? random.between(-2, 5) : random.between(INT32_MIN, INT32_MAX));
     };
-    for (std::int32_t* field :
-         {&problem.q.dtype, &problem.o.dtype, &problem.causal, &problem.page_tokens, &problem.window_left, &problem.window_right,
-          &problem.mask_dtype, &problem.mask_is_boolean, &problem.rotary_dim, &problem.scales_per_head, &options.backend,
-          &options.policy, &options.splits, &options.chunk_tokens, &options.fixup, &options.determinism, &options.cpu_isa}) {
+    for (std::int32_t* field : {&problem.q.dtype, &problem.o.dtype, &problem.causal, &problem.page_tokens, &problem.window_left,
+                                &problem.window_right, &problem.mask_dtype, &problem.mask_is_boolean, &problem.rotary_dim,
+                                &problem.rotary_absolute, &problem.scales_per_head, &options.backend, &options.policy,
+                                &options.splits, &options.chunk_tokens, &options.fixup, &options.determinism, &options.cpu_isa}) {
       chance(*field);
     }
     if (random.chance(10)) problem.struct_size = static_cast<std::size_t>(random.between(0, sizeof(lean_problem)));
