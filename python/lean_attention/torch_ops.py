@@ -25,7 +25,8 @@ _COMMON = (
     "Tensor? k_scale=None, Tensor? v_scale=None, str layout='bhsd', int[]? options=None"
 )
 _APPEND = (
-    "Tensor append_k, Tensor append_v, Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=False"
+    "Tensor append_k, Tensor append_v, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
+    "bool rotary_interleaved=False, bool rotary_absolute=False"
 )
 
 _library = torch.library.Library("lean_attention", "DEF")
@@ -112,6 +113,7 @@ def _run(
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
+    rotary_absolute: bool = False,
     k_scale: Any = None,
     v_scale: Any = None,
     layout: str = "bhsd",
@@ -120,8 +122,8 @@ def _run(
     _core.decode(
         q, k, v, out, lse, seqlens, leftpad, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         block_table, page_indptr, page_indices, scale, causal, (window_left, window_right), softcap, alibi_slopes, sinks,
-        mask, tree_mask, append_k, append_v, rotary_cos, rotary_sin, rotary_interleaved, k_scale, v_scale, layout,
-        None if options is None else tuple(options), None,
+        mask, tree_mask, append_k, append_v, rotary_cos, rotary_sin, rotary_interleaved, rotary_absolute,
+        k_scale, v_scale, layout, None if options is None else tuple(options), None,
     )  # fmt: skip
 
 

@@ -335,8 +335,25 @@ void Call::read_scores() {
     scores.window_left = choice(window, 0);
     scores.window_right = choice(window, 1);
   }
-  scores.alibi_slopes = float_array(Argument::kAlibiSlopes, problem_.q_heads);
+  read_alibi();
   scores.sinks = float_array(Argument::kSinks, problem_.q_heads);
+}
+
+/// Slopes for all sequences, or a row for each.
+void Call::read_alibi() {
+  if (!given(Argument::kAlibiSlopes)) return;
+  const Array slopes = array(Argument::kAlibiSlopes);
+  if (slopes.ndim != 2) {
+    problem_.scores.alibi_slopes = float_array(Argument::kAlibiSlopes, problem_.q_heads);
+    return;
+  }
+  if (slopes.type != ElementType::kFloat32)
+    raise(PyExc_TypeError, "alibi_slopes: %s: expected float32", python::name_of(slopes.type));
+  check_size(slopes, Argument::kAlibiSlopes, slopes.shape[0], problem_.batch, "the batch");
+  check_size(slopes, Argument::kAlibiSlopes, slopes.shape[1], problem_.q_heads, "heads");
+  if (slopes.shape[1] > 1 && slopes.strides[1] != 1) raise(PyExc_ValueError, "alibi_slopes: rows must be contiguous");
+  problem_.scores.alibi_slopes = static_cast<const float*>(slopes.data);
+  problem_.scores.alibi_sequence_stride = slopes.strides[0];
 }
 
 /// mask broadcasts as NumPy's rules say; tree_mask does not.
@@ -417,6 +434,7 @@ void Call::read_append() {
   problem_.append.rotary_cos = table(Argument::kRotaryCos);
   problem_.append.rotary_sin = table(Argument::kRotarySin);
   problem_.append.rotary_interleaved = flag(Argument::kRotaryInterleaved);
+  problem_.append.rotary_absolute = flag(Argument::kRotaryAbsolute);
 }
 
 }  // namespace lean::python

@@ -40,6 +40,7 @@ enum class Argument : int {
   kRotaryCos,
   kRotarySin,
   kRotaryInterleaved,
+  kRotaryAbsolute,
   kKScale,
   kVScale,
   kLayout,
@@ -74,6 +75,7 @@ inline constexpr std::array kArgumentNames = {"q",
                                               "rotary_cos",
                                               "rotary_sin",
                                               "rotary_interleaved",
+                                              "rotary_absolute",
                                               "k_scale",
                                               "v_scale",
                                               "layout",
@@ -105,6 +107,7 @@ class Call {
   [[nodiscard]] bool flag(Argument which) const;
   [[nodiscard]] const std::int32_t* int32_array(Argument which, std::int64_t count);
   [[nodiscard]] const float* float_array(Argument which, std::int64_t count);
+  void read_alibi();
 
   void read_layout();
   void read_queries();
