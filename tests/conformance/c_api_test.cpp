@@ -115,7 +115,7 @@ TEST_F(CApi, R31_NullPointersAreRefused) {
 }
 
 TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
-  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, sizeof(lean_problem) - 1}) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, offsetof(lean_problem, reserved2)}) {
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   }
@@ -132,6 +132,10 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   options_.struct_size = 4;
   EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   // A caller of the first release: what was added since has its default, whatever lies behind the struct.
+  problem_.rotary_absolute = 1, problem_.alibi_sequence_stride = -1;
+  problem_.struct_size = offsetof(lean_problem, alibi_sequence_stride);
+  EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);
+  problem_.struct_size = sizeof(problem_);
   options_.dependent_launch = 1;
   options_.struct_size = offsetof(lean_options, dependent_launch);
   EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);

@@ -11,8 +11,8 @@ import torch
 def apply_rotary_emb(x: Any, cos: Any, sin: Any, interleaved: bool = False, inplace: bool = False, seqlen_offsets: Any = 0) -> Any:
     """flash_attn.layers.rotary: x [B, n, H, d], tables [positions, rotary_dim / 2]."""
     batch, tokens = x.shape[:2]
-    offsets = torch.as_tensor(seqlen_offsets, device=x.device).expand(batch) if not isinstance(seqlen_offsets, torch.Tensor) else seqlen_offsets
-    positions = (offsets.long()[:, None] + torch.arange(tokens, device=x.device)).clamp(max=cos.shape[0] - 1)
+    offsets = torch.as_tensor(seqlen_offsets, device=x.device).expand(batch).long()
+    positions = (offsets[:, None] + torch.arange(tokens, device=x.device)).clamp(max=cos.shape[0] - 1)
     c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
     half = cos.shape[-1]
     rotated, rest = x[..., : 2 * half].float(), x[..., 2 * half :]

@@ -30,9 +30,11 @@ class Plan(NamedTuple):
 
 
 class PagedWrapper:
-    """Tables and lengths stay on their device; with use_cuda_graph in the buffers given here, so that a replay sees the next plan."""
+    """Tables and lengths stay on their device; with use_cuda_graph in the buffers given here: a replay sees the next plan."""
 
-    def __init__(self, kv_layout: str, use_cuda_graph: bool, jit_args: Any, buffers: Mapping[str, Optional[torch.Tensor]]) -> None:
+    def __init__(
+        self, kv_layout: str, use_cuda_graph: bool, jit_args: Any, buffers: Mapping[str, Optional[torch.Tensor]]
+    ) -> None:
         if jit_args is not None:
             raise NotImplementedError("jit_args: kernels of one's own are not compiled here")
         if use_cuda_graph and any(buffer is None for buffer in buffers.values()):

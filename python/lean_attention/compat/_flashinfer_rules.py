@@ -1,4 +1,4 @@
-"""What FlashInfer's functions ask of a call beside pages and queries: scales, position encodings, masks of types. In decode()'s words."""
+"""What FlashInfer's functions ask of a call beside pages and queries: scales and position encodings, in decode()'s words."""
 
 from __future__ import annotations
 

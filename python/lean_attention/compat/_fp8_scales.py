@@ -17,12 +17,15 @@ class Fp8Scales(NamedTuple):
     of_each_sequence: bool = False  # [B, Hkv]: decode() has no such scales
 
 
-def fp8_scales(q: torch.Tensor, k: torch.Tensor, q_is_fp8: bool, q_descale: Scale, k_descale: Scale, v_descale: Scale) -> Fp8Scales:
+def fp8_scales(
+    q: torch.Tensor, k: torch.Tensor, q_is_fp8: bool, q_descale: Scale, k_descale: Scale, v_descale: Scale
+) -> Fp8Scales:
     """`k`: the cache; its axis 2 has the heads."""
     if not q_is_fp8 and q_descale is not None:
         raise NotImplementedError(f"q_descale: q is {q.dtype}: is for float8 q")
     heads = k.shape[2]
-    factors = [_rows(name, scale, heads, q.device) for name, scale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale))]
+    given = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    factors = [_rows(name, scale, heads, q.device) for name, scale in given.items()]
     of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
     of_q, of_k, of_v = factors
     if of_q is not None:

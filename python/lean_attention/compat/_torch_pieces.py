@@ -1,4 +1,4 @@
-"""What the doors to other libraries share: their arguments in this library's words. Torch's own operations; nothing waits for a device."""
+"""What the doors to other libraries share: their arguments in this library's words. Nothing here waits for a device."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def sequence_of_tokens(cu_seqlens: torch.Tensor, total: int) -> torch.Tensor:
 def positions_of(first: torch.Tensor, like: torch.Tensor, cu_seqlens: Optional[torch.Tensor], advance: bool) -> torch.Tensor:
     """Positions of the tokens of ``like``, ``[B, n, ...]`` or packed ``[total, ...]``: from first ``[B]`` on, or all at it."""
     if cu_seqlens is None:
-        steps = torch.arange(like.shape[1], device=first.device) if advance else torch.zeros(like.shape[1], device=first.device)
-        return first[:, None] + steps.to(first.dtype)
+        steps = torch.arange(like.shape[1], dtype=first.dtype, device=first.device)
+        return first[:, None] + (steps if advance else torch.zeros_like(steps))
     sequence = sequence_of_tokens(cu_seqlens, like.shape[0])
     steps = torch.arange(like.shape[0], device=first.device) - cu_seqlens[sequence] if advance else 0
     return first[sequence] + steps

@@ -206,7 +206,9 @@ def flash_attn_varlen_func(
         raise ValueError("cu_seqlens_k: must be given without a block_table")
     if cu_seqlens_k is not None and attention_chunk > 0:
         raise NotImplementedError("attention_chunk: packed keys have no mask of their own: not here")
-    scales = fp8_scales(q, k[None] if table is None else k, is_fp8(q), q_descale, k_descale, v_descale) if is_fp8(k) else Fp8Scales()
+    scales = Fp8Scales()
+    if is_fp8(k):
+        scales = fp8_scales(q, k[None] if table is None else k, is_fp8(q), q_descale, k_descale, v_descale)
     if scales.of_each_sequence:
         raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
     call = _Call(
@@ -317,7 +319,10 @@ def _with_new_tokens(
 
 
 def _with_chunk(call: _Call, chunk: int) -> _Call:
-    """A query sees its own chunk: one query's first key is its sequence's; several need a mask. Chunks count from the left padding."""
+    """A query sees its own chunk. Where it is alone, that is where its sequence begins; several need a mask.
+
+    Chunks count from the first token that counts.
+    """
     batch = call.q.shape[0] if call.cu_seqlens_q is None else call.cu_seqlens_q.shape[0] - 1
     device = call.q.device
     ends = torch.full((batch,), call.capacity, device=device) if call.seqlens is None else call.seqlens.long()

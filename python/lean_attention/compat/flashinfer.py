@@ -1,5 +1,7 @@
-"""FlashInfer's wrappers over a paged cache and its functions for one sequence. There plan() computes a schedule on the host; here it
-keeps its arguments and waits for nothing."""
+"""FlashInfer's wrappers over a paged cache and its functions for one sequence.
+
+There plan() computes a schedule on the host; here it keeps its arguments and waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +174,8 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         use_tensor_cores: bool = False,
         **hints: Any,
     ) -> None:
-        super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, indptr_buffer, indices_buffer, last_page_len_buffer, **hints)
+        buffers = (indptr_buffer, indices_buffer, last_page_len_buffer)
+        super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, *buffers, **hints)
 
 
 def fast_decode_plan(wrapper: BatchDecodeWithPagedKVCacheWrapper, *args: Any, **kwargs: Any) -> None:
@@ -275,7 +278,10 @@ def single_decode_with_kv_cache(
     window_left: int = -1, logits_soft_cap: Optional[float] = None, sm_scale: Optional[float] = None,
     rope_scale: Optional[float] = None, rope_theta: Optional[float] = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """One query token ``[Hq, d]`` over one sequence ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``: out, or (out, lse ``[Hq]``, base 2)."""
+    """One query token ``[Hq, d]`` over one sequence ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``.
+
+    Returns out, or (out, lse ``[Hq]``, base 2).
+    """
     result = single_prefill_with_kv_cache(
         q[None], k, v, q_scale, k_scale, v_scale, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale,
         window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
