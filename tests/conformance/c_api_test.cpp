@@ -132,10 +132,13 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   options_.struct_size = 4;
   EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   // A caller of the first release: what was added since has its default, whatever lies behind the struct.
-  problem_.rotary_absolute = 1, problem_.alibi_sequence_stride = -1;
+  static const float kSlopes[64] = {};
+  problem_.alibi_slopes = kSlopes;
+  problem_.alibi_sequence_stride = -1;
+  EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_INVALID_ARGUMENT);
   problem_.struct_size = offsetof(lean_problem, alibi_sequence_stride);
-  EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);
-  problem_.struct_size = sizeof(problem_);
+  EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_OK);
+  problem_.struct_size = sizeof(problem_), problem_.alibi_slopes = nullptr;
   options_.dependent_launch = 1;
   options_.struct_size = offsetof(lean_options, dependent_launch);
   EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);

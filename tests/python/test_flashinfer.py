@@ -1,5 +1,6 @@
 """FlashInfer's wrappers over a paged cache, its functions for one sequence, its states."""
 
+import functools
 import math
 
 import pytest
@@ -71,12 +72,13 @@ def test_flashinfer_several_queries_of_each_request(layout, graph):
         wrapper = CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *(torch.zeros_like(x) for x in tables), kv_layout=layout)
     else:
         wrapper = BatchDecodeWithPagedKVCacheWrapper(None, layout, use_tensor_cores=True)
-    fast_decode_plan(wrapper, *tables, 6, 2, 40, page, q_len_per_req=3, o_data_type=torch.float32, global_override_indptr_cpu=None)
+    wrapper.plan = functools.partial(fast_decode_plan, wrapper)  # as SGLang does
+    wrapper.plan(*tables, 6, 2, 40, page, q_len_per_req=3, o_data_type=torch.float32, global_override_indptr_cpu=None)
     rows = q.transpose(1, 2).flatten(0, 1)
     out, lse = wrapper.run(rows, cache, return_lse=True, out=torch.empty_like(rows), lse=torch.empty(6, 6))
     expected = attention(q, k, v, seqlens=lengths, causal=True)
     expected.check(out.view(2, 3, 6, 40).transpose(1, 2), lse.view(2, 3, 6).transpose(1, 2) / math.log2(math.e))
-    with pytest.raises(ValueError, match="^q: shape"):
+    with pytest.raises(ValueError, match="^q: shape .* q_len_per_req = 3"):
         wrapper.run(rows[:2], cache)
     if graph:
         with pytest.raises(ValueError, match="^q_len_per_req = 1"):

@@ -143,7 +143,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         tokens = self._q_len if q_len_per_req is None else q_len_per_req
         requests = self._kept["last_page_len"].shape[0]
         if tokens != self._q_len or q.shape[0] != requests * tokens:
-            raise ValueError(f"q: shape {tuple(q.shape)}: plan() was told {requests} requests of {self._q_len} query tokens")
+            raise ValueError(f"q: shape {tuple(q.shape)}: plan() was told {requests} requests, q_len_per_req = {self._q_len}")
         if tokens == 1:
             return self._attend(q, paged_kv_cache, None, args, return_lse=return_lse, out=out, **arguments)
         apart = (requests, tokens)
@@ -179,8 +179,8 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 
 def fast_decode_plan(wrapper: BatchDecodeWithPagedKVCacheWrapper, *args: Any, **kwargs: Any) -> None:
-    """wrapper.plan(): it is as fast as there can be."""
-    wrapper.plan(*args, **kwargs)
+    """plan(), which is as fast as there can be. Of the class: callers put this function in the place of their wrapper's."""
+    type(wrapper).plan(wrapper, *args, **kwargs)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
