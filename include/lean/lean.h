@@ -106,8 +106,8 @@ typedef struct lean_problem {
   int32_t window_left; /* -1: all */
   int32_t window_right;
   float softcap;
-  int32_t mask_dtype; /* a lean_dtype */
-  const float* alibi_slopes;
+  int32_t mask_dtype;        /* a lean_dtype */
+  const float* alibi_slopes; /* [Hq], or with alibi_sequence_stride [B, Hq] */
   const float* sinks;
   const void* mask;
   int64_t mask_sequence_stride;
@@ -129,6 +129,10 @@ typedef struct lean_problem {
   const float* v_scales;
   int32_t scales_per_head;
   int32_t reserved2;
+
+  int64_t alibi_sequence_stride; /* elements; 0: all sequences have the same slopes */
+  int32_t rotary_absolute;       /* 0 or 1; 1: positions count from token 0 instead of from the first valid token */
+  int32_t reserved3;
 } lean_problem;
 
 /* Runs body(argument, worker) once for every worker in [0, worker_count) and returns when all are done; a worker left out or

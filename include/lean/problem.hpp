@@ -88,13 +88,14 @@ struct Scores {
   std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
   std::int32_t window_right = -1;       // keys to the right; -1: all
   float softcap = 0.0F;                 // s -> softcap tanh(s / softcap); 0: none
-  const float* alibi_slopes = nullptr;  // [Hq]: s -> s - slope x distance of the two positions (arXiv 2108.12409)
+  const float* alibi_slopes = nullptr;  // [Hq] or [B, Hq]: s -> s - slope x distance of the two positions (arXiv 2108.12409)
   const float* sinks = nullptr;         // [Hq], natural-log logits that take part in the denominator only
   const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask; -inf hides a key
   DType mask_dtype = DType::kFloat32;
   bool mask_is_boolean = false;              // bytes: nonzero = seen
   Strides mask_strides{};                    // (sequence, head, query token = token, key = dim)
   const std::uint32_t* tree_mask = nullptr;  // [B, n_q, ceil(n_q / 32)] bits over the last n_q keys
+  std::int64_t alibi_sequence_stride = 0;    // elements from one sequence's slopes to the next; 0: all have the same
 };
 
 /// New keys and values, one for each query token: [B, Hkv, n_q, d] and [B, Hkv, n_q, dv], of q's type, packed where the queries
@@ -105,11 +106,12 @@ struct Scores {
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};
-  // Rotary embedding of q and the new keys, before anything else; position 0 is the first valid token.
+  // Rotary embedding of q and the new keys, before anything else; a token's position is its row of the tables.
   const float* rotary_cos = nullptr;  // [kv_capacity, rotary_dim / 2]
   const float* rotary_sin = nullptr;
   std::int32_t rotary_dim = 0;      // 0: no rotary
   bool rotary_interleaved = false;  // pairs (0,1),(2,3).. instead of halves
+  bool rotary_absolute = false;     // positions count from token 0, padding or not, instead of from the first valid token
 };
 
 struct Problem {

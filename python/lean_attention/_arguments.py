@@ -46,6 +46,7 @@ def declared(
     rotary_cos: Optional[Array] = None,
     rotary_sin: Optional[Array] = None,
     rotary_interleaved: bool = False,
+    rotary_absolute: bool = False,
     k_scale: Optional[Scales] = None,
     v_scale: Optional[Scales] = None,
     layout: str = "bhsd",
@@ -77,14 +78,16 @@ def declared(
         causal: query i of n_q sees keys up to n_kv - n_q + i (bottom-right).
         window: (left, right) keys a query sees beside its own position; -1: all.
         softcap: s becomes softcap tanh(s / softcap); 0: off.
-        alibi_slopes, sinks: float32 ``[Hq]``. A sink is a logit that takes part in the denominator only.
+        alibi_slopes: float32 ``[Hq]``, or ``[B, Hq]`` for slopes of each sequence.
+        sinks: float32 ``[Hq]``, logits that take part in the denominator only.
         mask: boolean (True: seen) or additive, ``[B, Hq, n_q, n_kv]``, axes of size 1 broadcast.
         tree_mask: uint32 ``[B, n_q, ceil(n_q / 32)]``, bits over the last n_q keys.
         append_k, append_v: one new token for each query token, in q's layout with k's heads: written to k and v and attended
             to. seqlens count them: they are the last n_q tokens of a sequence.
         rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold, applied to
-            q and append_k; position 0 is the first token that counts.
+            q and append_k.
         rotary_interleaved: pairs (0, 1), (2, 3).. instead of halves.
+        rotary_absolute: positions count from the cache's token 0, as in flash-attention, instead of from leftpad.
         k_scale, v_scale: float32 ``[1]`` or ``[Hkv]``, or one number, for float8 k and v.
         out: where the result goes, q's shape with dv at the end. Must not overlap an input.
         lse: where the log-sum-exp goes (float32, natural logarithm): ``[B, Hq]`` for one token, ``[B, Hq, n_q]``, or

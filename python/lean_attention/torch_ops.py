@@ -17,7 +17,7 @@ from lean_attention._options import Options
 # A process that has torch has its OpenMP runtime too: share its threads.
 _core.find_openmp()
 
-_APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved")
+_APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_absolute")
 _NOT_HERE = ("q", "k", "v", "append_k", "append_v", *_APPEND, "out", "lse", "return_lse", "stream")
 _COMMON = schema([name for name in DEFAULTS if name not in _NOT_HERE])
 
@@ -69,7 +69,8 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     ops = torch.ops.lean_attention
     appends = "append_k" in given and "append_v" in given
     if not appends:
-        given.pop("rotary_interleaved", None)  # how, without saying that
+        for name in ("rotary_interleaved", "rotary_absolute"):
+            given.pop(name, None)  # how, without saying that
         for name in ("append_k", "append_v", "rotary_cos", "rotary_sin"):
             if name in given:
                 raise ValueError(f"{name}: append_k and append_v must both be given with it")

@@ -337,8 +337,25 @@ void Call::read_scores() {
     scores.window_left = int_of(Reference(checked(PySequence_GetItem(window, 0))).get(), "window[0]");
     scores.window_right = int_of(Reference(checked(PySequence_GetItem(window, 1))).get(), "window[1]");
   }
-  scores.alibi_slopes = float_array("alibi_slopes", problem_.q_heads);
+  read_alibi();
   scores.sinks = float_array("sinks", problem_.q_heads);
+}
+
+/// Slopes for all sequences, or a row for each.
+void Call::read_alibi() {
+  if (!given("alibi_slopes")) return;
+  const Array slopes = array("alibi_slopes");
+  if (slopes.ndim != 2) {
+    problem_.scores.alibi_slopes = float_array("alibi_slopes", problem_.q_heads);
+    return;
+  }
+  if (slopes.type != ElementType::kFloat32)
+    raise(PyExc_TypeError, "alibi_slopes: %s: expected float32", slopes.type_text().c_str());
+  check_size(slopes, "alibi_slopes", slopes.shape[0], problem_.batch, "the batch");
+  check_size(slopes, "alibi_slopes", slopes.shape[1], problem_.q_heads, "heads");
+  if (slopes.shape[1] > 1 && slopes.strides[1] != 1) raise(PyExc_ValueError, "alibi_slopes: rows must be contiguous");
+  problem_.scores.alibi_slopes = static_cast<const float*>(slopes.data);
+  problem_.scores.alibi_sequence_stride = slopes.strides[0];
 }
 
 /// mask broadcasts as NumPy's rules say; tree_mask does not.
@@ -420,6 +437,7 @@ void Call::read_append() {
   problem_.append.rotary_cos = table("rotary_cos");
   problem_.append.rotary_sin = table("rotary_sin");
   problem_.append.rotary_interleaved = flag("rotary_interleaved");
+  problem_.append.rotary_absolute = flag("rotary_absolute");
 }
 
 CallDevice device_of(PyObject* framework, PyObject* q, PyObject* stream) {

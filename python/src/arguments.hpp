@@ -42,6 +42,7 @@ inline constexpr std::array kArgumentNames = {"q",
                                               "rotary_cos",
                                               "rotary_sin",
                                               "rotary_interleaved",
+                                              "rotary_absolute",
                                               "k_scale",
                                               "v_scale",
                                               "layout",
@@ -114,6 +115,7 @@ class Call {
   [[nodiscard]] const float* float_array(Argument which, std::int64_t count);
   template <typename T>
   [[nodiscard]] const void* on_device(Argument which, const char* method, const T* values, std::int64_t count);
+  void read_alibi();
 
   void read_layout();
   void read_queries();

@@ -72,7 +72,8 @@ Scores scores_of(const lean_problem& c) noexcept {
           .mask_dtype = static_cast<DType>(c.mask_dtype),
           .mask_is_boolean = c.mask_is_boolean != 0,
           .mask_strides = {c.mask_sequence_stride, c.mask_head_stride, c.mask_query_stride, c.mask_key_stride},
-          .tree_mask = c.tree_mask};
+          .tree_mask = c.tree_mask,
+          .alibi_sequence_stride = c.alibi_sequence_stride};
 }
 
 Problem to_cpp(const lean_problem& c) noexcept {
@@ -96,7 +97,8 @@ Problem to_cpp(const lean_problem& c) noexcept {
           .total_kv_tokens = c.total_kv_tokens,
           .pages = {c.page_tokens, c.page_count, c.block_table, c.block_table_stride, c.page_indptr, c.page_indices},
           .scores = scores_of(c),
-          .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0},
+          .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0,
+                     c.rotary_absolute != 0},
           .k_scales = c.k_scales,
           .v_scales = c.v_scales,
           .scales_per_head = c.scales_per_head != 0};

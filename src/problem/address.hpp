@@ -57,6 +57,11 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t visible_end(const Sequence& lengths
   return visible_span(lengths, token, token, {.right = causal ? 0 : -1}).end;
 }
 
+/// The ALiBi slope of a query head, where there are slopes.
+LEAN_HD [[nodiscard]] constexpr float alibi_slope(const Scores& scores, HeadPosition q_head) noexcept {
+  return scores.alibi_slopes[q_head.sequence * scores.alibi_sequence_stride + q_head.head];
+}
+
 /// Offset of the mask element of (sequence, query head, query token, key), the key as an absolute token of the sequence.
 LEAN_HD [[nodiscard]] constexpr std::int64_t mask_offset(const Strides& strides, HeadPosition at, std::int32_t token,
                                                          std::int64_t key) noexcept {

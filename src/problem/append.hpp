@@ -43,9 +43,10 @@ LEAN_HD [[nodiscard]] constexpr bool turns_queries(const Append& append, const S
   return append.rotary_dim > 0 && lengths.kv_tokens() > 0;
 }
 
-/// The row of the rotary tables that token `token` of the sequence is turned by: positions count from the first valid token.
-LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Sequence& lengths, std::int64_t token) noexcept {
-  return max_of(0, token - lengths.kv_begin);
+/// The row of the rotary tables that token `token` of the sequence is turned by.
+LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Append& append, const Sequence& lengths,
+                                                             std::int64_t token) noexcept {
+  return max_of(0, append.rotary_absolute ? token : token - lengths.kv_begin);
 }
 
 /// Two elements of a row that are turned together, by column `column` of the tables.

@@ -170,6 +170,27 @@ TEST(Conformance, RotaryPositionsCountFromTheFirstValidToken) {
   }
 }
 
+/// Other libraries count positions from the cache's first token, padding or not.
+TEST(Conformance, RotaryPositionsMayCountFromTheFirstTokenOfTheCache) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
+  Case c{.dtype = DType::kFloat16, .lens = {29}, .n_q = {2}, .pad = {20}, .causal = true, .append = true, .rotary_dim = 64};
+  const TestExecutor executor(c.executor);
+  for (const bool absolute : {false, true}) {
+    c.rotary_absolute = absolute;
+    TestProblem built(c);
+    ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+    const Problem& problem = built.problem();
+    for (std::int64_t token = 27; token < 29; ++token) {
+      const auto position = static_cast<double>(absolute ? token : token - 20);
+      const std::int64_t fresh = (token - 27) * problem.append.k.strides.token;
+      const double a = reference::load_element(problem.append.k.data, problem.append.k.dtype, fresh);
+      const double b = reference::load_element(problem.append.k.data, problem.append.k.dtype, fresh + 32);
+      const double written = reference::load_element(problem.k.data, problem.k.dtype, token * problem.k.strides.token);
+      EXPECT_NEAR(written, a * std::cos(position) - b * std::sin(position), 0.01) << "absolute " << absolute << " token " << token;
+    }
+  }
+}
+
 TEST(Conformance, RotaryTurnsPairsByTheirAngle) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
   const float cosines[] = {1.0F, 1.0F, 0.6F, 0.0F};  // positions 0 and 1

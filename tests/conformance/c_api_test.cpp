@@ -115,7 +115,7 @@ TEST_F(CApi, R31_NullPointersAreRefused) {
 }
 
 TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
-  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, sizeof(lean_problem) - 1}) {
+  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, offsetof(lean_problem, reserved2)}) {
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   }
@@ -142,6 +142,13 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   options_.struct_size = 4;
   EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   // A caller of the first release: what was added since has its default, whatever lies behind the struct.
+  static const float kSlopes[64] = {};
+  problem_.alibi_slopes = kSlopes;
+  problem_.alibi_sequence_stride = -1;
+  EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_INVALID_ARGUMENT);
+  problem_.struct_size = offsetof(lean_problem, alibi_sequence_stride);
+  EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_OK);
+  problem_.struct_size = sizeof(problem_), problem_.alibi_slopes = nullptr;
   options_.dependent_launch = 1;
   options_.struct_size = offsetof(lean_options, dependent_launch);
   EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);
@@ -188,10 +195,10 @@ TEST_F(CApi, R31_RandomFieldsGiveAnAnswer) {
       if (random.chance(15))
         field = static_cast<std::int32_t>(random.chance(50) ? random.between(-2, 5) : random.between(INT32_MIN, INT32_MAX));
     };
-    for (std::int32_t* field :
-         {&problem.q.dtype, &problem.o.dtype, &problem.causal, &problem.page_tokens, &problem.window_left, &problem.window_right,
-          &problem.mask_dtype, &problem.mask_is_boolean, &problem.rotary_dim, &problem.scales_per_head, &options.backend,
-          &options.policy, &options.splits, &options.chunk_tokens, &options.fixup, &options.determinism, &options.cpu_isa}) {
+    for (std::int32_t* field : {&problem.q.dtype, &problem.o.dtype, &problem.causal, &problem.page_tokens, &problem.window_left,
+                                &problem.window_right, &problem.mask_dtype, &problem.mask_is_boolean, &problem.rotary_dim,
+                                &problem.rotary_absolute, &problem.scales_per_head, &options.backend, &options.policy,
+                                &options.splits, &options.chunk_tokens, &options.fixup, &options.determinism, &options.cpu_isa}) {
       chance(*field);
     }
     if (random.chance(10)) problem.struct_size = static_cast<std::size_t>(random.between(0, sizeof(lean_problem)));

@@ -86,6 +86,7 @@ Case valid_case(Bytes& bytes) {
   c.window_right = bytes.chance(10) ? bytes.between(0, 20) : -1;
   c.softcap = bytes.chance(20) ? bytes.one_of({0.1F, 5.0F, 50.0F}) : 0.0F;
   c.alibi = bytes.chance(15);
+  c.alibi_per_sequence = bytes.chance(50);
   c.sinks = bytes.chance(15);
   c.mask = bytes.chance(20) ? bytes.one_of({Mask::kBoolean, Mask::kFloat32, Mask::kFloat16, Mask::kBFloat16}) : Mask::kNone;
   c.mask_layout = bytes.one_of({"bhsd", "bshd~gap3", "dshb", "bhsd~inner2"});
@@ -100,6 +101,7 @@ Case valid_case(Bytes& bytes) {
   if (bytes.chance(20)) {
     ask_to_append(c, bytes.chance(50) ? 0 : bytes.between(0, c.head_dim / 2) * 2);
     c.rotary_interleaved = bytes.chance(50);
+    c.rotary_absolute = bytes.chance(50);
     c.append_layout = bytes.one_of({"bshd", "bhsd~gap3", "sbhd~inner2", "bhds"});
   }
   c.o_layout = bytes.one_of({"bhsd", "bshd~gap2", "bhsd~inner2", "bhds", "sbhd~negd"});

@@ -166,10 +166,12 @@ void for_each_field(TCase& c, TUse use) {
   use("alayout", c.append_layout);
   use("rotary", c.rotary_dim);
   use("interleaved", c.rotary_interleaved);
+  use("absolute", c.rotary_absolute);
   use("left", c.window_left);
   use("right", c.window_right);
   use("softcap", c.softcap);
   use("alibi", c.alibi);
+  use("alibib", c.alibi_per_sequence);
   use("sinks", c.sinks);
   use("mask", c.mask);
   use("mlayout", c.mask_layout);

@@ -53,10 +53,12 @@ struct Case {
   std::string append_layout = "bshd";  // where q is packed it loses its b
   std::int32_t rotary_dim = 0;
   bool rotary_interleaved = false;
+  bool rotary_absolute = false;
   std::int32_t window_left = -1;
   std::int32_t window_right = -1;
   float softcap = 0.0F;
   bool alibi = false;
+  bool alibi_per_sequence = false;
   bool sinks = false;
   Mask mask = Mask::kNone;
   std::string mask_layout = "bhsd";  // s: query tokens, d: keys

@@ -82,6 +82,7 @@ inline void ask_for_fp8(Case& c, KvType type, KvScales scales) {
       {"window_right", [](Case& c) { c.window_right = 1; }},
       {"softcap", [](Case& c) { c.softcap = 2.5F; }},
       {"alibi_slopes", [](Case& c) { c.alibi = true; }},
+      {"alibi_slopes", [](Case& c) { c.alibi = c.alibi_per_sequence = true; }},
       {"sinks", [](Case& c) { c.sinks = true; }},
       {"mask", [](Case& c) { c.mask = Mask::kBoolean; }},
       {"mask", [](Case& c) { c.mask = Mask::kFloat32; }},
@@ -94,7 +95,9 @@ inline void ask_for_fp8(Case& c, KvType type, KvScales scales) {
       {"append.k", [](Case& c) { ask_to_append(c, 0); }},
       {"append.k", [](Case& c) { ask_to_append(c, c.head_dim / 2 * 2); }},
       {"append.k",
-       [](Case& c) { ask_to_append(c, c.head_dim / 4 * 2), c.rotary_interleaved = true, c.append_layout = "bhsd~inner2"; }},
+       [](Case& c) {
+         ask_to_append(c, c.head_dim / 4 * 2), c.rotary_interleaved = c.rotary_absolute = true, c.append_layout = "bhsd~inner2";
+       }},
       {"tree_mask", [](Case& c) { c.tree = true; }},
   };
   return kFeatures;

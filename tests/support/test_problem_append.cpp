@@ -47,6 +47,7 @@ void TestProblem::make_rotary() {
   const std::int64_t half = case_.rotary_dim / 2;
   problem_.append.rotary_dim = case_.rotary_dim;
   problem_.append.rotary_interleaved = case_.rotary_interleaved;
+  problem_.append.rotary_absolute = case_.rotary_absolute;
   rotary_cos_ = GuardedBuffer(static_cast<std::size_t>(problem_.kv_capacity * half) * sizeof(float), case_.guard);
   rotary_sin_ = GuardedBuffer(rotary_cos_.size_bytes(), case_.guard);
   for (std::int64_t position = 0; position < problem_.kv_capacity; ++position) {

@@ -41,11 +41,13 @@ void TestProblem::make_score_arrays() {
   scores.window_right = case_.window_right;
   scores.softcap = case_.softcap;
   if (case_.alibi) {
-    alibi_slopes_ = floats(case_.q_heads, case_.guard);
-    for (std::int32_t h = 0; h < case_.q_heads; ++h) {
-      alibi_slopes_.as<float>()[h] = std::exp2(-8.0F * static_cast<float>(h + 1) / static_cast<float>(case_.q_heads));
+    const std::int64_t sequences = case_.alibi_per_sequence ? problem_.batch : 1;
+    alibi_slopes_ = floats(sequences * case_.q_heads, case_.guard);
+    for (std::int64_t i = 0; i < sequences * case_.q_heads; ++i) {
+      alibi_slopes_.as<float>()[i] = std::exp2(-8.0F * static_cast<float>(i + 1) / static_cast<float>(case_.q_heads));
     }
     scores.alibi_slopes = alibi_slopes_.as<float>();
+    scores.alibi_sequence_stride = case_.alibi_per_sequence ? case_.q_heads : 0;
   }
   if (case_.sinks) {
     sinks_ = floats(case_.q_heads, case_.guard);

@@ -158,6 +158,10 @@ const std::vector<Breaker>& breakers() {
       {"scores.window_left", "-1 (all)", [](Problem& p) { p.scores.window_left = -2; }},
       {"scores.window_right", "-1 (all)", [](Problem& p) { p.scores.window_right = INT32_MIN; }},
       {"scores.alibi_slopes", "aligned", [](Problem& p) { p.scores.alibi_slopes = off_by_one_byte(kFloats); }},
+      {"scores.alibi_sequence_stride", "0 or more",
+       [](Problem& p) { p.scores.alibi_slopes = kFloats, p.scores.alibi_sequence_stride = -1; }},
+      {"scores.alibi_sequence_stride", "63 bits",
+       [](Problem& p) { p.scores.alibi_slopes = kFloats, p.scores.alibi_sequence_stride = kHuge; }},
       {"scores.sinks", "aligned", [](Problem& p) { p.scores.sinks = off_by_one_byte(kFloats); }},
       {"scores.mask_dtype", "additive mask",
        [](Problem& p) {

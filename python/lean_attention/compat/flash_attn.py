@@ -1,13 +1,36 @@
-"""flash_attn_with_kvcache() of flash-attention 2 and 3, same arguments, same results (no backward pass there either)."""
+"""flash_attn_with_kvcache(), flash_attn_func() and flash_attn_varlen_func() of flash-attention 2 and 3 and of vLLM's copy: same
+arguments, same results, no backward pass."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
 from lean_attention._decode import decode
-from lean_attention._options import Options
+from lean_attention.compat._fp8_scales import Fp8Scales, Scale, fp8_scales
+from lean_attention.compat._torch_pieces import (
+    float32, is_fp8, one_of, positions_of, refuse, split_options, turn, window_of,
+)  # fmt: skip
+
+Window = Optional[Sequence[int]]
+
+#: Say how, not what: nothing here depends on them.
+_HINTS = (
+    "scheduler_metadata", "pack_gqa", "sm_margin", "fa_version", "gqa_parallel", "max_seqlen_k_hint", "deterministic",
+    "max_seqlen_k_new", "num_sm",
+)  # fmt: skip
+_REFUSED = {
+    "qv": "scores of a second query over v are not computed here",
+    "q_v": "scores of a second query over v are not computed here",
+    "dropout_p": "there is no dropout here",
+    "seqused_q": "all queries between two of cu_seqlens_q are computed: leave out those that are not used",
+    "cp_world_size": "one process's keys are attended to: merge the parts with merge_states()",
+    "cp_rank": "one process's keys are attended to: merge the parts with merge_states()",
+    "cp_tot_seqused_k": "one process's keys are attended to: merge the parts with merge_states()",
+    "mask_mod": "scores are changed by decode()'s own rules only: mask=, window=, softcap=, alibi_slopes=",
+    "score_mod": "scores are changed by decode()'s own rules only: mask=, window=, softcap=, alibi_slopes=",
+}
 
 
 def flash_attn_with_kvcache(
@@ -24,7 +47,7 @@ def flash_attn_with_kvcache(
     block_table: Optional[torch.Tensor] = None,
     softmax_scale: Optional[float] = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Optional[torch.Tensor] = None,
@@ -33,89 +56,311 @@ def flash_attn_with_kvcache(
     *,
     page_table: Optional[torch.Tensor] = None,
     cu_seqlens_q: Optional[torch.Tensor] = None,
+    cu_seqlens_k_new: Optional[torch.Tensor] = None,
     max_seqlen_q: Optional[int] = None,
+    rotary_seqlens: Optional[torch.Tensor] = None,
+    q_descale: Scale = None,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    attention_chunk: int = 0,
     s_aux: Optional[torch.Tensor] = None,
     learnable_sink: Optional[torch.Tensor] = None,
     out: Optional[torch.Tensor] = None,
-    scheduler_metadata: Optional[torch.Tensor] = None,
-    pack_gqa: Optional[bool] = None,
-    sm_margin: int = 0,
-    **refused: Any,
+    **others: Any,
 ) -> Any:
     """Attention of q over a cache that is read in place, and written first when k and v are given.
 
     Args:
-        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``.
+        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``. float8 q is computed as bfloat16, which holds it.
         k_cache, v_cache: ``[B, S, Hkv, d]``, or with a table ``[pages, page, Hkv, d]`` with any page size.
-        k, v: ``[B, n_q, Hkv, d]``, written to the cache from cache_seqlens on and attended to; as many tokens as q has.
-        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, a row for each token the cache can hold, applied to q and k.
+        k, v: ``[B, n_new, Hkv, d]``, or packed as ``cu_seqlens_k_new`` (else ``cu_seqlens_q``) says: written to the cache from
+            cache_seqlens on and attended to. As many tokens as q has cost one call; another number costs a second, short one.
+        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k. New token i stands at cache_seqlens + i,
+            whatever the left padding; query i too with causal or a window, else at cache_seqlens.
+        rotary_seqlens: ``[B]``, where positions start instead of at cache_seqlens.
         cache_seqlens: tokens in the cache before k, ``[B]`` int32 or one number. Default: all.
-        cache_batch_idx: which row of the cache each sequence has, ``[B]``; no copy is made.
+        cache_batch_idx: which row of the cache, or of the table, each sequence has, ``[B]``; the cache is not copied.
         cache_leftpad: first token that counts, ``[B]`` int32.
         block_table, page_table: two names of one argument, int32 ``[B, pages of a sequence]``.
-        softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]``: as there; causal is bottom-right.
+        softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]`` or ``[B, Hq]``: as there; causal is bottom-right.
+        q_descale, k_descale, v_descale: ``[B, Hkv]`` or fewer, for a float8 cache; other caches have none, as there. Rows that
+            differ from sequence to sequence cost a call each.
+        attention_chunk: keys are seen from the last multiple of so many tokens on; several queries need a mask of all keys.
         num_splits: 0 is the lean schedule; 1 and more ask for that many splits of each head.
         s_aux, learnable_sink: two names of one argument, ``[Hq]``.
         out: where the result goes.
-        scheduler_metadata, pack_gqa, sm_margin: hints that change no result; ignored.
+        others: fa_version, pack_gqa, sm_margin, scheduler_metadata, gqa_parallel, max_seqlen_k_hint and the like change no
+            result and are ignored.
 
     Returns:
-        out in q's shape, or (out, softmax_lse ``[B, Hq, n_q]``, natural logarithm).
+        out in q's shape, or (out, softmax_lse ``[B, Hq, n_q]`` or ``[Hq, total]``, natural logarithm).
 
     Raises:
-        NotImplementedError: another number of new tokens than queries; qv, attention_chunk, rotary_seqlens, q_descale,
-            k_descale, v_descale, cu_seqlens_k_new; what the backend does not do.
+        NotImplementedError: qv; what the backend does not do.
         TypeError, ValueError: as decode().
     """
-    for name, value in refused.items():
-        if value is not None and not (name == "attention_chunk" and value == 0):
-            raise NotImplementedError(f"{name}: flash_attn_with_kvcache() does not have it here")
-    table = _one_of(block_table=block_table, page_table=page_table)
-    sinks = _one_of(s_aux=s_aux, learnable_sink=learnable_sink)
+    refuse("flash_attn_with_kvcache", others, _HINTS, _REFUSED)
+    table = _table(cache_batch_idx, one_of(block_table=block_table, page_table=page_table))
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if cache_batch_idx is not None:
-        if table is not None:
-            raise ValueError("cache_batch_idx: must not be given with a block_table")
-        table = cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
-        cache_seqlens = k_cache.shape[1] if cache_seqlens is None and k is None else cache_seqlens
+    if cache_seqlens is None and cache_batch_idx is not None and k is None:
+        cache_seqlens = k_cache.shape[1]  # all of a row
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    scales = Fp8Scales()
+    if is_fp8(k_cache):
+        scales = fp8_scales(q, k_cache, is_fp8(q), q_descale, k_descale, v_descale)
+    call = _Call(
+        q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, v_cache, cache_seqlens, cache_leftpad, table, cu_seqlens_q,
+        max_seqlen_q, causal, window_of("window_size", window_size),
+    )  # fmt: skip
     if k is not None:
-        cache_seqlens = _with_new_tokens(q, k, cache_seqlens, cu_seqlens_q)
-        if rotary_cos is not None and not causal and window_size == (-1, -1) and (cu_seqlens_q is not None or q.shape[1] > 1):
-            raise NotImplementedError("rotary_cos: several queries without causal would all have one position: not here")
+        tables = None if rotary_cos is None else _Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
+        call = _with_new_tokens(call, k, v, cu_seqlens_k_new, tables, scales)
+    arguments: dict[str, Any] = dict(
+        scale=softmax_scale, softcap=softcap, alibi_slopes=float32(alibi_slopes),
+        sinks=float32(one_of(s_aux=s_aux, learnable_sink=learnable_sink)), options=split_options(num_splits),
+        return_lse=return_softmax_lse,
+    )  # fmt: skip
+    if attention_chunk > 0:
+        call = _with_chunk(call, attention_chunk)
+    if scales.of_each_sequence:
+        return _one_by_one(call, scales, out, arguments)
+    return _attend(call, k_scale=scales.k, v_scale=scales.v, out=out, **arguments)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[torch.Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    **others: Any,
+) -> Any:
+    """Attention of q ``[B, n_q, Hq, d]`` over all of k, v ``[B, n_kv, Hkv, d]``. `others`: as flash_attn_with_kvcache() has them.
+
+    Returns:
+        out; with return_softmax_lse=True (out, softmax_lse); with return_attn_probs (out, softmax_lse, None): probabilities exist
+        in tests of dropout only.
+    """
+    refuse("flash_attn_func", dict(dropout_p=dropout_p), _HINTS, _REFUSED)
+    result = flash_attn_with_kvcache(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, return_softmax_lse=return_attn_probs or others.pop("return_softmax_lse", False), **others,
+    )  # fmt: skip
+    return (*result, None) if return_attn_probs else result
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: Optional[torch.Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    dropout_p: float = 0.0,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Optional[torch.Tensor] = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Optional[torch.Tensor] = None,
+    *,
+    seqused_k: Optional[torch.Tensor] = None,
+    return_softmax_lse: bool = False,
+    page_table: Optional[torch.Tensor] = None,
+    q_descale: Scale = None,
+    k_descale: Scale = None,
+    v_descale: Scale = None,
+    num_splits: int = 0,
+    s_aux: Optional[torch.Tensor] = None,
+    learnable_sink: Optional[torch.Tensor] = None,
+    attention_chunk: int = 0,
+    out: Optional[torch.Tensor] = None,
+    **others: Any,
+) -> Any:
+    """Attention of packed q ``[total, Hq, d]`` over k, v: packed ``[total_k, Hkv, d]``, or pages ``[pages, page, Hkv, d]``.
+
+    Args:
+        cu_seqlens_k: ``[B + 1]``, where each sequence's keys begin; with pages they say how many each has.
+        seqused_k: ``[B]``, keys that each sequence has; what vLLM gives with pages.
+        max_seqlen_k: not needed.
+        others, and the rest: as flash_attn_with_kvcache() and flash_attn_func().
+
+    Returns:
+        out ``[total, Hq, d]``, or (out, softmax_lse ``[Hq, total]``), as flash_attn_func().
+    """
+    refuse("flash_attn_varlen_func", dict(others, dropout_p=dropout_p), _HINTS, _REFUSED)
+    table = one_of(block_table=block_table, page_table=page_table)
+    if table is not None:
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+    elif cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k: must be given without a block_table")
+    if cu_seqlens_k is not None and attention_chunk > 0:
+        raise NotImplementedError("attention_chunk: packed keys have no mask of their own: not here")
+    scales = Fp8Scales()
+    if is_fp8(k):
+        scales = fp8_scales(q, k[None] if table is None else k, is_fp8(q), q_descale, k_descale, v_descale)
+    if scales.of_each_sequence:
+        raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
+    call = _Call(
+        q.to(torch.bfloat16) if is_fp8(q) else q, k, v, seqused_k, None, table, cu_seqlens_q, max_seqlen_q, causal,
+        window_of("window_size", window_size),
+    )  # fmt: skip
+    if attention_chunk > 0:
+        call = _with_chunk(call, attention_chunk)
+    with_lse = return_softmax_lse or return_attn_probs
+    result = _attend(
+        call, cu_seqlens_k=cu_seqlens_k, scale=softmax_scale, softcap=softcap, alibi_slopes=float32(alibi_slopes),
+        sinks=float32(one_of(s_aux=s_aux, learnable_sink=learnable_sink)), k_scale=scales.k, v_scale=scales.v, out=out,
+        options=split_options(num_splits), return_lse=with_lse,
+    )  # fmt: skip
+    return (*result, None) if return_attn_probs else result
+
+
+class _Call(NamedTuple):
+    """The part of a call that new tokens and chunks change."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    seqlens: Optional[torch.Tensor]
+    leftpad: Optional[torch.Tensor]
+    table: Optional[torch.Tensor]
+    cu_seqlens_q: Optional[torch.Tensor]
+    max_seqlen_q: Optional[int]
+    causal: bool
+    window: tuple[int, int]
+    mask: Optional[torch.Tensor] = None
+    append: dict[str, Any] = {}
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
+
+    @property
+    def query_tokens(self) -> int:
+        """Of the longest sequence, at most."""
+        if self.cu_seqlens_q is None:
+            return self.q.shape[1]
+        return self.q.shape[0] if self.max_seqlen_q is None else self.max_seqlen_q
+
+
+class _Rotary(NamedTuple):
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool
+    seqlens: Optional[torch.Tensor]
+
+
+def _attend(call: _Call, **arguments: Any) -> Any:
     return decode(
-        q, k_cache, v_cache, seqlens=cache_seqlens, leftpad=cache_leftpad, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-        block_table=table, scale=softmax_scale, causal=causal, window=(window_size[0], window_size[1]), softcap=softcap,
-        alibi_slopes=_float32(alibi_slopes), sinks=_float32(sinks), append_k=k, append_v=v, rotary_cos=_float32(rotary_cos),
-        rotary_sin=_float32(rotary_sin), rotary_interleaved=rotary_interleaved, layout="bshd", out=out,
-        return_lse=return_softmax_lse, options=_options(num_splits),
+        call.q, call.k, call.v, seqlens=call.seqlens, leftpad=call.leftpad, cu_seqlens_q=call.cu_seqlens_q,
+        max_seqlen_q=call.max_seqlen_q, block_table=call.table, causal=call.causal, window=call.window, mask=call.mask,
+        layout="bshd", **call.append, **arguments,
     )  # fmt: skip
 
 
+def _table(cache_batch_idx: Optional[torch.Tensor], table: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    if cache_batch_idx is None:
+        return table
+    if table is not None:
+        return table[cache_batch_idx.long()]
+    return cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
+
+
 def _with_new_tokens(
-    q: torch.Tensor, k: torch.Tensor, cache_seqlens: Optional[torch.Tensor], cu_seqlens_q: Optional[torch.Tensor]
-) -> torch.Tensor:
-    """Lengths with the tokens that are written in this call, as decode() counts."""
-    if cache_seqlens is None:
+    call: _Call, k: torch.Tensor, v: Optional[torch.Tensor], cu_seqlens_k_new: Optional[torch.Tensor],
+    rotary: Optional[_Rotary], scales: Fp8Scales,
+) -> _Call:  # fmt: skip
+    """New tokens for each query go along with the call; others are written by a call ahead of it."""
+    first = call.seqlens
+    if first is None:
         raise ValueError("cache_seqlens: must be given with k")
-    if k.shape[:-2] != q.shape[:-2]:
-        raise NotImplementedError(f"k: shape {tuple(k.shape)}: expected a new token for each query of q {tuple(q.shape)}")
-    return cache_seqlens + (k.shape[1] if cu_seqlens_q is None else cu_seqlens_q[1:] - cu_seqlens_q[:-1])
+    if v is None:
+        raise ValueError("v: must be given with k")
+    k, v = (x.to(torch.bfloat16) if is_fp8(x) else x for x in (k, v))
+    if cu_seqlens_k_new is None and k.dim() == 3:
+        cu_seqlens_k_new = call.cu_seqlens_q
+    together = cu_seqlens_k_new is call.cu_seqlens_q and k.shape[:-2] == call.q.shape[:-2]
+    together = together and scales.k is None  # a scaled cache takes new float8 keys as they are, as there
+    append: dict[str, Any] = {}
+    if rotary is not None:
+        if rotary.sin is None:
+            raise ValueError("rotary_sin: must be given with rotary_cos")
+        advances = call.causal or call.window != (-1, -1)
+        as_decode_does = together and (advances or call.query_tokens == 1)
+        if as_decode_does and (rotary.seqlens is None or rotary.seqlens is first):
+            append = dict(
+                rotary_cos=float32(rotary.cos), rotary_sin=float32(rotary.sin), rotary_interleaved=rotary.interleaved,
+                rotary_absolute=True,
+            )  # fmt: skip
+        else:
+            start = first if rotary.seqlens is None else rotary.seqlens
+            of_q = positions_of(start, call.q, call.cu_seqlens_q, advances)
+            of_k = positions_of(start, k, cu_seqlens_k_new, True)
+            call = call._replace(q=turn(call.q, rotary.cos, rotary.sin, of_q, rotary.interleaved))
+            k = turn(k, rotary.cos, rotary.sin, of_k, rotary.interleaved)
+    call = call._replace(seqlens=first + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()))
+    if together:
+        return call._replace(append=dict(append, append_k=k, append_v=v))
+    # Queries that see themselves alone: no tile is read but those that are written.
+    own = call._replace(q=k, cu_seqlens_q=cu_seqlens_k_new, max_seqlen_q=None, leftpad=None, causal=False, window=(0, 0))
+    _attend(own, append_k=k, append_v=v)
+    return call
 
 
-def _one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    given = {name: value for name, value in names.items() if value is not None}
-    if len(given) > 1:
-        raise ValueError(f"{', '.join(given)}: are one argument: only one may be given")
-    return next(iter(given.values()), None)
+def _with_chunk(call: _Call, chunk: int) -> _Call:
+    """A query sees its own chunk. Where it is alone, that is where its sequence begins; several need a mask.
+
+    Chunks count from the first token that counts.
+    """
+    batch = call.q.shape[0] if call.cu_seqlens_q is None else call.cu_seqlens_q.shape[0] - 1
+    device = call.q.device
+    ends = torch.full((batch,), call.capacity, device=device) if call.seqlens is None else call.seqlens.long()
+    begins = torch.zeros_like(ends) if call.leftpad is None else call.leftpad.long()
+    own = call.q.shape[1] if call.cu_seqlens_q is None else call.cu_seqlens_q.diff().long()
+    last = ends - begins - 1
+    if call.query_tokens == 1:
+        return call._replace(leftpad=(begins + (last - last % chunk).clamp(min=0)).to(torch.int32))
+    position = (last + 1 - own)[:, None] + torch.arange(call.query_tokens, device=device)
+    first = (position - position % chunk + begins[:, None])[:, None, :, None]
+    key = torch.arange(call.capacity, device=device)
+    return call._replace(mask=(key >= first) & (key < first + chunk))
 
 
-def _float32(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    return None if tensor is None else tensor.detach().float().contiguous()
+def _one_by_one(call: _Call, scales: Fp8Scales, out: Optional[torch.Tensor], arguments: dict[str, Any]) -> Any:
+    """A call for each sequence, which has scales of its own."""
+    if call.cu_seqlens_q is not None:
+        raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
+    slopes = arguments.pop("alibi_slopes")
+    results = []
+    for b in range(call.q.shape[0]):
+        one = slice(b, b + 1)
+        row = call._replace(
+            q=call.q[one], seqlens=None if call.seqlens is None else call.seqlens[one],
+            leftpad=None if call.leftpad is None else call.leftpad[one], mask=None if call.mask is None else call.mask[one],
+            k=call.k if call.table is not None else call.k[one], v=call.v if call.table is not None else call.v[one],
+            table=None if call.table is None else call.table[one],
+        )  # fmt: skip
+        k_scale, v_scale = (scale[b % scale.shape[0]].contiguous() for scale in (scales.k, scales.v))
+        results.append(
+            _attend(
+                row, k_scale=k_scale, v_scale=v_scale, out=None if out is None else out[one],
+                alibi_slopes=slopes[one].contiguous() if slopes is not None and slopes.dim() == 2 else slopes, **arguments,
+            )  # fmt: skip
+        )
+    if not arguments["return_lse"]:
+        return torch.cat(results) if out is None else out
+    return (torch.cat([o for o, _ in results]) if out is None else out), torch.cat([lse for _, lse in results])
 
-
-def _options(num_splits: int) -> Optional[Options]:
-    if num_splits == 0:
-        return None
-    return Options(policy="data_parallel") if num_splits == 1 else Options(policy="fixed_split", splits=num_splits)

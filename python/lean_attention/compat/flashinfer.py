@@ -1,27 +1,36 @@
-"""FlashInfer's BatchDecodeWithPagedKVCacheWrapper. There plan() computes a schedule on the host; here it keeps its arguments."""
+"""FlashInfer's wrappers over a paged cache and its functions for one sequence.
+
+There plan() computes a schedule on the host; here it keeps its arguments and waits for nothing.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 
 from lean_attention._decode import decode
-from lean_attention._options import Options
+from lean_attention.compat._flashinfer_pages import PagedCache, PagedWrapper, Plan
+from lean_attention.compat._flashinfer_rules import LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of
+from lean_attention.compat._flashinfer_states import merge_state, merge_state_in_place, merge_states
+from lean_attention.compat._torch_pieces import refuse
 
-_LAYOUTS = {"NHD": "bshd", "HND": "bhsd"}
-_LOG2_E = math.log2(math.e)
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "fast_decode_plan", "merge_state", "merge_state_in_place", "merge_states", "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
+]  # fmt: skip
 
 
-class BatchDecodeWithPagedKVCacheWrapper:
-    """One query token of each request over a paged cache, in FlashInfer's words.
+class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
+    """One query token of each request, or a few, over a paged cache, in FlashInfer's words.
 
     Args:
         float_workspace_buffer: not needed, kept for the signature; may be None.
         kv_layout: "NHD" (``[pages, page, Hkv, d]``) or "HND" (``[pages, Hkv, page, d]``).
         use_cuda_graph: plan() copies into the three buffers given here, so that a captured run() sees the new lengths.
-        use_tensor_cores, backend, jit_args: hints that change no result; ignored.
+        use_tensor_cores, backend: hints that change no result; ignored.
+        jit_args: refused.
     """
 
     def __init__(
@@ -36,24 +45,17 @@ class BatchDecodeWithPagedKVCacheWrapper:
         backend: str = "auto",
         jit_args: Optional[list] = None,
     ) -> None:
-        if kv_layout not in _LAYOUTS:
-            raise ValueError(f"kv_layout = {kv_layout!r}: allowed 'NHD', 'HND'")
-        buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-        if use_cuda_graph and any(buffer is None for buffer in buffers):
-            names = "paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer"
-            raise ValueError(f"{names}: needed with use_cuda_graph")
-        self._layout = _LAYOUTS[kv_layout]
-        self._use_cuda_graph = use_cuda_graph
-        self._indptr: Any
-        self._indices: Any
-        self._last_page_len: Any
-        self._indptr, self._indices, self._last_page_len = buffers
-        self._seqlens: Optional[torch.Tensor] = None
-        self._planned = False
+        buffers = dict(
+            paged_kv_indptr_buffer=paged_kv_indptr_buffer, paged_kv_indices_buffer=paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+        )  # fmt: skip
+        super().__init__(kv_layout, use_cuda_graph, jit_args, buffers)
+        self._use_tensor_cores = use_tensor_cores
+        self._q_len = 1
 
     @property
-    def is_cuda_graph_enabled(self) -> bool:
-        return self._use_cuda_graph
+    def use_tensor_cores(self) -> bool:
+        return self._use_tensor_cores
 
     def plan(
         self,
@@ -78,114 +80,246 @@ class BatchDecodeWithPagedKVCacheWrapper:
         seq_lens: Optional[torch.Tensor] = None,
         fixed_split_size: Optional[int] = None,
         disable_split_kv: bool = False,
-        **refused: Any,
+        *,
+        o_data_type: Any = None,
+        q_len_per_req: int = 1,
+        **others: Any,
     ) -> None:
         """Keeps the page table and the constants of the runs that follow. Waits for nothing.
 
         Args:
             indptr, indices, last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of each request.
             num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of run().
+            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the request's keys
+                and values, turned, for the cache holds keys as they came. Keys turned when they are appended cost nothing.
             window_left, logits_soft_cap, sm_scale: as there.
+            q_len_per_req: query tokens of each request, the last of its sequence; several see each other causally.
+            o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
             fixed_split_size: pages of a split whose bits do not depend on the batch (policy fixed_chunk).
             disable_split_kv: one worker a head (policy data_parallel).
             data types, non_blocking, block_tables, seq_lens: not needed.
 
         Raises:
-            NotImplementedError: pos_encoding_mode other than "NONE", rope_scale, rope_theta, arguments not listed.
+            NotImplementedError: what is not here, by its name.
         """
-        if pos_encoding_mode != "NONE":
-            raise NotImplementedError(f"pos_encoding_mode = {pos_encoding_mode!r}: only 'NONE' is here")
-        refused = dict(rope_scale=rope_scale, rope_theta=rope_theta, **refused)
-        for name, value in refused.items():
-            if value is not None:
-                raise NotImplementedError(f"{name}: plan() does not have it here")
-        if self._use_cuda_graph:
-            self._fill_buffers(indptr, indices, last_page_len)
-        else:
-            self._indptr, self._indices, self._last_page_len = indptr, indices, last_page_len
+        self._refuse_of_plan(others)
+        if q_len_per_req < 1:
+            raise ValueError(f"q_len_per_req = {q_len_per_req}: allowed 1 and more")
+        if self._use_cuda_graph and self._plan is not None and q_len_per_req != self._q_len:
+            raise ValueError(f"q_len_per_req = {q_len_per_req}: the first plan of this graph's wrapper had {self._q_len}")
+        self._keep(indptr=indptr, indices=indices, last_page_len=last_page_len)
         self._keep_lengths(page_size)
-        self._heads = (num_qo_heads, num_kv_heads, head_dim)
-        self._page_size = page_size
-        self._window_left = window_left
-        self._softcap = logits_soft_cap or 0.0
-        self._scale = head_dim**-0.5 if sm_scale is None else sm_scale
-        self._options = None
-        if disable_split_kv:
-            self._options = Options(policy="data_parallel")
-        elif fixed_split_size is not None and fixed_split_size > 0:
-            self._options = Options(policy="fixed_chunk", chunk_tokens=fixed_split_size * page_size)
-        self._planned = True
+        self._q_len = q_len_per_req
+        self._plan = Plan(
+            (num_qo_heads, num_kv_heads, head_dim, page_size), head_dim**-0.5 if sm_scale is None else sm_scale,
+            q_len_per_req > 1, window_left, logits_soft_cap or 0.0,
+            PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta), o_data_type,
+            self._options(page_size, fixed_split_size, disable_split_kv),
+        )  # fmt: skip
 
     begin_forward = plan
 
-    def _fill_buffers(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor) -> None:
-        for name, buffer, given in (
-            ("indptr", self._indptr, indptr),
-            ("last_page_len", self._last_page_len, last_page_len),
-            ("indices", self._indices, indices),
-        ):
-            if given.shape[0] > buffer.shape[0] or (name != "indices" and given.shape != buffer.shape):
-                raise ValueError(f"{name}: shape {tuple(given.shape)}: the buffer has {tuple(buffer.shape)}")
-            buffer[: given.shape[0]].copy_(given, non_blocking=True)
-
-    def _keep_lengths(self, page_size: int) -> None:
-        """Tokens of each request, on its device; a request without pages has none."""
-        pages = self._indptr[1:] - self._indptr[:-1]
-        lengths = torch.where(pages > 0, (pages - 1) * page_size + self._last_page_len, torch.zeros_like(pages)).to(torch.int32)
-        if self._use_cuda_graph and self._seqlens is not None:
-            self._seqlens.copy_(lengths)
-        else:
-            self._seqlens = lengths
-
     def run(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
-        *,
-        q_scale: Optional[float] = None,
-        k_scale: Optional[float] = None,
-        v_scale: Optional[float] = None,
-        out: Optional[torch.Tensor] = None,
-        lse: Optional[torch.Tensor] = None,
-        return_lse: bool = False,
-        enable_pdl: Optional[bool] = None,
-        window_left: Optional[int] = None,
-        sinks: Optional[torch.Tensor] = None,
-    ) -> Any:
-        """q ``[B, Hq, d]``; paged_kv_cache ``[pages, 2, ...]`` or a pair (k, v) in the wrapper's layout.
+        self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, q_len_per_req: Optional[int] = None,
+        return_lse: bool = False, out: Optional[torch.Tensor] = None, **arguments: Any,
+    ) -> Any:  # fmt: skip
+        """q ``[B q_len_per_req, Hq, d]``; paged_kv_cache ``[pages, 2, ...]`` or a pair (k, v) in the wrapper's layout.
 
-        Returns out ``[B, Hq, d]``, or (out, lse ``[B, Hq]``) with lse in base 2, as FlashInfer has it.
+        Args:
+            q_scale, k_scale, v_scale: numbers, or for a float8 cache tensors of one number or ``[Hkv]``.
+            out, lse: where results go.
+            window_left, sinks ``[Hq]``: as there.
+            enable_pdl, skip_softmax_threshold_scale_factor: change no result here; ignored.
+
+        Returns:
+            out in q's shape, or (out, lse ``[B q_len_per_req, Hq]``) with lse in base 2, as FlashInfer has it.
 
         Raises:
             RuntimeError: before plan().
             ValueError: q or the cache differ from what was planned.
         """
-        if not self._planned:
+        if self._plan is None:
             raise RuntimeError("run(): call plan() first")
-        k, v = paged_kv_cache if isinstance(paged_kv_cache, (tuple, list)) else (paged_kv_cache[:, 0], paged_kv_cache[:, 1])
-        head_axis, page_axis = (2, 1) if self._layout == "bshd" else (1, 2)
-        planned = (*self._heads, self._page_size)
-        given = (q.shape[1], k.shape[head_axis], q.shape[2], k.shape[page_axis])
-        if given != planned:
-            raise ValueError(f"q, paged_kv_cache: (query heads, kv heads, head dim, page) = {given}: plan() was told {planned}")
-        scale = self._scale * (1.0 if q_scale is None else q_scale) * (1.0 if k_scale is None else k_scale)
-        left = self._window_left if window_left is None else window_left
-        result = decode(
-            q, k, v, seqlens=self._seqlens, page_indptr=self._indptr, page_indices=self._indices, scale=scale,
-            window=(left, -1), softcap=self._softcap, sinks=None if sinks is None else sinks.detach().float(),
-            layout=self._layout, out=out, lse=lse, return_lse=return_lse, options=self._options,
+        tokens = self._q_len if q_len_per_req is None else q_len_per_req
+        requests = self._kept["last_page_len"].shape[0]
+        if tokens != self._q_len or q.shape[0] != requests * tokens:
+            raise ValueError(f"q: shape {tuple(q.shape)}: plan() was told {requests} requests, q_len_per_req = {self._q_len}")
+        if tokens == 1:
+            return self._attend(q, paged_kv_cache, None, args, return_lse=return_lse, out=out, **arguments)
+        apart = (requests, tokens)
+        result = self._attend(
+            q.unflatten(0, apart), paged_kv_cache, None, args, return_lse=return_lse,
+            out=None if out is None else out.unflatten(0, apart), **arguments,
         )  # fmt: skip
-        result, natural = result if return_lse else (result, None)
-        if v_scale is not None:
-            result.mul_(v_scale)
-        return result if natural is None else (result, natural.mul_(_LOG2_E))
+        return (result[0].flatten(0, 1), result[1]) if return_lse else result.flatten(0, 1)
 
     forward = run
 
-    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.run(q, paged_kv_cache, return_lse=True, **arguments)
+    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
 
     forward_return_lse = run_return_lse
 
-    def end_forward(self) -> None:
-        """There is nothing to end."""
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """The same with use_cuda_graph; buffers are needed."""
+
+    def __init__(
+        self,
+        workspace_buffer: Optional[torch.Tensor],
+        indptr_buffer: torch.Tensor,
+        indices_buffer: torch.Tensor,
+        last_page_len_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+        **hints: Any,
+    ) -> None:
+        buffers = (indptr_buffer, indices_buffer, last_page_len_buffer)
+        super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, *buffers, **hints)
+
+
+def fast_decode_plan(wrapper: BatchDecodeWithPagedKVCacheWrapper, *args: Any, **kwargs: Any) -> None:
+    """plan(), which is as fast as there can be. Of the class: callers put this function in the place of their wrapper's."""
+    type(wrapper).plan(wrapper, *args, **kwargs)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
+    """Packed queries of each request, the last of its sequence, over a paged cache: prefill, chunks of it, and decode together.
+
+    Arguments as BatchDecodeWithPagedKVCacheWrapper. custom_mask_buf, mask_indptr_buf, jit_args: refused.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Optional[torch.Tensor] = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indices_buf: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[list] = None,
+        jit_kwargs: Optional[dict] = None,
+    ) -> None:
+        if custom_mask_buf is not None or mask_indptr_buf is not None:
+            raise NotImplementedError("custom_mask_buf, mask_indptr_buf: a mask of each request needs decode(mask=)")
+        buffers = dict(
+            paged_kv_indptr_buf=paged_kv_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf,
+            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf, qo_indptr_buf=qo_indptr_buf,
+        )  # fmt: skip
+        super().__init__(kv_layout, use_cuda_graph, jit_args, buffers)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        *,
+        o_data_type: Any = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        **others: Any,
+    ) -> None:
+        """As BatchDecodeWithPagedKVCacheWrapper.plan(), with qo_indptr ``[B + 1]``: where each request's queries begin.
+
+        Raises:
+            NotImplementedError: custom masks and what else is not here, by its name.
+        """
+        self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
+        if pos_encoding_mode == "ALIBI" and not causal:
+            raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
+        tables = dict(indptr=paged_kv_indptr, indices=paged_kv_indices, last_page_len=paged_kv_last_page_len)
+        self._keep(**tables, qo_indptr=qo_indptr)
+        self._keep_lengths(page_size)
+        self._plan = Plan(
+            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
+            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
+            o_data_type, self._options(page_size, fixed_split_size, disable_split_kv),
+        )  # fmt: skip
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        """q ``[qo_indptr[B], Hq, d]``; the rest as BatchDecodeWithPagedKVCacheWrapper.run()."""
+        if self._plan is None:
+            raise RuntimeError("run(): call plan() first")
+        return self._attend(q, paged_kv_cache, self._kept["qo_indptr"], args, **arguments)
+
+    forward = run
+
+    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
+
+    forward_return_lse = run_return_lse
+
+
+def single_decode_with_kv_cache(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str = "NHD", pos_encoding_mode: str = "NONE",
+    use_tensor_cores: bool = False, q_scale: ScaleLike = None, k_scale: ScaleLike = None, v_scale: ScaleLike = None,
+    window_left: int = -1, logits_soft_cap: Optional[float] = None, sm_scale: Optional[float] = None,
+    rope_scale: Optional[float] = None, rope_theta: Optional[float] = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """One query token ``[Hq, d]`` over one sequence ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``.
+
+    Returns out, or (out, lse ``[Hq]``, base 2).
+    """
+    result = single_prefill_with_kv_cache(
+        q[None], k, v, q_scale, k_scale, v_scale, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale,
+        window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
+        return_lse=return_lse,
+    )  # fmt: skip
+    return (result[0][0], result[1][0]) if return_lse else result[0]
+
+
+def single_prefill_with_kv_cache(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale_q: ScaleLike = None, scale_k: ScaleLike = None,
+    scale_v: ScaleLike = None, o_dtype: Any = None, custom_mask: Optional[torch.Tensor] = None,
+    packed_custom_mask: Optional[torch.Tensor] = None, causal: bool = False, kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False, sm_scale: Optional[float] = None,
+    window_left: int = -1, logits_soft_cap: Optional[float] = None, rope_scale: Optional[float] = None,
+    rope_theta: Optional[float] = None, backend: str = "auto", return_lse: bool = False, **others: Any,
+) -> Any:  # fmt: skip
+    """Query tokens ``[n_q, Hq, d]``, the last of one sequence: out, or (out, lse ``[n_q, Hq]``, base 2).
+
+    custom_mask: boolean ``[n_q, n_kv]``, instead of causal. packed_custom_mask and kv_cache_sf are refused.
+    """
+    reasons = dict(packed_custom_mask="give custom_mask", kv_cache_sf="nvfp4 K/V is not computed here")
+    refuse("single_prefill_with_kv_cache", dict(others, packed_custom_mask=packed_custom_mask), (), reasons)
+    layout = check_layout(kv_layout)
+    k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
+    encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
+    if pos_encoding_mode == "ALIBI" and q.shape[0] > 1 and not causal:
+        raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
+    if encoding.turns:
+        positions = torch.arange(k.shape[0], device=q.device)
+        q = encoding.turned(q, torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0]))
+        k, v = encoding.turned(k.to(q.dtype), positions), v.to(q.dtype)
+    scales = Scales(k, scale_q, scale_k, scale_v)
+    mask = None if custom_mask is None else custom_mask.bool().view(1, 1, q.shape[0], k.shape[0])
+    result = decode(
+        q[None], k[None], v[None], causal=causal and mask is None, mask=mask, window=(window_left, -1),
+        scale=(q.shape[-1] ** -0.5 if sm_scale is None else sm_scale) * scales.of_scores, softcap=logits_soft_cap or 0.0,
+        alibi_slopes=encoding.slopes(q.device), layout="bshd", return_lse=return_lse, **scales.arguments,
+    )  # fmt: skip
+    out, natural = result if return_lse else (result, None)
+    out = out[0] if scales.of_result == 1.0 else out[0].mul_(scales.of_result)
+    return out if natural is None else (out, natural[0].t() * LOG2_E)

@@ -37,7 +37,7 @@ NewTokens::Rows NewTokens::make(std::int64_t token, std::int32_t set, Rows cache
     load_row(kernels_, tensor, element(tensor, offset), row, dims);
   };
   load(append.k, problem_.head_dim);
-  rotate_row(append, rotary_position(output_.lengths, token), row);
+  rotate_row(append, rotary_position(append, output_.lengths, token), row);
   quantise(problem_.k, k_scale_of(problem_, head), row, k, problem_.head_dim);
   load(append.v, value_dim);
   quantise(problem_.v, v_scale_of(problem_, head), row, v, value_dim);
@@ -61,7 +61,7 @@ bool NewTokens::writes(std::int64_t token) const noexcept {
 void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept {
   if (!turns_queries(problem.append, lengths)) return;
   const std::int64_t token = std::int64_t{lengths.kv_end} - lengths.q_tokens + query_token;
-  rotate_row(problem.append, rotary_position(lengths, token), row);
+  rotate_row(problem.append, rotary_position(problem.append, lengths, token), row);
   round_row(problem.q.dtype, row, problem.append.rotary_dim);
 }
 

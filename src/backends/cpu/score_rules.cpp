@@ -5,6 +5,7 @@
 
 #include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "problem/address.hpp"
 #include "problem/tree_mask.hpp"
 #include "softmax/scale.hpp"
 #include "softmax/state.hpp"
@@ -45,7 +46,7 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
     }
     if (problem_.scores.alibi_slopes != nullptr) {
       const std::int64_t position = std::int64_t{output.lengths.kv_end} - output.lengths.q_tokens + at.token;
-      rule.slope = problem_.scores.alibi_slopes[output.q_head(at).head] * softmax::kLog2E;
+      rule.slope = alibi_slope(problem_.scores, output.q_head(at)) * softmax::kLog2E;
       rule.distance =
           static_cast<std::int32_t>(clamp_to(tile.token - position, -INT32_MAX, INT32_MAX - tile.tokens - kLaneMultiple));
     }

@@ -159,7 +159,7 @@ struct RowCopy {
   return {.from = {.elements = static_cast<const std::uint16_t*>(problem.q.data) + from,
                    .bf16 = problem.q.dtype == DType::kBFloat16,
                    .stride = 1,
-                   .position = rotary_position(lengths, at.token),
+                   .position = rotary_position(problem.append, lengths, at.token),
                    .turns = turns_queries(problem.append, lengths)},
           .to = reinterpret_cast<std::byte*>(static_cast<std::uint16_t*>(problem.o.data) + to),
           .dtype = problem.q.dtype};
@@ -189,7 +189,7 @@ struct RowCopy {
   return {.from = {.elements = static_cast<const std::uint16_t*>(fresh.data) + from,
                    .bf16 = problem.q.dtype == DType::kBFloat16,
                    .stride = fresh.strides.dim,
-                   .position = rotary_position(lengths, at.token),
+                   .position = rotary_position(problem.append, lengths, at.token),
                    .turns = keys && problem.append.rotary_dim > 0},
           .to = cache_row(problem, cache, lengths, at.head, at.token),
           .dtype = cache.dtype,

@@ -20,7 +20,7 @@ namespace lean::reference {
 
 inline void rotate(const Append& append, const Sequence& lengths, std::int64_t token, std::vector<double>& row) {
   std::vector<float> narrow(row.begin(), row.end());
-  rotate_row(append, rotary_position(lengths, token), narrow.data());
+  rotate_row(append, rotary_position(append, lengths, token), narrow.data());
   row.assign(narrow.begin(), narrow.end());
 }
 

@@ -87,7 +87,8 @@ struct BiasedScore {
   };
   if (scores.alibi_slopes != nullptr) {
     const std::int64_t position = static_cast<std::int64_t>(lengths.kv_end) - lengths.q_tokens + row.token;
-    add(-static_cast<double>(scores.alibi_slopes[row.head]) * static_cast<double>(std::abs(position - key)));
+    const auto slope = static_cast<double>(alibi_slope(scores, {row.sequence, row.head}));
+    add(-slope * static_cast<double>(std::abs(position - key)));
   }
   if (scores.mask != nullptr && !scores.mask_is_boolean)
     add(load_element(scores.mask, scores.mask_dtype, mask_element(problem, row, key)));

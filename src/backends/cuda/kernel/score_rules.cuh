@@ -60,7 +60,7 @@ namespace lean::cuda {
     x = cap * tanhf(x / cap);
   }
   if (scores.alibi_slopes != nullptr) {
-    const float slope = scores.alibi_slopes[record.kv_head * call.shape.group + at.head_in_group];
+    const float slope = alibi_slope(scores, {record.sequence, record.kv_head * call.shape.group + at.head_in_group});
     const std::int64_t position = std::int64_t{record.lengths.kv_end} - record.lengths.q_tokens + at.token;
     x = fmaf(-slope * softmax::kLog2E, fabsf(static_cast<float>(position - key)), x);
   }

@@ -1,0 +1,149 @@
+"""The part that FlashInfer's wrappers over a paged cache share: what plan() keeps, and the call that run() makes of it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional, Union
+
+import torch
+
+from lean_attention._decode import decode
+from lean_attention._options import Options
+from lean_attention.compat._flashinfer_rules import (
+    LOG2_E, PLAN_HINTS, PLAN_REFUSED, RUN_HINTS, RUN_REFUSED, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of,
+)  # fmt: skip
+from lean_attention.compat._torch_pieces import float32, positions_of, refuse
+
+PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Plan(NamedTuple):
+    """The constants of the runs that follow a plan()."""
+
+    heads: tuple[int, int, int, int]  # of q, of k, head dim, page size
+    scale: float
+    causal: bool
+    window_left: int
+    softcap: float
+    encoding: PositionEncoding
+    o_data_type: Any
+    options: Optional[Options]
+
+
+class PagedWrapper:
+    """Tables and lengths stay on their device; with use_cuda_graph in the buffers given here: a replay sees the next plan."""
+
+    def __init__(
+        self, kv_layout: str, use_cuda_graph: bool, jit_args: Any, buffers: Mapping[str, Optional[torch.Tensor]]
+    ) -> None:
+        if jit_args is not None:
+            raise NotImplementedError("jit_args: kernels of one's own are not compiled here")
+        if use_cuda_graph and any(buffer is None for buffer in buffers.values()):
+            raise ValueError(f"{', '.join(buffers)}: needed with use_cuda_graph")
+        self._layout = check_layout(kv_layout)
+        self._use_cuda_graph = use_cuda_graph
+        self._kept: dict[str, Any] = dict(buffers)
+        self._seqlens: Optional[torch.Tensor] = None
+        self._plan: Optional[Plan] = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
+        """Workspaces are this library's own: there is nothing to set."""
+
+    def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Bytes that the caller must own: none."""
+        return (0, 0)
+
+    def end_forward(self) -> None:
+        """There is nothing to end."""
+
+    def _keep(self, **given: torch.Tensor) -> None:
+        """Tables of a plan; in the buffers of a graph they must fit, page ids alone may be fewer."""
+        if not self._use_cuda_graph:
+            self._kept = dict(given)
+            return
+        for (name, value), buffer in zip(given.items(), self._kept.values()):
+            if value.shape[0] > buffer.shape[0] or (name != "indices" and value.shape != buffer.shape):
+                raise ValueError(f"{name}: shape {tuple(value.shape)}: the buffer has {tuple(buffer.shape)}")
+        self._kept = dict(zip(given, self._kept.values()))
+        for name, value in given.items():
+            self._kept[name][: value.shape[0]].copy_(value, non_blocking=True)
+
+    def _keep_lengths(self, page_size: int) -> None:
+        """Tokens of each request, on its device; a request without pages has none."""
+        pages = self._kept["indptr"].diff()
+        lengths = torch.where(pages > 0, (pages - 1) * page_size + self._kept["last_page_len"], 0).to(torch.int32)
+        if self._use_cuda_graph and self._seqlens is not None:
+            self._seqlens.copy_(lengths)
+        else:
+            self._seqlens = lengths
+
+    @staticmethod
+    def _options(page_size: int, fixed_split_size: Optional[int], disable_split_kv: bool) -> Optional[Options]:
+        if disable_split_kv:
+            return Options(policy="data_parallel")
+        if fixed_split_size is not None and fixed_split_size > 0:
+            return Options(policy="fixed_chunk", chunk_tokens=fixed_split_size * page_size)
+        return None
+
+    @staticmethod
+    def _refuse_of_plan(others: Mapping[str, Any]) -> None:
+        refuse("plan", others, PLAN_HINTS, PLAN_REFUSED)
+
+    def _attend(
+        self, q: torch.Tensor, cache: PagedCache, cu_seqlens_q: Optional[torch.Tensor], args: tuple, *, q_scale: ScaleLike = None,
+        k_scale: ScaleLike = None, v_scale: ScaleLike = None, out: Optional[torch.Tensor] = None,
+        lse: Optional[torch.Tensor] = None, return_lse: bool = False, window_left: Optional[int] = None,
+        sinks: Optional[torch.Tensor] = None, **others: Any,
+    ) -> Any:  # fmt: skip
+        """q ``[B, Hq, d]``, or ``[B, n_q, Hq, d]``, or packed."""
+        if self._plan is None:
+            raise RuntimeError("run(): call plan() first")
+        if args:
+            raise NotImplementedError("run(): further arguments are those of kernels of one's own: not here")
+        refuse("run", others, RUN_HINTS, RUN_REFUSED)
+        plan = self._plan
+        k, v = (nhd(self._layout, x) for x in (cache if isinstance(cache, (tuple, list)) else (cache[:, 0], cache[:, 1])))
+        given = (q.shape[-2], k.shape[2], q.shape[-1], k.shape[1])
+        if given != plan.heads:
+            raise ValueError(f"q, paged_kv_cache: (query heads, kv heads, head dim, page) = {given}: plan() was told {plan.heads}")
+        q = queries_of(q, plan.o_data_type)
+        indptr, indices = self._kept["indptr"], self._kept["indices"]
+        if plan.encoding.turns:
+            k, v, indices = plan.encoding.turned_pages(k, v, indptr, indices, q.dtype)
+            q = self._turned(q, plan.encoding, cu_seqlens_q)
+        scales = Scales(k, q_scale, k_scale, v_scale)
+        result = decode(
+            q, k, v, seqlens=self._seqlens, cu_seqlens_q=cu_seqlens_q, page_indptr=indptr, page_indices=indices,
+            scale=plan.scale * scales.of_scores, causal=plan.causal,
+            window=(plan.window_left if window_left is None else window_left, -1), softcap=plan.softcap,
+            alibi_slopes=plan.encoding.slopes(q.device), sinks=float32(sinks), layout="bshd", out=out, options=self._plan.options,
+            return_lse=return_lse, **scales.arguments,
+        )  # fmt: skip
+        result, natural = result if return_lse else (result, None)
+        if scales.of_result != 1.0:
+            result.mul_(scales.of_result)
+        return result if natural is None else (result, _in_base_2(natural, q, cu_seqlens_q, lse))
+
+    def _turned(self, q: torch.Tensor, encoding: PositionEncoding, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:
+        assert self._seqlens is not None
+        if cu_seqlens_q is not None:
+            return encoding.turned(q, positions_of(self._seqlens - cu_seqlens_q.diff(), q, cu_seqlens_q, True))
+        if q.dim() == 3:
+            return encoding.turned(q, self._seqlens - 1)
+        return encoding.turned(q, positions_of(self._seqlens - q.shape[1], q, None, True))
+
+
+def _in_base_2(
+    natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor], lse: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """decode()'s lse as FlashInfer has it: a row for each query token, ``[tokens, Hq]``."""
+    if cu_seqlens_q is not None:
+        natural = natural.t()
+    elif q.dim() == 4:
+        natural = natural.transpose(1, 2).flatten(0, 1)
+    if lse is None:
+        return natural * LOG2_E
+    return torch.mul(natural, LOG2_E, out=lse)

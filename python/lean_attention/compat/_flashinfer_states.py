@@ -1,0 +1,45 @@
+"""FlashInfer's merge_state(), merge_states(), merge_state_in_place(): results over disjoint keys, with logarithms in base 2."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+
+def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One result of ``v [n, states, H, d]`` and ``s [n, states, H]``: (``[n, H, d]``, ``[n, H]`` in float32).
+
+    A state without keys (s = -inf) changes nothing, whatever its v holds.
+    """
+    if v.dim() != 4 or s.shape != v.shape[:3]:
+        raise ValueError(f"v, s: shapes {tuple(v.shape)}, {tuple(s.shape)}: expected [n, states, H, d], [n, states, H]")
+    s = s.float()
+    top = s.amax(1, keepdim=True)
+    base = torch.where(top == -torch.inf, 0.0, top)
+    weights = torch.exp2(s - base)
+    total = weights.sum(1, keepdim=True)
+    shares = torch.where(total > 0, weights / total, 0.0)[..., None]
+    merged = torch.where(shares > 0, v.float() * shares, 0.0).sum(1)
+    return merged.to(v.dtype), (base + torch.log2(total)).squeeze(1)
+
+
+def merge_state(
+    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One result of two, ``[n, H, d]`` and ``[n, H]``."""
+    if v_a.shape != v_b.shape:
+        raise ValueError(f"v_a, v_b: shapes {tuple(v_a.shape)}, {tuple(v_b.shape)}: must be the same")
+    return merge_states(torch.stack((v_a, v_b), 1), torch.stack((s_a, s_b), 1))
+
+
+def merge_state_in_place(
+    v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor] = None
+) -> None:
+    """v and s become the result of the two; with ``mask [n]`` where it is true."""
+    merged, merged_s = merge_state(v, s, v_other, s_other)
+    if mask is not None:
+        merged = torch.where(mask.bool()[:, None, None], merged, v)
+        merged_s = torch.where(mask.bool()[:, None], merged_s, s)
+    v.copy_(merged)
+    s.copy_(merged_s)

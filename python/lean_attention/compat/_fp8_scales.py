@@ -1,0 +1,54 @@
+"""Scales of fp8 tensors as flash-attention 3 has them, ``[B, Hkv]``, in decode()'s form, ``[1]`` or ``[Hkv]``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Union
+
+import torch
+
+Scale = Union[float, torch.Tensor, None]
+
+
+class Fp8Scales(NamedTuple):
+    """k has q's factor too: scores are q k, so it does not matter which of them is multiplied."""
+
+    k: Optional[torch.Tensor] = None
+    v: Optional[torch.Tensor] = None
+    of_each_sequence: bool = False  # [B, Hkv]: decode() has no such scales
+
+
+def fp8_scales(
+    q: torch.Tensor, k: torch.Tensor, q_is_fp8: bool, q_descale: Scale, k_descale: Scale, v_descale: Scale
+) -> Fp8Scales:
+    """`k`: the cache; its axis 2 has the heads."""
+    if not q_is_fp8 and q_descale is not None:
+        raise NotImplementedError(f"q_descale: q is {q.dtype}: is for float8 q")
+    heads = k.shape[2]
+    given = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    factors = [_rows(name, scale, heads, q.device) for name, scale in given.items()]
+    of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
+    of_q, of_k, of_v = factors
+    if of_q is not None:
+        of_k = of_q if of_k is None else of_q * of_k
+    if of_k is None and of_v is None:
+        return Fp8Scales()
+    of_k, of_v = (torch.ones((1, heads), device=q.device) if factor is None else factor for factor in (of_k, of_v))
+    if of_each:
+        return Fp8Scales(of_k, of_v, True)
+    return Fp8Scales(of_k[0].contiguous(), of_v[0].contiguous())
+
+
+def _rows(name: str, scale: Scale, heads: int, device: torch.device) -> Optional[torch.Tensor]:
+    """``[1 or B, Hkv]``; what is expanded from one number or one row is one row."""
+    if scale is None:
+        return None
+    if not isinstance(scale, torch.Tensor):
+        return torch.full((1, heads), float(scale), device=device)
+    scale = scale.detach().to(device, torch.float32)
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(1, heads)
+    if scale.dim() == 1 and scale.shape[0] == heads:
+        return scale[None]
+    if scale.dim() != 2 or scale.shape[1] != heads:
+        raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected [B, {heads}], [{heads}] or one number")
+    return scale[:1] if scale.stride(0) == 0 else scale

@@ -1,0 +1,96 @@
+"""What the doors to other libraries share: their arguments in this library's words. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, Optional, Sequence
+
+import torch
+
+from lean_attention._options import Options
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def refuse(function: str, given: Mapping[str, Any], hints: Iterable[str], reasons: Mapping[str, str]) -> None:
+    """Keywords a function has no parameter for: hints mean nothing here, None and 0 ask for nothing, the rest is refused."""
+    for name, value in given.items():
+        if name in hints:
+            continue
+        if name not in reasons:
+            raise TypeError(f"{name}: {function}() has no such argument")
+        if value is not None and not (isinstance(value, (bool, int, float)) and value == 0):
+            raise NotImplementedError(f"{name}: {reasons[name]}")
+
+
+def window_of(name: str, window: Optional[Sequence[int]]) -> tuple[int, int]:
+    """(left, right) of a tuple, a list or two numbers of a tensor; None: all keys. Any negative number means -1."""
+    if window is None:
+        return (-1, -1)
+    sides = [side for side in window]
+    if len(sides) != 2:
+        raise ValueError(f"{name} = {window!r}: expected (left, right)")
+    left, right = (-1 if side is None else max(-1, int(side)) for side in sides)
+    return (left, right)
+
+
+def one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """The value of an argument that has several names."""
+    given = {name: value for name, value in names.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(given)}: are one argument: only one may be given")
+    return next(iter(given.values()), None)
+
+
+def float32(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    return None if tensor is None else tensor.detach().float().contiguous()
+
+
+def is_fp8(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _FP8
+
+
+def split_options(num_splits: int) -> Optional[Options]:
+    if num_splits == 0:
+        return None
+    return Options(policy="data_parallel") if num_splits == 1 else Options(policy="fixed_split", splits=num_splits)
+
+
+def sequence_of_tokens(cu_seqlens: torch.Tensor, total: int) -> torch.Tensor:
+    """Which sequence each of the packed tokens belongs to, ``[total]``."""
+    tokens = torch.arange(total, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True).clamp_(max=cu_seqlens.shape[0] - 2)
+
+
+def positions_of(first: torch.Tensor, like: torch.Tensor, cu_seqlens: Optional[torch.Tensor], advance: bool) -> torch.Tensor:
+    """Positions of the tokens of ``like``, ``[B, n, ...]`` or packed ``[total, ...]``: from first ``[B]`` on, or all at it."""
+    if cu_seqlens is None:
+        steps = torch.arange(like.shape[1], dtype=first.dtype, device=first.device)
+        return first[:, None] + (steps if advance else torch.zeros_like(steps))
+    sequence = sequence_of_tokens(cu_seqlens, like.shape[0])
+    steps = torch.arange(like.shape[0], device=first.device) - cu_seqlens[sequence] if advance else 0
+    return first[sequence] + steps
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotary embedding of ``x [..., heads, d]`` by the rows ``positions [...]`` of tables ``[rows, rotary_dim / 2]``."""
+    readable = positions.device.type == "cpu" and positions.numel() > 0 and not torch.compiler.is_compiling()
+    if readable and int(positions.max()) >= cos.shape[0]:
+        raise ValueError(f"rotary_cos: shape {tuple(cos.shape)}: a token stands at position {int(positions.max())}")
+    rows = positions.clamp(0, cos.shape[0] - 1).long()
+    return turn_by(x, cos.float()[rows], sin.float()[rows], interleaved)
+
+
+def turn_by(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """The same by ``cos, sin [..., rotary_dim / 2]`` of each token: the bits that decode() gives, fma(a, cos, -(b sin))."""
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    rotary_dim = 2 * cos.shape[-1]
+    turned = x[..., :rotary_dim].float()
+    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    pair = (_fma(a, cos, -(b * sin)), _fma(a, sin, b * cos))
+    both = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((both.to(x.dtype), x[..., rotary_dim:]), -1)
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a b + c rounded once: the product of two fp32 numbers is exact in double."""
+    return (a.double() * b.double() + c.double()).float()

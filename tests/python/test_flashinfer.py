@@ -1,0 +1,244 @@
+"""FlashInfer's wrappers over a paged cache, its functions for one sequence, its states."""
+
+import functools
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from conftest import needs  # noqa: E402
+from oracle import attention  # noqa: E402
+from pages import csr, paged, tensors  # noqa: E402
+
+from lean_attention.compat.flashinfer import (  # noqa: E402
+    BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan, merge_state, merge_state_in_place, merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
+)  # fmt: skip
+
+
+@needs("pages")
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("one_tensor", [False, True])
+def test_flashinfer(layout, one_tensor):
+    page, lengths = 4, [48, 0, 13]
+    q, k, v = tensors(batch=3, kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    if layout == "HND":
+        pool_k, pool_v = pool_k.transpose(1, 2), pool_v.transpose(1, 2)
+    cache = torch.stack([pool_k, pool_v], 1) if one_tensor else (pool_k, pool_v)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1), layout)
+    wrapper.plan(*csr(table, lengths, page), 6, 2, 40, page, sm_scale=0.2)
+    out, lse = wrapper.run(q[:, :, 0], cache, return_lse=True)
+    attention(q, k, v, seqlens=lengths, scale=0.2).check(out[:, :, None], lse[:, :, None] / math.log2(math.e))
+    assert torch.equal(wrapper.run(q[:, :, 0], cache, v_scale=2.0), 2 * out)
+    assert torch.equal(wrapper.forward_return_lse(q[:, :, 0], cache)[1], lse)
+
+
+@needs("pages")
+def test_flashinfer_buffers_of_a_graph_see_the_next_plan():
+    page = 4
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    buffers = [torch.zeros(3, dtype=torch.int32), torch.zeros(24, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)]
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "NHD", True, False, *buffers)
+    for lengths in ([48, 13], [5, 20]):
+        wrapper.plan(*csr(table, lengths, page), 6, 2, 40, page)
+        captured = wrapper._seqlens.data_ptr()
+        attention(q, k, v, seqlens=lengths).check(wrapper.run(q[:, :, 0], (pool_k, pool_v))[:, :, None])
+    assert captured == wrapper._seqlens.data_ptr() and wrapper._kept["indptr"] is buffers[0]
+
+
+@needs("pages", "window", "softcap", "sinks")
+def test_flashinfer_score_rules():
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 4)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*csr(table, [48, 13], 4), 6, 2, 40, 4, window_left=5, logits_soft_cap=3.0)
+    out = wrapper.run(q[:, :, 0], (pool_k, pool_v), sinks=torch.ones(6))
+    attention(q, k, v, seqlens=[48, 13], window=(5, -1), softcap=3.0, sinks=torch.ones(6)).check(out[:, :, None])
+
+
+@needs("pages")
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_flashinfer_several_queries_of_each_request(layout, graph):
+    page, lengths = 4, [48, 13]
+    q, k, v = tensors(q_tokens=3, kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    cache = (pool_k, pool_v) if layout == "NHD" else (pool_k.transpose(1, 2), pool_v.transpose(1, 2))
+    tables = csr(table, lengths, page)
+    if graph:
+        wrapper = CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *(torch.zeros_like(x) for x in tables), kv_layout=layout)
+    else:
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(None, layout, use_tensor_cores=True)
+    wrapper.plan = functools.partial(fast_decode_plan, wrapper)  # as SGLang does
+    wrapper.plan(*tables, 6, 2, 40, page, q_len_per_req=3, o_data_type=torch.float32, global_override_indptr_cpu=None)
+    rows = q.transpose(1, 2).flatten(0, 1)
+    out, lse = wrapper.run(rows, cache, return_lse=True, out=torch.empty_like(rows), lse=torch.empty(6, 6))
+    expected = attention(q, k, v, seqlens=lengths, causal=True)
+    expected.check(out.view(2, 3, 6, 40).transpose(1, 2), lse.view(2, 3, 6).transpose(1, 2) / math.log2(math.e))
+    with pytest.raises(ValueError, match="^q: shape .* q_len_per_req = 3"):
+        wrapper.run(rows[:2], cache)
+    if graph:
+        with pytest.raises(ValueError, match="^q_len_per_req = 1"):
+            wrapper.plan(*tables, 6, 2, 40, page)
+
+
+def llama(x, positions, theta=1e4, scale=1.0):
+    """x [..., n, d] turned by halves, element i by position x theta^(-2 i / d) / scale."""
+    half = x.shape[-1] // 2
+    angles = positions[..., None].double() * theta ** (-torch.arange(half).double() / half) / scale
+    a, b = x[..., :half].double(), x[..., half:].double()
+    return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1).float()
+
+
+@needs("pages")
+@pytest.mark.parametrize("q_tokens", [1, 3])
+def test_flashinfer_rope_llama(q_tokens):
+    page, lengths = 4, [48, 0, 13]
+    q, k, v = tensors(batch=3, q_tokens=q_tokens, kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    arguments = dict(pos_encoding_mode="ROPE_LLAMA", rope_theta=5e3, rope_scale=2.0)
+    wrapper.plan(*csr(table, lengths, page), 6, 2, 40, page, q_len_per_req=q_tokens, **arguments)
+    before = pool_k.clone()
+    out = wrapper.run(q.transpose(1, 2).flatten(0, 1), (pool_k, pool_v)).view(3, q_tokens, 6, 40)
+    position = torch.tensor(lengths)[:, None] - q_tokens + torch.arange(q_tokens)
+    turned = llama(q, position[:, None], 5e3, 2.0), llama(k, torch.arange(48), 5e3, 2.0)
+    expected = attention(*turned, v, seqlens=lengths, causal=True)
+    torch.testing.assert_close(out.transpose(1, 2), torch.from_numpy(expected.out).float(), rtol=0, atol=2e-5)
+    assert torch.equal(pool_k.nan_to_num(), before.nan_to_num())
+
+
+@needs("pages", "alibi")
+def test_flashinfer_alibi():
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 4)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*csr(table, [48, 13], 4), 6, 2, 40, 4, pos_encoding_mode="ALIBI")
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])  # of 4 heads, then of 8 every other one
+    out = wrapper.run(q[:, :, 0], (pool_k, pool_v))
+    attention(q, k, v, seqlens=[48, 13], alibi_slopes=slopes).check(out[:, :, None])
+
+
+@needs("pages", "fp8")
+@pytest.mark.parametrize("tensor", [False, True])
+def test_flashinfer_scales(tensor):
+    q, k, v = tensors(kv_tokens=48)
+    q, k, v = q.half(), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    pool_k, pool_v, table = (x.to(torch.float8_e4m3fn) if x.is_floating_point() else x for x in paged(k.float(), v.float(), 4))
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*csr(table, [48, 13], 4), 6, 2, 40, 4, q_data_type="float16", o_data_type="float16")
+    scales = dict(q_scale=0.5, k_scale=0.7, v_scale=1.7)
+    of_k, of_v = torch.full((2,), 0.7), torch.full((2,), 1.7)
+    if tensor:
+        of_k, of_v = torch.tensor([0.7, 0.2]), torch.tensor([1.7, 3.0])
+        scales.update(k_scale=of_k, v_scale=of_v)
+    out = wrapper.run(q[:, :, 0], (pool_k, pool_v), **scales)
+    expected = attention(
+        q.float() * 0.5, k.float() * of_k[:, None, None], v.float() * of_v[:, None, None], seqlens=[48, 13], dtype="float16"
+    )
+    expected.check(out[:, :, None])
+    with pytest.raises(NotImplementedError, match="^o_data_type"):
+        wrapper.plan(*csr(table, [48, 13], 4), 6, 2, 40, 4, o_data_type=torch.bfloat16)
+        wrapper.run(q[:, :, 0], (pool_k, pool_v))
+
+
+@needs("pages")
+@pytest.mark.parametrize("mode", ["NONE", "ROPE_LLAMA"])
+def test_flashinfer_prefill(mode):
+    page, lengths, counts = 4, [48, 13], [1, 4]
+    q, k, v = tensors(q_tokens=4, kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    indptr = torch.tensor([0, 1, 5], dtype=torch.int32)
+    rows = torch.cat([q[0, :, :1].transpose(0, 1), q[1].transpose(0, 1)])
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(None, "HND")
+    wrapper.plan(indptr, *csr(table, lengths, page), 6, 2, 40, page, causal=True, window_left=9, pos_encoding_mode=mode)
+    out, lse = wrapper.run_return_lse(rows, (pool_k.transpose(1, 2), pool_v.transpose(1, 2)))
+    for b, (count, length) in enumerate(zip(counts, lengths)):
+        one, part = slice(b, b + 1), slice(*indptr[b : b + 2].tolist())
+        queries, keys = q[one, :, :count], k[one]
+        if mode == "ROPE_LLAMA":
+            queries, keys = llama(queries, length - count + torch.arange(count)), llama(keys, torch.arange(48))
+        expected = attention(queries, keys, v[one], seqlens=[length], causal=True, window=(9, -1))
+        ours = out[part].transpose(0, 1)[None]
+        if mode == "NONE":
+            expected.check(ours, lse[part].t()[None] / math.log2(math.e))
+        torch.testing.assert_close(ours, torch.from_numpy(expected.out).float(), rtol=0, atol=2e-5)
+    with pytest.raises(NotImplementedError, match="^custom_mask: "):
+        wrapper.plan(indptr, *csr(table, lengths, page), 6, 2, 40, page, custom_mask=torch.ones(9))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_flashinfer_single(layout):
+    q, k, v = tensors(batch=1, q_tokens=3)
+    keys, values = (x[0] if layout == "HND" else x[0].transpose(0, 1) for x in (k, v))
+    mask = torch.rand(3, 37) > 0.3
+    for arguments, expected in (
+        (dict(), attention(q, k, v)),
+        (dict(causal=True, window_left=4, sm_scale=0.3), attention(q, k, v, causal=True, window=(4, -1), scale=0.3)),
+        (dict(custom_mask=mask, causal=True, logits_soft_cap=2.0), attention(q, k, v, mask=mask.numpy(), softcap=2.0)),
+        (dict(pos_encoding_mode="ROPE_LLAMA"), attention(llama(q, 34 + torch.arange(3)), llama(k, torch.arange(37)), v)),
+    ):
+        out, lse = single_prefill_with_kv_cache(q[0].transpose(0, 1), keys, values, kv_layout=layout, return_lse=True, **arguments)
+        torch.testing.assert_close(out.transpose(0, 1), torch.from_numpy(expected.out[0]).float(), rtol=0, atol=2e-5)
+        torch.testing.assert_close(lse.t() / math.log2(math.e), torch.from_numpy(expected.lse[0]).float(), rtol=0, atol=2e-5)
+    out = single_decode_with_kv_cache(q[0, :, 0], keys, values, layout, v_scale=2.0)
+    attention(q[:, :, :1], k, 2 * v).check(out[None, :, None])
+
+
+def test_flashinfer_states():
+    q, k, v = tensors(batch=1, q_tokens=3)
+    parts = []
+    for begin, end in ((0, 5), (5, 5), (5, 37)):
+        part = (torch.full((3, 6, 40), math.nan), torch.full((3, 6), -math.inf))  # no keys, and nothing to be read
+        if end > begin:
+            given = q[0].transpose(0, 1), k[0, :, begin:end].transpose(0, 1), v[0, :, begin:end].transpose(0, 1)
+            part = single_prefill_with_kv_cache(*given, return_lse=True)
+        parts.append(part)
+    expected = attention(q, k, v)
+    out, lse = merge_states(torch.stack([o for o, _ in parts], 1), torch.stack([s for _, s in parts], 1))
+    torch.testing.assert_close(out.transpose(0, 1), torch.from_numpy(expected.out[0]).float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(lse.t() / math.log2(math.e), torch.from_numpy(expected.lse[0]).float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(merge_state(*parts[0], *parts[2])[0], out)
+    o, s = parts[0][0].clone(), parts[0][1].clone()
+    merge_state_in_place(o, s, *parts[2], mask=torch.tensor([True, False, True]))
+    torch.testing.assert_close(o[[0, 2]], out[[0, 2]])
+    assert torch.equal(o[1], parts[0][0][1]) and torch.equal(s[1], parts[0][1][1])
+    empty, empty_s = merge_state(*parts[1], *parts[1])
+    assert torch.equal(empty, torch.zeros(3, 6, 40)) and (empty_s == -math.inf).all()
+
+
+def test_flashinfer_takes_what_means_nothing():
+    table = [torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0], [1])]
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(None, use_tensor_cores=True, backend="fa2")
+    assert wrapper.use_tensor_cores and wrapper.workspace_size(*table, 1, 1, 8, 1) == (0, 0)
+    wrapper.reset_workspace_buffer(torch.empty(1), torch.empty(1))
+    wrapper.plan(*table, 1, 1, 8, 1, seq_lens=None, non_blocking=False, block_tables=None)
+    out = wrapper.run(torch.ones(1, 1, 8), (torch.ones(1, 1, 1, 8),) * 2, enable_pdl=True, skip_softmax_threshold_scale_factor=1.0)
+    assert torch.equal(out, torch.ones(1, 1, 8))
+
+
+def test_flashinfer_refuses_by_name():
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    with pytest.raises(RuntimeError, match="plan"):
+        wrapper.run(torch.ones(1, 1, 8), (torch.ones(1, 1, 1, 8),) * 2)
+    table = [torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0], [1])]
+    with pytest.raises(ValueError, match="^pos_encoding_mode"):
+        wrapper.plan(*table, 1, 1, 8, 1, pos_encoding_mode="ROPE")
+    with pytest.raises(NotImplementedError, match="^window_right: "):
+        wrapper.plan(*table, 1, 1, 8, 1, window_right=3)
+    with pytest.raises(TypeError, match="^rope_thetta: "):
+        wrapper.plan(*table, 1, 1, 8, 1, rope_thetta=None)
+    wrapper.plan(*table, 1, 1, 8, 1)
+    with pytest.raises(ValueError, match="^q, paged_kv_cache"):
+        wrapper.run(torch.ones(1, 2, 8), (torch.ones(1, 1, 1, 8),) * 2)
+    with pytest.raises(NotImplementedError, match="^kv_cache_sf: "):
+        wrapper.run(torch.ones(1, 1, 8), (torch.ones(1, 1, 1, 8),) * 2, kv_cache_sf=torch.ones(1))
+    with pytest.raises(NotImplementedError, match="^k_scale: shape"):
+        wrapper.run(torch.ones(1, 1, 8), (torch.ones(1, 1, 1, 8),) * 2, k_scale=torch.ones(2))
+    with pytest.raises(ValueError, match="^kv_layout"):
+        BatchDecodeWithPagedKVCacheWrapper(kv_layout="NDH")
+    with pytest.raises(NotImplementedError, match="^jit_args: "):
+        BatchDecodeWithPagedKVCacheWrapper(jit_args=[])
