@@ -44,9 +44,10 @@ class Framework:
 
 
 class TorchFramework(Framework):
-    @functools.cached_property
+    @property
     def ops(self) -> Any:
-        """lean_attention.torch_ops, imported with the first tensor."""
+        """lean_attention.torch_ops, imported with the first tensor. Not a cached_property: before Python 3.12 that takes a lock,
+        which torch.compile cannot trace."""
         from lean_attention import torch_ops
 
         return torch_ops
