@@ -2,7 +2,8 @@
 # Installs what is missing on Debian 12 or Ubuntu 24.04 and newer, and nothing else. Quick when nothing is missing.
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
-#        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned
+#        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
+#                                 .venv-python-oldest and -newest, with other releases of what the package works with
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
@@ -100,6 +101,42 @@ need_python() {
   cp "$python_requirements" "$folder/requirements.txt"
 }
 
+# Environments that see what .venv-python has beneath what they have: the oldest releases that pyproject.toml allows, and the
+# newest that pip finds, which is asked each time. Without a network they stay as they are.
+need_python_releases() {
+  local oldest which folder
+  oldest=$(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
+  for which in oldest newest; do
+    folder=.venv-python-$which
+    if ! cmp -s <(cat "$python_requirements" <(echo "$oldest")) "$folder/requirements.txt"; then
+      rm -rf "$folder"
+      python3 -m venv "$folder"
+      (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$folder"/lib/python3*/site-packages)/zz_pinned.pth"
+      # shellcheck disable=SC2086  # one word a package
+      [[ $which == newest ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check $oldest
+      cat "$python_requirements" <(echo "$oldest") >"$folder/requirements.txt"
+    fi
+  done
+  local packages=(transformers jax)
+  if newest_torch_is_small; then packages+=(torch); fi
+  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
+    say "the newest ${packages[*]}: not to be had"
+}
+
+# A build for CUDA brings gigabytes of packages with it; one for the CPU comes where pip is pointed at PyTorch's index of these.
+newest_torch_is_small() {
+  local plan
+  plan=$(.venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --upgrade --report - torch) || return 1
+  python3 - "$plan" <<'END'
+import json, sys
+names = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(sys.argv[1])["install"]}
+large = any(name.startswith("nvidia-") for name in names)
+if "torch" in names:
+    print(f"setup: torch {names['torch']} is the newest:", "a build for CUDA, gigabytes: the pinned one stays" if large else "taken")
+sys.exit(large or "torch" not in names)
+END
+}
+
 case ${1:-} in
   build) need_packages "${build_packages[@]}" ;;
   format) need_clang_format ;;
@@ -107,12 +144,14 @@ case ${1:-} in
   python)
     need_packages "${build_packages[@]}"
     need_python
+    need_python_releases
     ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     need_python
+    need_python_releases
     ;;
   *)
     echo "usage: tools/setup.sh build|format|python|check|nvcc" >&2

@@ -114,8 +114,8 @@ def _window_of(mask_function: Callable, keywords: dict[str, Any], may_be_packed:
 def _window_while_compiling(keywords: dict[str, Any], may_be_packed: bool) -> Optional[int]:
     """torch.compile cannot look into a closure, so what else has the code of and_masks() is excluded by what came with it.
 
-    A window on both sides names allow_is_bidirectional_skip, functions of the caller's use vmap (before they said so, in
-    transformers 4.56, nothing is known), chunks have a size of their own, and packed rows need a pass without cache or padding.
+    A window on both sides names allow_is_bidirectional_skip, functions of the caller's use vmap (below transformers 5 they do not
+    say so, and nothing is known), chunks have a size of their own, and packed rows need a pass without cache or padding.
     """
     config, window = keywords.get("config"), keywords.get("local_size")
     sliding = window is not None and getattr(config, "sliding_window", None) == window

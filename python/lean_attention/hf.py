@@ -40,7 +40,7 @@ def register(name: str = NAME) -> None:
     """Makes `name` an attention implementation of Transformers: ``from_pretrained(..., attn_implementation=name)``; and
     "lean_flash", by itself and as "paged|lean_flash", for continuous batching (transformers 5.23 and newer).
 
-    Needs transformers 4.56 or newer. May be called again.
+    Needs transformers 4.57.1 or newer. May be called again.
     """
     names = [name]
     if serve_name(PAGED_NAME):

@@ -3,7 +3,7 @@
 import pytest
 from gpu import torch
 
-transformers = pytest.importorskip("transformers", minversion="4.56")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 import test_hf  # noqa: E402
 from test_hf import CACHE, MODELS, VERSION, Calls, model_of, prompts  # noqa: E402

@@ -18,7 +18,7 @@ def test_example(example, capsys, monkeypatch):
     if example == "flashinfer_decode" and not has("pages"):
         pytest.skip("not in this build: pages")
     if example == "generate":
-        pytest.importorskip("transformers", minversion="4.56")
+        pytest.importorskip("transformers", minversion="4.57")
     monkeypatch.setattr(sys, "argv", [example])
     runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
     assert capsys.readouterr().out.strip()

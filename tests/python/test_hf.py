@@ -3,7 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="4.56")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 from conftest import needs  # noqa: E402
 
@@ -218,7 +218,8 @@ def test_compiled_decode_step_is_one_graph(name):
         tokens = [token]
         for i in range(11):
             position = torch.full((2, 1), 11 + i)
-            token = step(input_ids=token, position_ids=position, **{CACHE: cache}).logits[:, -1:].argmax(-1)
+            places = dict(position_ids=position) if VERSION >= (5, 0) else dict(position_ids=position, cache_position=position[0])
+            token = step(input_ids=token, **places, **{CACHE: cache}).logits[:, -1:].argmax(-1)
             tokens.append(token)
     assert torch.equal(torch.cat(tokens, 1), expected[:, 11:])
     assert nodes and all(count == 3 for count in nodes)  # a node for each layer

@@ -5,7 +5,7 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="4.56")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 import test_hf  # noqa: E402
 from test_hf import VERSION, model_of  # noqa: E402

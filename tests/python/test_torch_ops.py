@@ -260,7 +260,7 @@ with torch.no_grad():
 @pytest.mark.parametrize("door", FIRST_CALLS)
 def test_the_first_call_of_a_process_may_be_a_compiled_one(door):
     if door == "hf":
-        pytest.importorskip("transformers", minversion="4.56")
+        pytest.importorskip("transformers", minversion="4.57")
     if door == "flashinfer" and not has("pages"):
         pytest.skip("not in this build: pages")
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(FIRST_CALLS[door])], capture_output=True, text=True, check=False)
