@@ -123,18 +123,16 @@ need_python_releases() {
     say "the newest ${packages[*]}: not to be had"
 }
 
-# A build for CUDA brings gigabytes of packages with it; one for the CPU comes where pip is pointed at PyTorch's index of these.
+# A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
 newest_torch_is_small() {
-  local plan
-  plan=$(.venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --upgrade --report - torch) || return 1
-  python3 - "$plan" <<'END'
-import json, sys
-names = {each["metadata"]["name"]: each["metadata"]["version"] for each in json.loads(sys.argv[1])["install"]}
-large = any(name.startswith("nvidia-") for name in names)
-if "torch" in names:
-    print(f"setup: torch {names['torch']} is the newest:", "a build for CUDA, gigabytes: the pinned one stays" if large else "taken")
-sys.exit(large or "torch" not in names)
-END
+  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
+    python3 -c 'if True:
+      import json, sys
+      for torch in (each["metadata"] for each in json.load(sys.stdin)["install"]):
+          large = any(need.startswith(("nvidia-", "cuda-")) for need in torch["requires_dist"])
+          print("setup: torch", torch["version"], "is the newest:", "a build for CUDA, so the pinned one stays" if large else "taken")
+          sys.exit(large)
+      sys.exit(1)'
 }
 
 case ${1:-} in
