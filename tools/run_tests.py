@@ -132,6 +132,45 @@ def test_python() -> Tally:
     return tally
 
 
+def releases_of(environment: pathlib.Path) -> str:
+    """What of the packages that the Python package works with is to be imported there."""
+    code = "from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in ('transformers', 'jax', 'torch')), sep=', ')"
+    done = subprocess.run([environment / "bin" / "python", "-c", code], text=True, stdout=subprocess.PIPE, check=False)
+    return done.stdout.strip()
+
+
+def test_python_releases() -> list[Tally]:
+    """The doors to other packages, with the oldest releases of these and the newest; test_python() has installed the wheel."""
+    pinned = releases_of(PYTHON_BIN.parent)
+    tallies, running = [], []
+    for which in ("oldest", "newest"):
+        environment = ROOT / f".venv-python-{which}"
+        releases = releases_of(environment) if environment.exists() else ""
+        if releases == pinned:
+            say(f"python: the pinned releases are the {which}: {pinned}")
+            continue
+        tallies.append(Tally(f"{which}: {releases or 'is not there'}"))
+        names = ["test_hf*", "test_jax"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
+        files = sorted(str(path) for name in names for path in (ROOT / "tests/python").glob(f"{name}.py"))
+        report = WHEELS / f"pytest-{which}.xml"
+        report.unlink(missing_ok=True)
+        if releases:
+            say(f"python: test with {tallies[-1].name}")
+            command = [environment / "bin" / "python", "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+            running.append(subprocess.Popen([*command, *files], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+    begin = time.monotonic()
+    for process in running:
+        process.wait()
+    for tally in tallies:
+        tally.seconds = time.monotonic() - begin  # side by side
+        report = WHEELS / f"pytest-{tally.name.partition(':')[0]}.xml"
+        if report.exists():
+            count_pytest(report, tally)
+        else:
+            tally.failed += 1
+    return tallies
+
+
 def check_format() -> Tally:
     say("format")
     begin = time.monotonic()
@@ -174,6 +213,7 @@ def main() -> int:
     tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
     if not options.no_python:
         tallies.append(test_python())
+        tallies += test_python_releases()
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())
@@ -181,8 +221,9 @@ def main() -> int:
         tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
 
     say("summary")
+    width = max(12, *(len(tally.name) for tally in tallies))
     for tally in tallies:
-        print(f"{tally.name:12} {tally.passed:6} passed {tally.failed:4} failed {tally.skipped:4} skipped {tally.seconds:6.0f} s")
+        print(f"{tally.name:{width}} {tally.passed:6} passed {tally.failed:4} failed {tally.skipped:4} skipped {tally.seconds:6.0f} s")
     passed, failed = sum(t.passed for t in tallies), sum(t.failed for t in tallies)
     print(f"{passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0

@@ -2,7 +2,8 @@
 # Installs what is missing on Debian 12 or Ubuntu 24.04 and newer, and nothing else. Quick when nothing is missing.
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
-#        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned
+#        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
+#                                 .venv-python-oldest and -newest, with other releases of what the package works with
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
@@ -115,6 +116,40 @@ need_python() {
   cp "$python_requirements" "$folder/requirements.txt"
 }
 
+# Environments that see what .venv-python has beneath what they have: the oldest releases that pyproject.toml allows, and the
+# newest that pip finds, which is asked each time. Without a network they stay as they are.
+need_python_releases() {
+  local oldest which folder
+  oldest=$(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
+  for which in oldest newest; do
+    folder=.venv-python-$which
+    if ! cmp -s <(cat "$python_requirements" <(echo "$oldest")) "$folder/requirements.txt"; then
+      rm -rf "$folder"
+      python3 -m venv "$folder"
+      (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$folder"/lib/python3*/site-packages)/zz_pinned.pth"
+      # shellcheck disable=SC2086  # one word a package
+      [[ $which == newest ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check $oldest
+      cat "$python_requirements" <(echo "$oldest") >"$folder/requirements.txt"
+    fi
+  done
+  local packages=(transformers jax)
+  if newest_torch_is_small; then packages+=(torch); fi
+  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
+    say "the newest ${packages[*]}: not to be had"
+}
+
+# A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
+newest_torch_is_small() {
+  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
+    python3 -c 'if True:
+      import json, sys
+      for torch in (each["metadata"] for each in json.load(sys.stdin)["install"]):
+          large = any(need.startswith(("nvidia-", "cuda-")) for need in torch["requires_dist"])
+          print("setup: torch", torch["version"], "is the newest:", "a build for CUDA, so the pinned one stays" if large else "taken")
+          sys.exit(large)
+      sys.exit(1)'
+}
+
 case ${1:-} in
   build) need_packages "${build_packages[@]}" ;;
   format) need_clang_format ;;
@@ -122,12 +157,14 @@ case ${1:-} in
   python)
     need_packages "${build_packages[@]}"
     need_python
+    need_python_releases
     ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     need_python
+    need_python_releases
     ;;
   *)
     echo "usage: tools/setup.sh build|format|python|check|nvcc" >&2

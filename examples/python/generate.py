@@ -3,6 +3,7 @@
 import sys
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
 import lean_attention.hf
@@ -19,5 +20,7 @@ else:
     inputs = dict(input_ids=torch.randint(1, 1000, (2, 20)), attention_mask=torch.ones(2, 20, dtype=torch.long))
 
 cache = lean_attention.hf.LeanStaticCache(model.config, max_cache_len=256)  # read only as far as there are tokens
-tokens = model.generate(**inputs, past_key_values=cache, max_new_tokens=32, do_sample=False, disable_compile=True)
+release = tuple(map(int, transformers.__version__.split(".")[:2]))
+name = "cache" if release >= (5, 24) else "past_key_values"  # what Transformers calls it
+tokens = model.generate(**inputs, **{name: cache}, max_new_tokens=32, do_sample=False, disable_compile=True)
 print(tokenizer.decode(tokens[0]) if len(sys.argv) > 1 else tokens[:, 20:])

@@ -24,7 +24,8 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
         return False
     rules = tuple((name, _kind_of(argument)) for name, argument in arguments.items())
     if torch.compiler.is_compiling():
-        shapes = (query.shape[1], key.shape[1], min(query.shape[2], 2), query.shape[3], value.shape[3])
+        tokens = 1 if query.shape[2] == 1 else 2  # two numbers, not a function of a symbolic one
+        shapes = (query.shape[1], key.shape[1], tokens, query.shape[3], value.shape[3])
         return _accepts_like(query.device, query.dtype, key.dtype, shapes, rules)
     kind = (
         query.shape[1], key.shape[1], query.shape[2] > 1, rules,

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from lean_attention import torch_ops
 from lean_attention._accepts import accepts
 from lean_attention._decode import decode
 
@@ -52,6 +53,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, decode calls by this library. query [B, Hq, n_q, d]."""
+    query, key, value, attn_mask = torch_ops.as_autocast(query, key, value, attn_mask)
     grouped = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
     if grouped and _is_decode(query, key, value, attn_mask, dropout_p, is_causal):
         return decode(query, key, value, mask=_as_4d(attn_mask), scale=scale)
@@ -75,7 +77,7 @@ def _is_decode(
     """One query of each sequence, nothing this library lacks. is_causal is top-left there: one query would see one key."""
     if query.dim() != 4 or query.shape[2] != 1 or is_causal or dropout_p != 0.0:
         return False
-    if query.device.type not in ("cpu", "cuda") or key.shape[0] != query.shape[0]:
+    if query.device.type not in ("cpu", "cuda") or key.shape[0] != query.shape[0] or torch_ops.is_transformed(query, key, value):
         return False
     return accepts(query, key, value, mask=_as_4d(mask))
 

@@ -1,7 +1,7 @@
 """torch.ops.lean_attention: the calls as PyTorch operators, which torch.compile, export and CUDA graphs see as one node.
 
-decode() uses them by itself where a graph is being traced; eagerly it goes straight to the library.
-There is no backward pass: inputs that need a gradient are refused.
+decode() uses them by itself where something records; eagerly it goes straight to the library.
+There is no backward pass: inputs that need a gradient are refused, and so are the transforms of torch.func.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+from torch.autograd import forward_ad
 
 from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
@@ -32,17 +33,60 @@ _library.define(
 _plain_types = (torch.Tensor, torch.nn.Parameter)
 
 
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_jit_state = torch._C._get_tracing_state
+
+
+def is_recorded() -> bool:
+    """True while torch.compile, make_fx, torch.jit.trace or another mode of PyTorch's dispatcher looks on."""
+    return torch.compiler.is_compiling() or _modes() > 0 or _jit_state() is not None
+
+
 def must_dispatch(q: torch.Tensor) -> bool:
-    """True while torch.compile traces, and for tensor subclasses, which have no memory of their own to read."""
-    return torch.compiler.is_compiling() or type(q) not in _plain_types
+    """True where a call is recorded, and for tensor subclasses, which have no memory of their own to read."""
+    if torch.compiler.is_compiling():
+        return True
+    if _transforms() is not None:
+        _refuse_transforms()
+    return _modes() > 0 or _jit_state() is not None or type(q) not in _plain_types
+
+
+def is_transformed(*tensors: torch.Tensor) -> bool:
+    """Whether decode() of these would be refused for a transform of torch.func or a tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    return _transforms() is not None or (forward_ad._current_level >= 0 and _have_tangent(*tensors))
+
+
+def as_autocast(*tensors: Optional[torch.Tensor]) -> tuple[Optional[torch.Tensor], ...]:
+    """What torch.autocast makes of scaled_dot_product_attention's arguments where it is on: one type of 16 bits."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _refuse_transforms(*arguments: Any, **keywords: Any) -> None:
+    raise NotImplementedError(
+        "lean_attention: vmap, jvp, grad, functionalize and the other transforms of torch.func do not reach into this library: "
+        "call it outside of them (it takes a batch itself)"
+    )
 
 
 def refuse_gradients(q: Any, k: Any, v: Any, others: dict[str, Any]) -> None:
-    if not torch.is_grad_enabled():
-        return
-    for name, array in (("q", q), ("k", k), ("v", v), *others.items()):
-        if getattr(array, "requires_grad", False):
-            raise RuntimeError(f"{name}: requires a gradient, and there is no backward pass: call under torch.no_grad()")
+    """Refuses what a result would have to be differentiated by, backward or forward."""
+    if torch.is_grad_enabled():
+        for name, array in (("q", q), ("k", k), ("v", v), *others.items()):
+            if getattr(array, "requires_grad", False):
+                raise RuntimeError(f"{name}: requires a gradient, and there is no backward pass: call under torch.no_grad()")
+    if forward_ad._current_level >= 0 and _have_tangent(q, k, v, *others.values()):
+        raise NotImplementedError("lean_attention: a dual tensor of forward-mode differentiation: its tangent would be lost")
+
+
+def _have_tangent(*tensors: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> Any:
@@ -151,4 +195,5 @@ for _name, _kernel, _fake in (
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
     _library.impl(_name, _above(_name), "Autograd")
+    _library.impl(_name, _refuse_transforms, "FuncTorchBatched")
     torch.library.register_fake(f"lean_attention::{_name}", _fake, lib=_library)

@@ -3,10 +3,10 @@
 import pytest
 from gpu import torch
 
-transformers = pytest.importorskip("transformers", minversion="4.56")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 import test_hf  # noqa: E402
-from test_hf import MODELS, Calls, model_of, prompts  # noqa: E402
+from test_hf import CACHE, MODELS, VERSION, Calls, model_of, prompts  # noqa: E402
 
 from lean_attention.hf import LeanStaticCache  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_logits(name, padded, cache, monkeypatch):
     model = model_of(name, "lean_attention", torch.bfloat16).cuda()
     arguments = dict(dynamic={}, static=dict(cache_implementation="static", disable_compile=True), lean=dict(disable_compile=True))[cache]
     if cache == "lean":
-        arguments["past_key_values"] = LeanStaticCache(model.config, max_cache_len=40)
+        arguments[CACHE] = LeanStaticCache(model.config, max_cache_len=40)
     tokens, ours = generated(model, inputs, **arguments)
     assert calls.count >= model.config.num_hidden_layers * (STEPS - 1)  # every decode step was the library's
     check(name, torch.bfloat16, inputs, tokens, ours)
@@ -76,7 +76,7 @@ def test_generate_compiles_steps_into_cuda_graphs(cache):
     model = model_of("llama_64", "lean_attention", torch.bfloat16).cuda()
     arguments = dict(cache_implementation="static")
     if cache == "lean":
-        arguments = dict(past_key_values=LeanStaticCache(model.config, max_cache_len=64))
+        arguments = {CACHE: LeanStaticCache(model.config, max_cache_len=64)}
     tokens, ours = generated(model, inputs, **arguments)
     check("llama_64", torch.bfloat16, inputs, tokens, ours)
 
@@ -84,11 +84,11 @@ def test_generate_compiles_steps_into_cuda_graphs(cache):
 def decoded(model, inputs, in_a_graph):
     """Tokens of greedy steps on a LeanStaticCache, the steps run one by one or replayed from one that was captured."""
     cache = LeanStaticCache(model.config, max_cache_len=64)
-    token = model(**inputs, past_key_values=cache).logits[:, -1:].argmax(-1)
+    token = model(**inputs, **{CACHE: cache}).logits[:, -1:].argmax(-1)
     position = torch.full((2, 1), 11, device="cuda")
 
     def step():
-        logits = model(input_ids=token, position_ids=position, past_key_values=cache).logits
+        logits = model(input_ids=token, position_ids=position, **{CACHE: cache}).logits
         token.copy_(logits[:, -1:].argmax(-1))
         position.add_(1)
 
@@ -109,7 +109,7 @@ def decoded(model, inputs, in_a_graph):
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_continuous_batching(name):
     """generate_batch(): every token is one that the fp32 model would choose too, but for what 16 bits may cost."""
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
+    if VERSION < (5, 23):
         pytest.skip("transformers below 5.23")
     model = model_of(name, "eager", torch.float16).cuda()
     model.set_attn_implementation("paged|lean_flash")
@@ -128,6 +128,15 @@ def test_continuous_batching(name):
             exact, half = (m(tokens).logits[0, len(prompt) - 1 : -1].float() for m in models)
         chosen = exact.gather(1, tokens[0, len(prompt) :, None])[:, 0]
         assert (exact.amax(1) - chosen).max() <= 2 * (half - exact).abs().max()
+
+
+def test_holes_in_a_mask_leave_the_device_alive():
+    """A batch's second turn: its first one was padded on the right."""
+    from test_hf_masks import chat
+
+    expected, ours = (chat(name, "cuda", torch.bfloat16) for name in ("eager", "lean_attention"))
+    exact = chat("eager", "cuda", torch.float32)
+    assert (ours - exact).norm() <= 2 * (expected - exact).norm()
 
 
 def test_a_captured_step_follows_the_tokens():

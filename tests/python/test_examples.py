@@ -31,7 +31,7 @@ def test_example(example):
     if example == "flashinfer_decode" and not has("pages"):
         pytest.skip("not in this build: pages")
     if example == "generate":
-        pytest.importorskip("transformers", minversion="4.56")
+        pytest.importorskip("transformers", minversion="4.57")
     done = subprocess.run(
         [sys.executable, f"{example}.py"], cwd=EXAMPLES, text=True, capture_output=True, timeout=TIMEOUT_S, check=False
     )

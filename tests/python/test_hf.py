@@ -3,13 +3,17 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="4.53")
+transformers = pytest.importorskip("transformers", minversion="4.57")
 
 from conftest import needs  # noqa: E402
 
 import lean_attention.hf  # noqa: E402
+from lean_attention import _hf_masks  # noqa: E402
+from lean_attention.hf import LeanStaticCache, attention_forward  # noqa: E402
 
 lean_attention.hf.register()
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
+CACHE = "cache" if VERSION >= (5, 24) else "past_key_values"  # what a cache is passed and returned as
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +50,8 @@ def _config(name):
     }[name]()
 
 
-NAMES = ["opt", "llama", "mistral", "phi3", "phi3_window", "qwen2", "qwen3", "gemma2", "gpt_oss"]
-needs_gpt_oss = pytest.mark.skipif(not hasattr(transformers, "GptOssConfig"), reason="transformers below 4.55")
-MODELS = [pytest.param(name, marks=needs_gpt_oss) if name == "gpt_oss" else name for name in NAMES]
+MODELS = ["opt", "llama", "mistral", "phi3", "phi3_window", "qwen2", "qwen3", "gemma2", "gpt_oss"]
+
 
 
 def model_of(name, implementation, dtype=torch.float32):
@@ -120,7 +123,7 @@ def test_beam_search(name):
         ("mistral", 11),
         ("phi3_window", 11),
         pytest.param("gemma2", 12, marks=needs("softcap", "window")),  # and the first, where PyTorch has no softcap
-        pytest.param("gpt_oss", 12, marks=[needs("sinks", "window"), needs_gpt_oss]),
+        pytest.param("gpt_oss", 12, marks=needs("sinks", "window")),
     ],
 )
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -141,15 +144,11 @@ def test_a_single_prompt_token(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
 def test_lean_static_cache(name, padded):
-    try:
-        from lean_attention.hf import LeanStaticCache
-    except ImportError:
-        pytest.skip("transformers below 4.56")
     inputs = prompts(3, padded)
     expected = generated(model_of(name, "eager"), inputs)
     model = model_of(name, "lean_attention")
     cache = LeanStaticCache(model.config, max_cache_len=40)
-    tokens = generated(model, inputs, past_key_values=cache, disable_compile=True)
+    tokens = generated(model, inputs, disable_compile=True, **{CACHE: cache})
     assert torch.equal(tokens, expected)
     assert not any(getattr(layer, "is_sliding", False) for layer in cache.layers)
     assert all(layer.keys.shape[2] == 40 for layer in cache.layers)
@@ -169,8 +168,8 @@ def test_teacher_forced_logits_in_16_bits(name, dtype):
             mask = torch.cat([inputs["attention_mask"], torch.ones(2, end - 11, dtype=torch.long)], 1)
             position = (mask.cumsum(1) - 1).clamp(min=0)[:, begin:end]
             with torch.no_grad():
-                step = model(tokens[:, begin:end], attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
+                step = model(tokens[:, begin:end], attention_mask=mask, position_ids=position, use_cache=True, **{CACHE: cache})
+            cache = step[CACHE]
             steps.append(step.logits[:, -1].float())
         return torch.stack(steps)
 
@@ -188,50 +187,8 @@ def test_right_padding_in_a_decode_step_is_still_right():
     for model in models:
         with torch.no_grad():
             first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
-            results.append(model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values).logits)
+            results.append(model(ids[:, 5:], attention_mask=mask, **{CACHE: first[CACHE]}).logits)
     torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize("offset", [4, torch.tensor(4)], ids=["counted on the host", "counted on the device"])
-@pytest.mark.parametrize("window", [0, 3])
-def test_key_ranges_of_every_padding(offset, window):
-    """Of five keys and one query: left padding, and nothing else, is two numbers, which name just the keys that count."""
-    if int(transformers.__version__.split(".")[0]) < 5:
-        pytest.skip("transformers below 5 names places by cache_position")
-    function, keys = lean_attention.hf.causal_mask_function, 5
-    if window:
-        function = lean_attention.hf.and_masks(lean_attention.hf.sliding_window_overlay(window), function)
-    for bits in range(1, 2**keys):
-        seen = [bool(bits >> key & 1) for key in range(keys)]
-        result = lean_attention.hf.attention_mask(
-            1, q_length=1, kv_length=keys, q_offset=offset, mask_function=function, attention_mask=torch.tensor([seen]),
-            device=torch.device("cpu"), config=None,
-        )  # fmt: skip
-        if seen == sorted(seen):
-            first = max(seen.index(True), keys - window if window else 0)
-            assert result.dtype == torch.int32 and result.tolist() == [[[[first, keys]]]], seen
-        else:
-            assert result is None or result.dtype == torch.bool, seen
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-def test_continuous_batching(name):
-    """generate_batch(): the tokens of the paged eager implementation, for prompts of uneven length."""
-    if lean_attention.hf.PAGED_NAME not in transformers.AttentionInterface().valid_keys():
-        pytest.skip("transformers below 5.23")
-    pytest.importorskip("psutil")  # what Transformers asks how much memory a CPU has
-    arguments = dict(
-        generation_config=transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0),
-        continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16),  # by default most of the memory
-        progress_bar=False,
-    )
-    tokens = []
-    for implementation in ("paged|eager", "paged|lean_flash"):
-        model = model_of(name, "eager")
-        model.set_attn_implementation(implementation)
-        result = model.generate_batch(inputs=[[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], list(range(20, 50))], **arguments)
-        tokens.append([result[key].generated_tokens for key in sorted(result)])
-    assert tokens[0] == tokens[1] and len(tokens[0]) == 3
 
 
 def test_training_falls_back():
@@ -243,10 +200,6 @@ def test_training_falls_back():
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_compiled_decode_step_is_one_graph(name):
-    try:
-        from lean_attention.hf import LeanStaticCache
-    except ImportError:
-        pytest.skip("transformers below 4.56")
     torch._dynamo.reset()
     model = model_of(name, "lean_attention")
     inputs = prompts(2, False)
@@ -261,11 +214,12 @@ def test_compiled_decode_step_is_one_graph(name):
     cache = LeanStaticCache(model.config, max_cache_len=32)
     step = torch.compile(model.forward, fullgraph=True, backend=backend)
     with torch.no_grad():
-        token = model(**inputs, past_key_values=cache).logits[:, -1:].argmax(-1)
+        token = model(**inputs, **{CACHE: cache}).logits[:, -1:].argmax(-1)
         tokens = [token]
         for i in range(11):
             position = torch.full((2, 1), 11 + i)
-            token = step(input_ids=token, past_key_values=cache, position_ids=position).logits[:, -1:].argmax(-1)
+            places = dict(position_ids=position) if VERSION >= (5, 0) else dict(position_ids=position, cache_position=position[0])
+            token = step(input_ids=token, **places, **{CACHE: cache}).logits[:, -1:].argmax(-1)
             tokens.append(token)
     assert torch.equal(torch.cat(tokens, 1), expected[:, 11:])
     assert nodes and all(count == 3 for count in nodes)  # a node for each layer
@@ -277,10 +231,158 @@ def test_what_the_library_does_not_do_is_pytorchs_in_a_compiled_graph():
     inputs = prompts(2, False)
 
     def step(ids, cache):
-        return model(input_ids=ids, past_key_values=cache).logits
+        return model(input_ids=ids, **{CACHE: cache}).logits
 
     with torch.no_grad():
-        caches = [model(**inputs, use_cache=True).past_key_values for _ in range(2)]
+        caches = [model(**inputs, use_cache=True)[CACHE] for _ in range(2)]
         ids = inputs["input_ids"][:, -1:]
         compiled = torch.compile(step, fullgraph=True, backend="eager")(ids, caches[0])
         torch.testing.assert_close(compiled, step(ids, caches[1]))
+
+
+# --- models and calls that are not ours ------------------------------------------------------------------------------
+
+NOT_THE_INTERFACE = {
+    "BloomConfig": dict(hidden_size=64, n_layer=1, n_head=4),
+    "MptConfig": dict(d_model=64, n_layers=1, n_heads=4),
+    "XGLMConfig": dict(d_model=64, num_layers=1, attention_heads=4, ffn_dim=64),
+    "GPTNeoXJapaneseConfig": dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4),
+    "MegatronBertConfig": dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, is_decoder=True),
+    "RemBertConfig": dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, is_decoder=True),
+    "RoFormerConfig": dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, is_decoder=True),
+    "MvpConfig": dict(d_model=64, decoder_layers=1, encoder_layers=1, decoder_attention_heads=4),
+    "TrOCRConfig": dict(d_model=64, decoder_layers=1, decoder_attention_heads=4),
+    "GPTNeoConfig": dict(hidden_size=64, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]),
+    "FalconConfig": dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=4),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_THE_INTERFACE)
+def test_models_without_the_interface_are_refused_when_they_are_made(kind):
+    config = getattr(transformers, kind)(vocab_size=97, **NOT_THE_INTERFACE[kind])
+    with pytest.raises(ValueError, match='(?s)attn_implementation=.lean_attention.: .*ForCausalLM .*use attn_implementation="eager"'):
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="lean_attention")
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def t5gemma(implementation):
+    module = dict(GQA, head_dim=16, sliding_window=8, attn_logit_softcapping=2.0, query_pre_attn_scalar=16)
+    config = transformers.T5GemmaConfig(encoder=module, decoder=dict(module), vocab_size=97, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = transformers.T5GemmaForConditionalGeneration._from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+def test_an_encoder_with_a_softcap_sees_both_sides(padded):
+    inputs = dict(prompts(2, padded), decoder_input_ids=torch.tensor([[1, 5, 6], [1, 7, 8]]))
+    with torch.no_grad():
+        expected, ours = (t5gemma(name)(**inputs).logits for name in ("eager", "lean_attention"))
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("said", ["by the module", "by a keyword"])
+def test_a_softcap_without_a_mask_is_causal_only_where_that_is_said(said):
+    """The model's own function is asked; q [2, 4, 5, 16], k and v [2, 4, 9, 16]."""
+    from transformers.models.gemma2 import modeling_gemma2
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    scores = 5.0 * torch.tanh(q @ k.transpose(2, 3) / 4 / 5.0)
+    expected = (scores.softmax(-1) @ v).transpose(1, 2)
+    module = type("Module", (torch.nn.Module,), dict(__module__=modeling_gemma2.__name__, num_key_value_groups=1))()
+    module.is_causal = said != "by the module"
+    keywords = dict(is_causal=False) if said == "by a keyword" else {}
+    out, _ = attention_forward(module.eval(), q, k, v, None, scaling=0.25, softcap=5.0, **keywords)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("door", ["hf", "sdpa"])
+def test_autocast_casts_as_it_does_for_sdpa(door, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16, dtype=torch.bfloat16)
+    mask = torch.randn(2, 1, 1, 9)
+    calls = Calls(monkeypatch)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        if door == "hf":
+            out = attention_forward(torch.nn.Module(), q, k, v, mask)[0].transpose(1, 2)
+        else:
+            import lean_attention.sdpa
+
+            monkeypatch.setattr(lean_attention.sdpa, "decode", lean_attention._accepts.decode)
+            out = lean_attention.sdpa.scaled_dot_product_attention(q, k, v, mask)
+    assert out.dtype == expected.dtype == torch.bfloat16 and calls.count == 1
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_a_step_under_autocast_is_the_librarys(monkeypatch):
+    model = model_of("llama", "lean_attention")
+    calls = Calls(monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        generated(model, prompts(2, True))
+    assert calls.count == 3 * 11
+
+
+def test_tangents_go_to_pytorchs_attention():
+    from torch.autograd import forward_ad
+
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    with forward_ad.dual_level(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        dual = forward_ad.make_dual(v, torch.ones_like(v))
+        out, _ = attention_forward(torch.nn.Module(), q, k, dual, None)
+        torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, torch.ones(2, 1, 4, 16))
+
+
+def test_a_full_static_cache_says_so():
+    model = model_of("llama", "lean_attention")
+    ids = torch.arange(3, 13)[None]
+    cache = LeanStaticCache(model.config, max_cache_len=8)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="LeanStaticCache: .*10 more .*max_cache_len = 8"):
+            model(ids, **{CACHE: cache})
+        cache = LeanStaticCache(model.config, max_cache_len=8)
+        model(ids[:, :7], **{CACHE: cache})
+        if VERSION < (5, 0):
+            return
+        model(ids[:, 7:8], **{CACHE: cache})
+        for _ in range(2):
+            with pytest.raises(ValueError, match="LeanStaticCache: 8 tokens are there, 1 more do not fit in max_cache_len = 8"):
+                model(ids[:, 8:9], **{CACHE: cache})
+        cache.reset()
+        model(ids[:, :8], **{CACHE: cache})
+
+
+def test_the_hosts_count_of_a_full_cache_is_checked_before_it_is_believed(monkeypatch):
+    """On a device nothing is asked before the host's count says full, and it does not see crop()."""
+    from lean_attention._hf_cache import LeanStaticLayer
+
+    asked = []
+
+    class Counted:
+        device = torch.device("cuda")
+
+        def __int__(self):
+            asked.append(1)
+            return 3
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    layer = LeanStaticLayer(max_cache_len=4)
+    layer.cumulative_length = Counted()
+    layer._need_room(4)
+    assert not asked
+    layer._need_room(1)
+    assert asked and layer.counted == 4
+    with pytest.raises(ValueError, match="3 tokens are there, 2 more"):
+        layer._need_room(2)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_the_documented_call_warns_of_nothing():
+    model = model_of("llama", "lean_attention")
+    cache = LeanStaticCache(model.config, max_cache_len=40)
+    generated(model, prompts(2, False), disable_compile=True, **{CACHE: cache})

@@ -1,11 +1,14 @@
 """torch.ops.lean_attention, and decode() on torch tensors."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import arrays, needs  # noqa: E402
+from conftest import arrays, has, needs  # noqa: E402
 from oracle import attention  # noqa: E402
 
 import lean_attention.torch_ops  # noqa: E402
@@ -132,3 +135,133 @@ def test_parameters_are_tensors():
     q, k, v = tensors()
     parameter = torch.nn.Parameter(q, requires_grad=False)
     assert torch.equal(decode(parameter, k, v), decode(q, k, v))
+
+
+# --- who records a call, and who transforms it -----------------------------------------------------------------------
+
+
+def doubled(q, k, v, seqlens):
+    return decode(q, k, v, seqlens=seqlens, causal=True) * 2
+
+
+def traced_by_jit(*inputs):
+    return torch.jit.trace(doubled, inputs)
+
+
+def traced_by_fx(mode):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return lambda *inputs: make_fx(doubled, tracing_mode=mode)(*inputs)
+
+
+def exported(*inputs):
+    module = type("Module", (torch.nn.Module,), dict(forward=lambda self, *arguments: doubled(*arguments)))()
+    return torch.export.export(module, inputs).module()
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [traced_by_jit, traced_by_fx("real"), traced_by_fx("fake"), traced_by_fx("symbolic"), exported],
+    ids=["jit", "make_fx real", "make_fx fake", "make_fx symbolic", "export"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_whoever_records_gets_the_call_and_not_its_result(trace):
+    lengths = torch.tensor([37, 9], dtype=torch.int32)
+    recorded = trace(*tensors(), lengths)
+    assert "lean_attention" in str(recorded.graph)
+    others = tensors(seed=1)
+    lengths = torch.tensor([5, 30], dtype=torch.int32)
+    torch.testing.assert_close(recorded(*others, lengths), doubled(*others, lengths))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_old_onnx_exporter_is_refused_by_name(tmp_path):
+    module = type("Module", (torch.nn.Module,), dict(forward=lambda self, *arguments: doubled(*arguments)))()
+    with pytest.raises(Exception, match="lean_attention::decode"):
+        torch.onnx.export(module, (*tensors(), torch.tensor([37, 9], dtype=torch.int32)), str(tmp_path / "x.onnx"), dynamo=False)
+    assert not (tmp_path / "x.onnx").exists()
+
+
+TRANSFORMS = {
+    "vmap": lambda call, q, k, v: torch.vmap(call)(q[None], k[None], v[None]),
+    "jvp": lambda call, q, k, v: torch.func.jvp(lambda q: call(q, k, v), (q,), (q,)),
+    "grad": lambda call, q, k, v: torch.func.grad(lambda q: call(q, k, v).sum())(q),
+    "functionalize": lambda call, q, k, v: torch.func.functionalize(lambda q: call(q, k, v))(q),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("call", [decode, OPS.decode], ids=["decode", "op"])
+def test_r50_transforms_are_refused_in_our_words(call, transform):
+    q, k, v = tensors()
+    if call is not decode and transform == "functionalize":
+        assert torch.equal(TRANSFORMS[transform](call, q, k, v), decode(q, k, v))  # an operator that writes to nothing
+        return
+    with pytest.raises((NotImplementedError, RuntimeError), match="^lean_attention: |requires a gradient, and there is no backward"):
+        TRANSFORMS[transform](call, q, k, v)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("call", [decode, OPS.decode, OPS.decode_lse], ids=["decode", "op", "op_lse"])
+def test_r50_tangents_are_not_lost(call, which):
+    from torch.autograd import forward_ad
+
+    inputs = tensors()
+    with forward_ad.dual_level(), torch.no_grad():
+        assert call(*inputs) is not None
+        inputs[which] = forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which]))
+        with pytest.raises(NotImplementedError, match="^lean_attention: a dual tensor"):
+            call(*inputs)
+
+
+# --- the first call of a process is inside a compiled graph ----------------------------------------------------------
+
+FIRST_CALLS = {
+    "decode": """
+import lean_attention
+call = lambda q, k, v: lean_attention.decode(q, k, v)""",
+    "flash_attn_with_kvcache": """
+import lean_attention
+lengths = torch.tensor([9, 3], dtype=torch.int32)
+call = lambda q, k, v: lean_attention.flash_attn_with_kvcache(*(x.transpose(1, 2) for x in (q, k, v)), cache_seqlens=lengths)""",
+    "sdpa": """
+import lean_attention.sdpa
+call = lambda q, k, v: lean_attention.sdpa.scaled_dot_product_attention(q, k, v, enable_gqa=True)""",
+    "enable_sdpa": """
+import lean_attention
+if hasattr(torch.nn.attention, "register_flash_attention_impl"): lean_attention.enable_sdpa()
+call = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)""",
+    "merge_states": """
+import lean_attention
+call = lambda q, k, v: lean_attention.merge_states(q[:, :, 0], q[:, :, 0, 0], q[:, :, 0], q[:, :, 0, 0])[0]""",
+    "flashinfer": """
+from lean_attention.compat.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+cache, wrapper = torch.randn(10, 2, 4, 2, 16), BatchDecodeWithPagedKVCacheWrapper(None, "NHD")
+indptr, indices, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 6, 8], list(range(8)), [4, 3]))
+wrapper.plan(indptr, indices, last, 8, 2, 16, 4)
+call = lambda q, k, v: wrapper.run(q[:, :, 0], cache)""",
+    "hf": """
+import lean_attention.hf
+module = torch.nn.Module()
+call = lambda q, k, v: lean_attention.hf.attention_forward(module, q, k, v, None)[0]""",
+}
+PROGRAM = """
+import torch
+torch.set_num_threads(1)
+q = torch.randn(2, 8, 1, 16)
+k, v = torch.randn(2, 2, 2, 9, 16)
+{}
+with torch.no_grad():
+    first = torch.compile(call, fullgraph=True, backend="eager")(q, k, v)
+    torch.testing.assert_close(first, call(q, k, v))
+"""
+
+
+@pytest.mark.parametrize("door", FIRST_CALLS)
+def test_the_first_call_of_a_process_may_be_a_compiled_one(door):
+    if door == "hf":
+        pytest.importorskip("transformers", minversion="4.57")
+    if door == "flashinfer" and not has("pages"):
+        pytest.skip("not in this build: pages")
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(FIRST_CALLS[door])], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
