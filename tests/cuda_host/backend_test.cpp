@@ -8,6 +8,7 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backends/cuda/kernel_config.hpp"
@@ -153,7 +154,7 @@ TEST(CudaHost, R32_EachCallThatFailsIsToldAndTheNextOneWorks) {
         EXPECT_EQ(runtime().launches(), launches) << asked.name;
         break;
       }
-      const std::string broken = calls[static_cast<std::size_t>(at)].name;
+      const std::string_view broken = calls[static_cast<std::size_t>(at)].name;
       if (broken == "cudaGetDriverEntryPointByVersion") {
         EXPECT_TRUE(failed.ok()) << asked.name << ": " << failed.message;
       } else {
@@ -225,14 +226,14 @@ TEST(CudaHost, R34_AnErrorThatSticksIsToldByEveryCall) {
 /// R39, R47: a call allocates nothing, waits for nothing, changes no device and looks at nobody's earlier error, so that it may be
 /// captured. From the second on it asks for no attributes again.
 TEST(CudaHost, R39_ACallMakesOnlyCallsThatMayBeCaptured) {
-  const std::set<std::string> first = {"cudaGetDevice",        "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion",
-                                       "cudaFuncSetAttribute", "cudaLaunchKernelExC",    "cudaLaunchKernel"};
-  const std::set<std::string> later = {"cudaGetDevice", "cudaFuncSetAttribute", "cudaLaunchKernelExC", "cudaLaunchKernel"};
+  const std::set<std::string_view> first = {"cudaGetDevice",        "cudaDeviceGetAttribute", "cudaGetDriverEntryPointByVersion",
+                                            "cudaFuncSetAttribute", "cudaLaunchKernelExC",    "cudaLaunchKernel"};
+  const std::set<std::string_view> later = {"cudaGetDevice", "cudaFuncSetAttribute", "cudaLaunchKernelExC", "cudaLaunchKernel"};
   to_a_new_device();
   runtime().ordinal = 0;  // of the first few, it keeps what it learns
   for (const Asked& asked : asked_calls()) {
     const Workspace workspace = workspace_for(asked);
-    for (const std::set<std::string>& allowed : {first, later}) {
+    for (const std::set<std::string_view>& allowed : {first, later}) {
       runtime().begin();
       ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok()) << asked.name;
       for (const Call& call : runtime().calls) EXPECT_TRUE(allowed.contains(call.name)) << asked.name << ": " << call.name;
@@ -254,7 +255,7 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
     const bool two = appends || name == "two kernels" || name == "prefill and decode";
     EXPECT_EQ(launches.size(), checked ? 3U : (two ? 2U : 1U)) << name;
     const Call& decoding = launches[checked || appends ? 1 : 0];
-    EXPECT_NE(decoding.kernel.find("decode_kernel"), std::string::npos) << name << ": " << decoding.kernel;
+    EXPECT_NE(decoding.kernel.find("decode_kernel"), std::string_view::npos) << name << ": " << decoding.kernel;
     EXPECT_EQ(decoding.grid, 132U) << name;
     EXPECT_EQ(decoding.cooperative, name == "the host block") << name;
     EXPECT_EQ(decoding.dependent, appends || name == "a dependent launch") << name;
@@ -269,7 +270,7 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
 /// R33, R30: on any kind of device, what supports() takes is launched with no more shared memory and threads than there are, and what it does
 /// not take is refused by name.
 TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
-  std::set<std::string> kernels;
+  std::set<std::string_view> kernels;
   for (const FakeDevice& device : kDevices) {
     std::int64_t served = 0;
     for (const std::int32_t head_dim : {8, 64, 72, 80, 96, 128, 192, 256}) {
@@ -445,9 +446,9 @@ TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
     const Workspace workspace = workspace_for(asked);
     runtime().begin();
     EXPECT_TRUE(decode(asked.problem, asked.options, workspace).ok());
-    const std::string kernel = runtime().launches().back().kernel;
+    const std::string_view kernel = runtime().launches().back().kernel;
     for (const cuda::Scope scope : cuda::kScopes) {
-      if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string::npos) return scope;
+      if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string_view::npos) return scope;
     }
     ADD_FAILURE() << kernel;
     return cuda::Scope::kAnyCall;
