@@ -11,14 +11,13 @@ namespace lean {
 namespace {
 
 std::string explain(const Problem& problem, const Options& options, ScheduleFormat format) {
-  const BackendEntry& backend = *backend_of(options.backend);
-  const tile::TileConfig config = backend.select_tile(problem, options);
+  const tile::Tiling tiling = backend_of(options.backend)->tiling_of(problem, options);
   const schedule::ScheduleMap map =
       schedule::build_map({.lengths = LengthSource(problem),
-                           .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                           .cost_model = backend.cost_model(config),
+                           .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
+                           .cost_model = tiling.cost_model,
                            .policy = options.policy,
-                           .workers = backend.worker_count(options)});
+                           .workers = tiling.workers});
   switch (format) {
     case ScheduleFormat::kText: return schedule::to_text(map);
     case ScheduleFormat::kJson: return schedule::to_json(map);

@@ -255,9 +255,14 @@ Status enqueue_append(const Problem& problem, bool dependent_launch, void* strea
   return cuda_status(cudaLaunchKernelEx(&config, append_kernel, problem), "cudaLaunchKernelEx");
 }
 
+TensorView queries_after_append(const Problem& problem) noexcept {
+  if (problem.append.rotary_dim == 0) return problem.q;
+  return {.data = problem.o.data, .dtype = problem.o.dtype, .strides = problem.o.strides};
+}
+
 Problem after_append(const Problem& problem) noexcept {
   Problem after = problem;
-  if (problem.append.rotary_dim > 0) after.q = {.data = problem.o.data, .dtype = problem.o.dtype, .strides = problem.o.strides};
+  after.q = queries_after_append(problem);
   after.append = {};
   return after;
 }

@@ -1,0 +1,16 @@
+// What a workspace must be: large enough, aligned, and apart from every tensor.
+#pragma once
+
+#include <cstddef>
+
+#include "lean/lean.hpp"
+
+namespace lean {
+
+/// Codes: ok, workspace_too_small, workspace_misaligned.
+[[nodiscard]] Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::size_t needed) noexcept;
+
+/// The same, and invalid_argument: it overlaps itself or a tensor's first element.
+[[nodiscard]] Status check_workspace(const Problem& problem, const Workspace& workspace, const WorkspaceSize& need) noexcept;
+
+}  // namespace lean
