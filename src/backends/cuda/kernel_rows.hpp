@@ -45,13 +45,13 @@ inline constexpr Reason kWide{"four warps of 64 tokens: accumulators of 256 dims
 inline constexpr Reason kFp8{"twice the tokens of 16 bits are as many bytes in flight; half are slower", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kFp8Many{"as in 16 bits: bound by arithmetic, not by bytes in flight", "h200-tier-b.jsonl"};
 
-inline constexpr Reason kNarrow{"products with tokens as rows: no half of 16 rows is computed for nothing",
+inline constexpr Reason kNarrow{"narrow products, tokens as their rows: no half of 16 rows is computed for nothing",
                                 "h200-narrow-tile.jsonl"};
-inline constexpr Reason kNarrowFp8{"the same by runs, which one thread asks for earlier than boxes", "h200-narrow-fp8.jsonl"};
-inline constexpr Reason kNarrowBoxes{"the same from columns", "h200-narrow-fp8.jsonl"};
-inline constexpr Reason kNarrowThreads{"the same from rows that threads copy", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowFp8{"narrow products, and runs that one thread asks for earlier than boxes", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowBoxes{"narrow products from columns", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kStep{"a decode step's code and registers, and nothing else", "h200-tier-b.jsonl"};
-inline constexpr Reason kLongTiles{"256 tokens of d 64, where nothing but 227 KB is asked to hold them", "h200-d64-tiles.jsonl"};
+inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for them take any call's", "h200-d64-tiles.jsonl"};
 inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "h200-layouts.jsonl"};
 inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows", "h200-tensor-steps.jsonl"};
 inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
