@@ -114,13 +114,14 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
                                 cost_model(entry.config.tile()), options.workers);
 }
 
-/// Whatever the call asks for, the kernel of its step_scope() has it.
+/// Whether a step's kernel has whatever the call asks for: its traits, one by one.
 bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const ScopeTraits scope = step.config.traits();
   const bool copied = plan.copies.thread_bytes == kPieceBytes && (plan.copies.runs || scope.copies != Copies::kRuns);
   const bool dims = shape.head_dim == step.config.head_dim || scope.dims == Dims::kFilledUp;
+  const bool chunks = in_chunks(plan.options) == (scope.chunks == Chunks::kAlways);
   const bool ruled = rules.every_tile || rules.hides_values;
-  return copied && dims && !ruled && plan.vector_queries && plan.options.fixup == Fixup::kLastArriver &&
+  return copied && dims && chunks && !ruled && plan.vector_queries && plan.options.fixup == Fixup::kLastArriver &&
          is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
 }
 

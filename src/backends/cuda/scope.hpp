@@ -47,8 +47,8 @@ struct ScopeTraits {
   Chunks chunks = Chunks::kNever;
   bool warms_l2 = false;            // sends for its first read before there is a plan (kernel/l2_warming.cuh)
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
-  bool sharing_warp =
-      false;  // one more finds out who shares outputs; else a producer does, once a segment's first tiles are under way
+  /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
+  bool sharing_warp = false;
 };
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
