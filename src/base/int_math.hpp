@@ -32,15 +32,6 @@ LEAN_HD [[nodiscard]] constexpr T max_of(T a, T b) noexcept {
 }
 LEAN_HD [[nodiscard]] constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? a : b; }
 LEAN_HD [[nodiscard]] constexpr std::int64_t max_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? b : a; }
-// Of kernel/, until it takes those above.
-template <typename T>
-LEAN_HD [[nodiscard]] constexpr T least_of(T a, T b) noexcept {
-  return min_of(a, b);
-}
-template <typename T>
-LEAN_HD [[nodiscard]] constexpr T most_of(T a, T b) noexcept {
-  return max_of(a, b);
-}
 
 /// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.
 LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept {

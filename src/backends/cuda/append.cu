@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
       if (copy.to == nullptr) continue;
       const Piece piece = turned_piece(problem.append, copy.from, dim);
       std::byte* const to = copy.to + dim * bytes_of(copy.dtype);
-      if (is_fp8(copy.dtype)) {
+      if (kv_type_of(copy.dtype).scaled) {
         store_quantised_piece(to, piece, copy.scale, copy.dtype);
       } else {
         store_piece(to, piece, copy.from.bf16);

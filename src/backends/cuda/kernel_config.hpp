@@ -44,12 +44,6 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
 
-  // Of kernel/, until it takes those above.
-  [[nodiscard]] constexpr bool bulk_step() const noexcept { return copies_runs(); }
-  [[nodiscard]] constexpr bool pads_rows() const noexcept { return fills_rows(); }
-  [[nodiscard]] constexpr bool fp8() const noexcept { return kv_type().scaled; }
-  [[nodiscard]] constexpr DType product_dtype() const noexcept { return kv_type().product; }
-
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
   /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies would
@@ -59,7 +53,7 @@ struct KernelConfig {
   }
   /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
   [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {
-    return static_cast<std::int32_t>(round_up(dims * kv_type().bytes, kPieceBytes));
+    return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), kPieceBytes));
   }
   [[nodiscard]] constexpr std::int32_t column_bytes() const noexcept { return stage_column_bytes(stage_row_bytes(head_dim)); }
   [[nodiscard]] constexpr std::int32_t columns() const noexcept { return stage_row_bytes(head_dim) / column_bytes(); }
@@ -116,9 +110,6 @@ struct KernelConfig {
           .whole_percent = 20,
           .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes)};
 }
-
-// Of kernel/, until it takes those above.
-[[nodiscard]] constexpr bool is_fp8(DType dtype) noexcept { return kv_type_of(dtype).scaled; }
 
 [[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept { return config.cta_warps() * kWarpThreads; }
 

@@ -140,7 +140,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
     line.lengths = rules.lengths()(line.start.sequence);
     line.even = {};
   }
-  if constexpr (kConfig.step() && kConfig.scope != Scope::kChunkStep) {  // known to the compiler, wherever the plan comes from
+  if constexpr (kConfig.step() && !kConfig.chunks_only()) {  // known to the compiler, wherever the plan comes from
     line.plan.kind = Policy::Kind::kLean;
     line.plan.granularity_tiles = 1;
   }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
   if constexpr (!kMayBeEven<kConfig, kCumulative>) {
     Cursor cursor = flat_cursor();
     walk<kConfig>(call, maps, memory, cursor);
-  } else if constexpr (kConfig.bulk_step()) {
+  } else if constexpr (kConfig.copies_runs()) {
     // An even line has code of its own: nothing is jumped over on the way to the first copy.
     if (!line.even.even) {
       Cursor cursor = flat_cursor();
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
     }
   }
   if (consumes) {
-    if (kConfig.pads_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
+    if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);
