@@ -7,7 +7,8 @@ namespace lean {
 
 const BackendEntry* backend_of(Backend backend) noexcept {
   using Call = PlannedCall<cpu::CallPlan, cpu::decide, cpu::run_call>;
-  static constexpr BackendEntry kCpu{.workspace_size = Call::workspace_size,
+  static constexpr BackendEntry kCpu{.supports = Call::supports,
+                                     .workspace_size = Call::workspace_size,
                                      .decode = Call::decode,
                                      .clear_state = cpu::clear_state,
                                      .read_sticky = cpu::read_sticky,

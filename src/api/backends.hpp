@@ -7,8 +7,9 @@
 namespace lean {
 
 struct BackendEntry {
-  /// What memory a call needs, or what the backend does not do of it, with the reason. The problem's and the options' own preconditions
-  /// hold.
+  /// What the backend does not do of a call, with the reason; the problem's and the options' own preconditions hold.
+  Status (*supports)(const Problem&, const Options&) noexcept;
+  /// What memory it needs, or the same.
   WorkspaceSize (*workspace_size)(const Problem&, const Options&) noexcept;
   /// The call, in a workspace that is yet to be checked.
   Status (*decode)(const Problem&, const Options&, const Workspace&) noexcept;

@@ -7,7 +7,8 @@ namespace lean {
 
 const BackendEntry* cuda_backend() noexcept {
   using Call = PlannedCall<cuda::CallPlan, cuda::decide, cuda::launch_call>;
-  static constexpr BackendEntry kCuda{.workspace_size = Call::workspace_size,
+  static constexpr BackendEntry kCuda{.supports = Call::supports,
+                                      .workspace_size = Call::workspace_size,
                                       .decode = Call::decode,
                                       .clear_state = cuda::clear_state,
                                       .read_sticky = cuda::read_sticky,

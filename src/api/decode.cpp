@@ -25,7 +25,12 @@ Status check_call(const Problem& problem, const Options& options, const BackendE
 
 }  // namespace
 
-Status supports(const Problem& problem, const Options& options) noexcept { return workspace_size(problem, options).status; }
+Status supports(const Problem& problem, const Options& options) noexcept {
+  const Options resolved = resolve(options);
+  const BackendEntry* backend = nullptr;
+  if (const Status status = check_call(problem, resolved, backend); !status.ok()) return status;
+  return backend->supports(problem, resolved);
+}
 
 WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
   const Options resolved = resolve(options);

@@ -2,7 +2,10 @@
 // need() of a workspace; `kDecide` fills it or refuses the call, `kRun` carries it out.
 #pragma once
 
+#include <cstddef>
+
 #include "api/workspace_checks.hpp"
+#include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
 
 namespace lean {
@@ -10,10 +13,17 @@ namespace lean {
 template <typename TPlan, Status (*kDecide)(const Problem&, const Options&, TPlan&) noexcept,
           Status (*kRun)(const Problem&, const TPlan&, const Workspace&) noexcept>
 struct PlannedCall {
+  static Status supports(const Problem& problem, const Options& options) noexcept {
+    TPlan plan;
+    return kDecide(problem, options, plan);
+  }
+
   static WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
     TPlan plan;
     if (const Status status = kDecide(problem, options, plan); !status.ok()) return {.status = status};
-    return plan.need();
+    const fixup::WorkspaceNeed need = plan.need();
+    return {.state_bytes = static_cast<std::size_t>(need.state_bytes),
+            .scratch_bytes = static_cast<std::size_t>(need.scratch_bytes)};
   }
 
   static Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {

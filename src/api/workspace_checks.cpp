@@ -1,5 +1,6 @@
 #include "api/workspace_checks.hpp"
 
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
@@ -19,11 +20,11 @@ bool overlaps(const void* a, std::size_t a_bytes, const void* b) noexcept {
 
 }  // namespace
 
-Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::size_t needed) noexcept {
+Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::int64_t needed) noexcept {
   if (needed == 0) return {};  // then it may be null
-  if (pointer == nullptr || bytes < needed) {
+  if (pointer == nullptr || bytes < static_cast<std::size_t>(needed)) {
     Status status{.code = StatusCode::kWorkspaceTooSmall};
-    std::snprintf(status.message, sizeof(status.message), "%s_bytes = %zu%s: %zu needed", name, bytes,
+    std::snprintf(status.message, sizeof(status.message), "%s_bytes = %zu%s: %" PRId64 " needed", name, bytes,
                   pointer == nullptr ? " (null)" : "", needed);
     return status;
   }
@@ -34,7 +35,7 @@ Status check_memory(const char* name, const void* pointer, std::size_t bytes, st
   return {};
 }
 
-Status check_workspace(const Problem& problem, const Workspace& workspace, const WorkspaceSize& need) noexcept {
+Status check_workspace(const Problem& problem, const Workspace& workspace, const fixup::WorkspaceNeed& need) noexcept {
   if (const Status s = check_memory("workspace.state", workspace.state, workspace.state_bytes, need.state_bytes); !s.ok()) return s;
   if (const Status s = check_memory("workspace.scratch", workspace.scratch, workspace.scratch_bytes, need.scratch_bytes); !s.ok()) {
     return s;

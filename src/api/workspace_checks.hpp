@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
+#include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
 
 namespace lean {
 
 /// Codes: ok, workspace_too_small, workspace_misaligned.
-[[nodiscard]] Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::size_t needed) noexcept;
+[[nodiscard]] Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::int64_t needed) noexcept;
 
 /// The same, and invalid_argument: it overlaps itself or a tensor's first element.
-[[nodiscard]] Status check_workspace(const Problem& problem, const Workspace& workspace, const WorkspaceSize& need) noexcept;
+[[nodiscard]] Status check_workspace(const Problem& problem, const Workspace& workspace, const fixup::WorkspaceNeed& need) noexcept;
 
 }  // namespace lean

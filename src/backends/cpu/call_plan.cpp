@@ -4,7 +4,6 @@
 #include "backends/cpu/score_rules.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "base/int_math.hpp"
-#include "fixup/workspace_size.hpp"
 #include "problem/append.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
@@ -62,9 +61,8 @@ CallPlan plan_call(const Problem& problem, const Options& options) noexcept {
   return plan;
 }
 
-WorkspaceSize CallPlan::need() const noexcept {
-  return {.state_bytes = static_cast<std::size_t>(workspace.state_bytes()),
-          .scratch_bytes = static_cast<std::size_t>(workspace.scratch_bytes() + workers * memory.bytes())};
+fixup::WorkspaceNeed CallPlan::need() const noexcept {
+  return {.state_bytes = workspace.state_bytes(), .scratch_bytes = workspace.scratch_bytes() + workers * memory.bytes()};
 }
 
 tile::Tiling CallPlan::tiling() const noexcept { return {.config = config, .cost_model = cost_model(config), .workers = workers}; }

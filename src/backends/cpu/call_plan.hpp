@@ -6,6 +6,7 @@
 
 #include "backends/cpu/worker_memory.hpp"
 #include "fixup/workspace.hpp"
+#include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
 #include "schedule/line_shape.hpp"
 #include "tile/tile_config.hpp"
@@ -22,7 +23,7 @@ struct CallPlan {
   WorkerMemoryLayout memory{};  // of each worker, behind the workspace's own scratch
 
   /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
-  [[nodiscard]] WorkspaceSize need() const noexcept;
+  [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
   [[nodiscard]] tile::Tiling tiling() const noexcept;
 };
 

@@ -9,7 +9,6 @@
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
-#include "fixup/workspace_size.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
@@ -200,13 +199,13 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). Where a call is two launches, which
 /// follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the second, so a checked call looks at
 /// those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of random calls against it.
-WorkspaceSize CallPlan::need() const noexcept {
-  WorkspaceSize size;
+fixup::WorkspaceNeed CallPlan::need() const noexcept {
+  fixup::WorkspaceNeed need;
   for (const LaunchPlan& launch : *this) {
-    size.state_bytes = max_of(size.state_bytes, static_cast<std::size_t>(launch.reserved.state_bytes()));
-    size.scratch_bytes = max_of(size.scratch_bytes, static_cast<std::size_t>(launch.reserved.scratch_bytes()));
+    need.state_bytes = max_of(need.state_bytes, launch.reserved.state_bytes());
+    need.scratch_bytes = max_of(need.scratch_bytes, launch.reserved.scratch_bytes());
   }
-  return size;
+  return need;
 }
 
 }  // namespace lean::cuda

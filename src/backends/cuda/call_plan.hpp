@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "fixup/workspace.hpp"
+#include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
 #include "schedule/even_line.hpp"
 #include "schedule/line_shape.hpp"
@@ -68,7 +69,7 @@ struct CallPlan {
   [[nodiscard]] const LaunchPlan* end() const noexcept { return launches + launch_count; }
 
   /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
-  [[nodiscard]] WorkspaceSize need() const noexcept;
+  [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
 
   /// Of a plan that has a kernel: the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {
