@@ -9,7 +9,7 @@
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/bf16_queries.hpp"
-#include "backends/cuda/kernel_config.hpp"
+#include "base/kv_type.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"
 
@@ -48,37 +48,37 @@ void PreparedCall::enqueue(std::int64_t copy, void* stream) const {
 
 explain::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
-  const BackendEntry& backend = *backend_of(resolved.backend);
-  const tile::TileConfig config = backend.select_tile(problem, resolved);
+  const tile::Tiling tiling = backend_of(resolved.backend)->tiling_of(problem, resolved);
   return explain::build_map({.lengths = LengthSource(problem),
-                             .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                             .cost_model = backend.cost_model(config),
+                             .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
+                             .cost_model = tiling.cost_model,
                              .policy = resolved.policy,
-                             .workers = backend.worker_count(resolved)});
+                             .workers = tiling.workers});
 }
 
 namespace {
 
 /// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
-  const BackendEntry& backend = *backend_of(options.backend);
-  const DType weights = cuda::product_dtype(problem.v.dtype);
+  const tile::Tiling tiling = backend_of(options.backend)->tiling_of(problem, resolve(options));
+  const DType weights = kv_type_of(problem.v.dtype).product;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
           .query_step = cuda::query_step_of(problem),
-          .tile_tokens = backend.select_tile(problem, resolve(options)).tile_tokens,
-          .contributors = std::max(backend.worker_count(options), options.policy.splits)};
+          .tile_tokens = tiling.config.tile_tokens,
+          .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 
 }  // namespace
 
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {
   if (options.backend == Backend::kCuda) return cuda_rounding(problem, options);
+  const tile::Tiling tiling = cpu::tiling_of(problem, options);
   const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
-          .tile_tokens = cpu::select_tile(problem).tile_tokens,
-          .contributors = std::max(cpu::worker_count(options), options.policy.splits)};
+          .tile_tokens = tiling.config.tile_tokens,
+          .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 
 }  // namespace lean::cli

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "base/int_math.hpp"
-#include "explain/words.hpp"
 #include "cli/bad_argument.hpp"
+#include "explain/words.hpp"
 
 namespace lean::cli {
 

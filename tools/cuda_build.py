@@ -3,8 +3,9 @@
 
 nvcc is the one on the PATH or under /usr/local/cuda, else tools/setup.sh installs it from PyPI. Each compiled kernel
 is printed with its registers and spills; the build fails when a CTA's registers do not fit a multiprocessor, when a
-kernel spills more than LIMITS allow it, or when the library is larger than 30 MB. Ends with "N passed, M failed":
-a kernel each, and the library. Kernels compiled before and unchanged keep their lines in build-cuda/kernels.json.
+kernel spills more than its row of src/backends/cuda/kernel_rows.hpp allows, or when the library is larger than 30 MB.
+Ends with "N passed, M failed": a kernel each, and the library. Kernels compiled before and unchanged keep their lines
+in build-cuda/kernels.json.
 
 Usage: cuda_build.py [--architectures 80-real;90] [--target NAME ...] [--jobs N]
 """
@@ -22,27 +23,12 @@ RECORD = BUILD / "kernels.json"
 LIBRARY_BYTES = 30 << 20
 MULTIPROCESSOR_REGISTERS = 65536
 
-# Spilled bytes a kernel may store, by (head_dim, rows), a little above what is compiled: none is the aim. Those of any call lie mostly
-# outside the loop over tiles, where what merges chunks and stages queries is called (docs/cuda-backend.md).
-STEP_LIMITS = ({(128, 128): 64},
-               {(128, 32): 24, (128, 64): 24, (128, 128): 208, (256, 16): 96, (256, 32): 96, (256, 64): 384})
-LIMITS = {  # by scope: of 16-bit types, of fp8
-    "step": STEP_LIMITS,
-    "strided": STEP_LIMITS,
-    "tensor": STEP_LIMITS,
-    "chunk": ({}, {(128, 16): 24, (256, 16): 96}),
-    "any": ({(64, 128): 24, (128, 16): 40, (128, 32): 288, (128, 64): 288, (128, 128): 672,
-             (256, 16): 72, (256, 32): 264, (256, 64): 1024},
-            {(64, 128): 32, (128, 16): 152, (128, 32): 152, (128, 64): 152, (128, 128): 672,
-             (256, 16): 256, (256, 32): 288, (256, 64): 976}),
-}
-
-KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS_5DTypeE(\d)ELi(\d+)ELi(\d+)ELNS0_5ScopeE(\d)E\w*' for '(\w+)'")
+# decode_kernel's template arguments, in their order, and what it was compiled for.
+KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda13decode_kernelILNS0_12ArchitectureE(\d+)ELNS_5DTypeE(\d)ELi(\d+)ELi(\d+)E"
+                    r"LNS0_5ScopeE(\d)E\w*' for '(\w+)'")
+ARGUMENTS = ("architecture", "dtype", "head_dim", "rows", "scope")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 REGISTERS = re.compile(r"Used (\d+) registers")
-TYPES = {"1": "f16", "2": "bf16", "3": "fp8"}
-SCOPES = ["step", "strided", "tensor", "chunk", "any"]  # kernel_config.hpp's Scope
-PRODUCERS = {"step": 1, "strided": 4, "tensor": 4, "chunk": 1, "any": 3}  # warps beside the consumers
 
 
 def nvcc() -> str:
@@ -57,7 +43,7 @@ def build(options: argparse.Namespace) -> list[str] | None:
     if subprocess.run(configure, cwd=ROOT, env=environment, check=False).returncode != 0:
         return None
     command = ["cmake", "--build", "--preset", "cuda", "--parallel", str(options.jobs)]
-    for target in options.target:
+    for target in [*options.target, "kernel_table"] if options.target else []:
         command += ["--target", target]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines = []
@@ -68,16 +54,20 @@ def build(options: argparse.Namespace) -> list[str] | None:
     return lines if process.wait() == 0 else None
 
 
-def kernels_in(lines: list[str]) -> dict[str, dict]:
-    """Name -> registers, spilled bytes, head_dim and rows of every kernel that was compiled."""
+def table() -> list[dict]:
+    """The rows of src/backends/cuda/kernel_rows.hpp, a kernel each."""
+    return json.loads(subprocess.run([BUILD / "bin" / "kernel_table", "--json"], check=True, text=True, stdout=subprocess.PIPE).stdout)
+
+
+def kernels_in(lines: list[str], rows: list[dict]) -> dict[str, dict]:
+    """"sm_90 <name of a row>" -> registers and spilled bytes of every kernel that was compiled."""
+    names = {tuple(str(row[argument]) for argument in ARGUMENTS): row["name"] for row in rows}
     found: dict[str, dict] = {}
     kernel = None
     for line in lines:
         if match := KERNEL.search(line):
-            dtype, head_dim, rows, scope, architecture = match.groups()
-            kernel = found.setdefault(f"{architecture} {TYPES[dtype]} d{head_dim} rows {rows} {SCOPES[int(scope)]}",
-                                      {"dtype": TYPES[dtype], "head_dim": int(head_dim), "rows": int(rows),
-                                       "scope": SCOPES[int(scope)], "spills": None})
+            *arguments, architecture = match.groups()
+            kernel = found.setdefault(f"{architecture} {names[tuple(arguments)]}", {"spills": None})
         elif kernel is not None and kernel["spills"] is None and (match := SPILLS.search(line)):
             kernel["spills"] = int(match.group(1))  # the entry function's own line comes first
         elif kernel is not None and (match := REGISTERS.search(line)):
@@ -86,17 +76,10 @@ def kernels_in(lines: list[str]) -> dict[str, dict]:
     return found
 
 
-def threads(kernel: dict) -> int:
-    """Of a CTA: kernel_config.hpp's cta_threads()."""
-    return 32 * ((4 if kernel["head_dim"] > 128 else 8) + PRODUCERS[kernel["scope"]])
-
-
-def verdict(kernel: dict) -> str:
-    limits = LIMITS[kernel["scope"]][kernel["dtype"] == "fp8"]
-    allowed = limits.get((kernel["head_dim"], kernel["rows"]), 0)
-    if kernel["spills"] > allowed:
-        return f"spills {kernel['spills']} bytes, {allowed} allowed"
-    if kernel["registers"] * threads(kernel) > MULTIPROCESSOR_REGISTERS:
+def verdict(kernel: dict, row: dict) -> str:
+    if kernel["spills"] > row["spill_bytes"]:
+        return f"spills {kernel['spills']} bytes, {row['spill_bytes']} allowed"
+    if kernel["registers"] * row["threads"] > MULTIPROCESSOR_REGISTERS:
         return "registers of a CTA do not fit a multiprocessor"
     return ""
 
@@ -112,14 +95,15 @@ def main() -> int:
     if lines is None:
         print("0 passed, 1 failed")
         return 1
+    rows = {row["name"]: row for row in table()}
     kernels = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    kernels = {name: kernel for name, kernel in kernels.items() if "scope" in kernel}  # a record from before there were scopes
-    kernels |= kernels_in(lines)
+    kernels |= kernels_in(lines, list(rows.values()))
+    kernels = {name: kernel for name, kernel in kernels.items() if name.partition(" ")[2] in rows}  # others were rows once
     RECORD.write_text(json.dumps(kernels, indent=1, sort_keys=True) + "\n")
 
     failed = 0
     for name, kernel in sorted(kernels.items()):
-        fault = verdict(kernel)
+        fault = verdict(kernel, rows[name.partition(" ")[2]])
         failed += bool(fault)
         print(f"{name:31} {kernel['registers']:4} registers {kernel['spills']:5} bytes spilled  {fault}")
     size = max((path.stat().st_size for path in (BUILD / "lib").glob("liblean_attention.so*")), default=0)

@@ -1,19 +1,18 @@
 #include "api/backends.hpp"
 
+#include "api/planned_call.hpp"
 #include "backends/cpu/cpu_backend.hpp"
 
 namespace lean {
 
 const BackendEntry* backend_of(Backend backend) noexcept {
-  static constexpr BackendEntry kCpu{
-      .supports = cpu::supports,
-      .workspace_size = cpu::workspace_size,
-      .decode = cpu::decode,
-      .clear_state = cpu::clear_state,
-      .read_sticky = cpu::read_sticky,
-      .select_tile = [](const Problem& problem, const Options&) noexcept { return cpu::select_tile(problem); },
-      .cost_model = cpu::cost_model,
-      .worker_count = cpu::worker_count};
+  using Call = PlannedCall<cpu::CallPlan, cpu::decide, cpu::run_call>;
+  static constexpr BackendEntry kCpu{.supports = Call::supports,
+                                     .workspace_size = Call::workspace_size,
+                                     .decode = Call::decode,
+                                     .clear_state = cpu::clear_state,
+                                     .read_sticky = cpu::read_sticky,
+                                     .tiling_of = cpu::tiling_of};
   switch (backend) {
     case Backend::kCpu: return &kCpu;
     case Backend::kCuda: return cuda_backend();

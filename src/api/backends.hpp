@@ -2,24 +2,22 @@
 #pragma once
 
 #include "lean/lean.hpp"
-#include "schedule/line_shape.hpp"
-#include "tile/tile_config.hpp"
+#include "tile/tiling.hpp"
 
 namespace lean {
 
 struct BackendEntry {
-  /// What the backend does not do, with the reason; the problem's and the options' own preconditions hold.
+  /// What the backend does not do of a call, with the reason; the problem's and the options' own preconditions hold.
   Status (*supports)(const Problem&, const Options&) noexcept;
+  /// What memory it needs, or the same.
   WorkspaceSize (*workspace_size)(const Problem&, const Options&) noexcept;
-  /// The workspace is large enough and aligned.
+  /// The call, in a workspace that is yet to be checked.
   Status (*decode)(const Problem&, const Options&, const Workspace&) noexcept;
   Status (*clear_state)(const Workspace&, const Options&) noexcept;
   /// The sticky code of the workspace's state.
   Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
-  // What the schedule of a call is made of.
-  tile::TileConfig (*select_tile)(const Problem&, const Options&) noexcept;
-  schedule::CostModel (*cost_model)(const tile::TileConfig& config) noexcept;
-  std::int32_t (*worker_count)(const Options&) noexcept;
+  /// How the call would be cut up, refused or not.
+  tile::Tiling (*tiling_of)(const Problem&, const Options&) noexcept;
 };
 
 /// Null when this build has no such backend.

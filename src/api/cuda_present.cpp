@@ -1,19 +1,18 @@
 // The build with the CUDA backend.
 #include "api/backends.hpp"
+#include "api/planned_call.hpp"
 #include "backends/cuda/cuda_backend.hpp"
-#include "backends/cuda/kernel_config.hpp"
 
 namespace lean {
 
 const BackendEntry* cuda_backend() noexcept {
-  static constexpr BackendEntry kCuda{.supports = cuda::supports,
-                                      .workspace_size = cuda::workspace_size,
-                                      .decode = cuda::decode,
+  using Call = PlannedCall<cuda::CallPlan, cuda::decide, cuda::launch_call>;
+  static constexpr BackendEntry kCuda{.supports = Call::supports,
+                                      .workspace_size = Call::workspace_size,
+                                      .decode = Call::decode,
                                       .clear_state = cuda::clear_state,
                                       .read_sticky = cuda::read_sticky,
-                                      .select_tile = cuda::select_tile,
-                                      .cost_model = cuda::cost_model,
-                                      .worker_count = cuda::worker_count};
+                                      .tiling_of = cuda::tiling_of};
   return &kCuda;
 }
 

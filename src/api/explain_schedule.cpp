@@ -11,13 +11,13 @@ namespace lean {
 namespace {
 
 std::string explanation_of(const Problem& problem, const Options& options, ScheduleFormat format) {
-  const BackendEntry& backend = *backend_of(options.backend);
-  const tile::TileConfig config = backend.select_tile(problem, options);
-  const explain::ScheduleMap map = explain::build_map({.lengths = LengthSource(problem),
-                                                       .shape = schedule::line_shape_of(problem, config.q_rows, config.tile_tokens),
-                                                       .cost_model = backend.cost_model(config),
-                                                       .policy = options.policy,
-                                                       .workers = backend.worker_count(options)});
+  const tile::Tiling tiling = backend_of(options.backend)->tiling_of(problem, options);
+  const explain::ScheduleMap map =
+      explain::build_map({.lengths = LengthSource(problem),
+                          .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
+                          .cost_model = tiling.cost_model,
+                          .policy = options.policy,
+                          .workers = tiling.workers});
   switch (format) {
     case ScheduleFormat::kText: return explain::to_text(map);
     case ScheduleFormat::kJson: return explain::to_json(map);

@@ -21,23 +21,23 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
 }
 
-/// The smaller and the larger of two values of one type, which the caller names.
+/// The smaller and the larger of two values: of one type, or in 64 bits.
 template <typename T>
-LEAN_HD [[nodiscard]] constexpr T least_of(T a, T b) noexcept {
+LEAN_HD [[nodiscard]] constexpr T min_of(T a, T b) noexcept {
   return a < b ? a : b;
 }
 template <typename T>
-LEAN_HD [[nodiscard]] constexpr T most_of(T a, T b) noexcept {
+LEAN_HD [[nodiscard]] constexpr T max_of(T a, T b) noexcept {
   return a < b ? b : a;
 }
+LEAN_HD [[nodiscard]] constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? a : b; }
+LEAN_HD [[nodiscard]] constexpr std::int64_t max_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? b : a; }
 
 /// The smallest multiple of `step` that is >= a, for a >= 0, step > 0.
 LEAN_HD [[nodiscard]] constexpr std::int64_t round_up(std::int64_t a, std::int64_t step) noexcept {
   return ceil_div(a, step) * step;
 }
 
-LEAN_HD [[nodiscard]] constexpr std::int64_t min_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? a : b; }
-LEAN_HD [[nodiscard]] constexpr std::int64_t max_of(std::int64_t a, std::int64_t b) noexcept { return a < b ? b : a; }
 LEAN_HD [[nodiscard]] constexpr std::int64_t clamp_to(std::int64_t a, std::int64_t low, std::int64_t high) noexcept {
   return a < low ? low : (a > high ? high : a);
 }

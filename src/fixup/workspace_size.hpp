@@ -28,6 +28,12 @@ inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
   return min_of(outputs, std::int64_t{workers} * 8 / 10) * min_of(Policy::kMaxSplits, workers);
 }
 
+/// What a call is to be given.
+struct WorkspaceNeed {
+  std::int64_t state_bytes = 0;
+  std::int64_t scratch_bytes = 0;
+};
+
 [[nodiscard]] constexpr WorkspaceLayout workspace_layout(const Problem& problem, const Policy& policy,
                                                          const tile::TileConfig& config, std::int32_t workers) noexcept {
   const std::int64_t slots = slot_capacity(policy, schedule::output_capacity(problem, config.q_rows), workers);

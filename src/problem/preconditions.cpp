@@ -6,6 +6,7 @@
 
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
+#include "base/kv_type.hpp"
 #include "problem/append.hpp"
 #include "problem/pages.hpp"
 
@@ -19,7 +20,6 @@ constexpr std::int64_t kMaxInt32 = INT32_MAX;
 // What the schedule computes with: cost units of the whole line stay below 2^52, exact in a double as well.
 constexpr std::int64_t kMaxLineWork = std::int64_t{1} << 46;
 
-constexpr bool is_fp8(DType dtype) noexcept { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
 constexpr bool is_query_type(DType dtype) noexcept { return bytes_of(dtype) >= 2; }
 constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
@@ -130,7 +130,7 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return p.o.dtype == p.q.dtype; }},
     Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return p.k.dtype == p.q.dtype || is_fp8(p.k.dtype); }},
+                 [](P p) noexcept { return p.k.dtype == p.q.dtype || kv_type_of(p.k.dtype).scaled; }},
     Precondition<Problem>{kInvalid, "v.dtype", "must equal k.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.dtype); },
                  [](P p) noexcept { return p.v.dtype == p.k.dtype; }},
@@ -306,7 +306,7 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return aligned(p.append.rotary_sin, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "k_scales", "k_scales and v_scales are for float8 K/V only",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
-                 [](P p) noexcept { return is_fp8(p.k.dtype) || (p.k_scales == nullptr && p.v_scales == nullptr); }},
+                 [](P p) noexcept { return kv_type_of(p.k.dtype).scaled || (p.k_scales == nullptr && p.v_scales == nullptr); }},
     Precondition<Problem>{kInvalid, "k_scales", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
                  [](P p) noexcept { return aligned(p.k_scales, DType::kFloat32); }},

@@ -68,7 +68,7 @@ struct LineShape {
     const auto tile = static_cast<std::uint32_t>(tile_tokens);
     const auto first = static_cast<std::int32_t>(seen.begin == 0 ? 0U : static_cast<std::uint32_t>(seen.begin) / tile);
     const auto past_last = static_cast<std::int32_t>(end / tile) + (end % tile != 0 ? 1 : 0);
-    return {.first = first, .count = most_of<std::int32_t>(1, past_last - first)};
+    return {.first = first, .count = max_of<std::int32_t>(1, past_last - first)};
   }
 
   /// True when every row block of a sequence has the same number of tiles.
@@ -102,7 +102,7 @@ struct OneBlockShape {
     if (window_left < 0) return tiles;
     const KeySpan seen = keys_seen({.left = window_left}, work.kv_tokens, work.q_tokens, 0, work.q_tokens - 1);
     tiles.first = seen.begin / kTileTokens;
-    tiles.count = most_of(1, tiles.count - tiles.first);
+    tiles.count = max_of(1, tiles.count - tiles.first);
     return tiles;
   }
   [[nodiscard]] LEAN_HD static constexpr bool same_tiles_in_all_blocks(const SequenceWork&) noexcept { return true; }

@@ -46,8 +46,8 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t chunk_tiles_of(const Policy& policy
 /// How close to an output's edge a cut may not lie, for shares of so many units.
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits share) noexcept {
-  const TUnits sliver = least_of<TUnits>(TUnits{model.sliver_tiles} * model.tile_units, share / 8);
-  return model.align_percent == 0 ? sliver : most_of<TUnits>(share / 200 * model.align_percent, sliver);
+  const TUnits sliver = min_of<TUnits>(TUnits{model.sliver_tiles} * model.tile_units, share / 8);
+  return model.align_percent == 0 ? sliver : max_of<TUnits>(share / 200 * model.align_percent, sliver);
 }
 
 namespace detail {
@@ -103,16 +103,16 @@ LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<
   plan.granularity_tiles = chunk_tiles_of(policy, tile_tokens);
   // Fewer workers when there is little work; and a share of at least one granule, so that cuts stay distinct (an output of
   // one granule or less is never cut, so no granule is larger than the longest output).
-  const TUnits floor_tiles = most_of(1, model.min_worker_tiles);
+  const TUnits floor_tiles = max_of(1, model.min_worker_tiles);
   if (sums.tiles < std::int64_t{plan.workers} * floor_tiles) {
-    plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.tiles, floor_tiles)));
+    plan.workers = max_of(1, static_cast<std::int32_t>(quotient(sums.tiles, floor_tiles)));
   }
   // Where outputs are alike and there are workers enough, a tile each is as distinct as cuts can be. Of outputs that only cost the same,
   // those of few tiles would get more workers than tiles.
   const bool a_tile_each = sums.same_outputs() && sums.tiles == plan.workers && plan.granularity_tiles == 1;
-  const TUnits granule = TUnits{least_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
+  const TUnits granule = TUnits{min_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
   if (!a_tile_each && sums.cost < std::int64_t{plan.workers} * granule) {
-    plan.workers = most_of(1, static_cast<std::int32_t>(quotient(sums.cost, granule)));
+    plan.workers = max_of(1, static_cast<std::int32_t>(quotient(sums.cost, granule)));
   }
   detail::align_to_outputs(plan, sums, model);
   plan.shares = BasicShares<TUnits>(sums.cost, plan.workers);

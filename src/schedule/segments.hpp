@@ -62,7 +62,7 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>&
   auto cut = static_cast<std::int32_t>(quotient(units - charge, tile_cost));
   if (plan.granularity_tiles > 1) {  // counted from the sequence's first tile, not the output's
     const std::int32_t granule_begin = quotient(output.first_tile + cut, plan.granularity_tiles) * plan.granularity_tiles;
-    cut = most_of(0, granule_begin - output.first_tile);
+    cut = max_of(0, granule_begin - output.first_tile);
   }
   const std::int32_t rest = output.tiles - cut;
   const bool near_begin = plan.whole_outputs || TUnits{cut} * tile_cost <= plan.snap_units;
@@ -100,13 +100,13 @@ class LineShare {
     const BasicOutput<TUnits>& output = segment.output;
     std::int32_t host = worker_;
     if (segment.tile_begin > 0) {
-      host = most_of(1, plan_.shares.first_from(output.begin));
+      host = max_of(1, plan_.shares.first_from(output.begin));
       while (cut_of(output, plan_.shares.begin(host)) == 0) ++host;
       --host;
     }
     std::int32_t last = worker_;
     if (segment.tile_end < output.tiles) {
-      last = least_of(plan_.shares.first_from(output.begin + output.cost), plan_.workers) - 1;
+      last = min_of(plan_.shares.first_from(output.begin + output.cost), plan_.workers) - 1;
       while (cut_of(output, plan_.shares.begin(last)) == output.tiles) --last;
     }
     segment.contributor = worker_ - host;
@@ -180,7 +180,7 @@ class SegmentCursor {
       const std::int64_t first_slot = std::int64_t{output_index} * plan_.splits;
       segment_ = {.output = output,
                   .tile_begin = tile_begin,
-                  .tile_end = tile_begin + least_of(output.tiles - tile_begin, tiles_per_split),
+                  .tile_end = tile_begin + min_of(output.tiles - tile_begin, tiles_per_split),
                   .contributor = split,
                   .contributors = static_cast<std::int32_t>(
                       quotient(std::int64_t{output.tiles} + tiles_per_split - 1, std::int64_t{tiles_per_split})),

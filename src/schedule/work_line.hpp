@@ -34,10 +34,10 @@ struct BasicLineSums {
     return {.cost = cost + other.cost,
             .tiles = tiles + other.tiles,
             .outputs = outputs + other.outputs,
-            .max_output_tiles = most_of(max_output_tiles, other.max_output_tiles),
-            .max_tile_cost = most_of(max_tile_cost, other.max_tile_cost),
-            .min_output_cost = least_of(min_output_cost, other.min_output_cost),
-            .max_output_cost = most_of(max_output_cost, other.max_output_cost)};
+            .max_output_tiles = max_of(max_output_tiles, other.max_output_tiles),
+            .max_tile_cost = max_of(max_tile_cost, other.max_tile_cost),
+            .min_output_cost = min_of(min_output_cost, other.min_output_cost),
+            .max_output_cost = max_of(max_output_cost, other.max_output_cost)};
   }
 
   [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
@@ -202,7 +202,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
   [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(TUnits place, const Output& from) const noexcept {
     std::int32_t low = 0;
-    auto high = static_cast<std::int32_t>(least_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty
+    auto high = static_cast<std::int32_t>(min_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty
     while (low < high) {  // the last strip that begins at or before `place`
       const std::int32_t middle = (low + high + 1) / 2;
       if (strip_begin_[middle] <= place) {

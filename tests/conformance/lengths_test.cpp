@@ -13,7 +13,9 @@
 namespace lean::support {
 namespace {
 
-std::int32_t tile_tokens_of(const Case& c) { return backend_of(target())->select_tile(TestProblem(c).problem(), {}).tile_tokens; }
+std::int32_t tile_tokens_of(const Case& c) {
+  return backend_of(target())->tiling_of(TestProblem(c).problem(), {}).config.tile_tokens;
+}
 
 /// Every row of the sequence is written as empty: zeros (not minus zero), and minus infinity.
 void expect_empty(const TestProblem& built, std::int64_t sequence, std::int64_t token_begin, std::int64_t token_end) {

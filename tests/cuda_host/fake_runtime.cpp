@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "backends/cuda/kernel/device_call.hpp"
@@ -115,7 +116,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     call.dependent |= attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
     call.cooperative |= attribute.id == cudaLaunchAttributeCooperative;
   }
-  if (call.kernel.find("decode_kernel") != std::string::npos) {
+  if (call.kernel.find("decode_kernel") != std::string_view::npos) {
     const auto& asked = *static_cast<const lean::cuda::DeviceCall*>(arguments[0]);
     call.state_bytes = asked.slots.layout.state_bytes();
     call.scratch_bytes = asked.slots.layout.scratch_bytes();

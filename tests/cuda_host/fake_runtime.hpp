@@ -9,7 +9,7 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
+#include <string_view>
 #include <vector>
 
 namespace lean::cuda_host {
@@ -23,9 +23,9 @@ struct FakeDevice {
 };
 
 struct Call {
-  std::string name{};
+  std::string_view name{};  // these outlive the call
   // Of a launch.
-  std::string kernel{};
+  std::string_view kernel{};
   unsigned grid = 0;
   unsigned threads = 0;
   std::size_t shared_bytes = 0;

@@ -10,8 +10,8 @@
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/bf16_queries.hpp"
-#include "backends/cuda/kernel_config.hpp"
 #include "backends/reference/load.hpp"
+#include "base/kv_type.hpp"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
 #include "problem/sequence.hpp"
@@ -59,22 +59,22 @@ std::atomic<std::int64_t> refused_calls{0};
 constexpr std::int32_t kWarpsOfWorker = 8;
 
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
-  const BackendEntry& cuda = *backend_of(Backend::kCuda);
-  const DType weights = cuda::product_dtype(problem.v.dtype);
+  const tile::Tiling tiling = backend_of(Backend::kCuda)->tiling_of(problem, resolve(options));
+  const DType weights = kv_type_of(problem.v.dtype).product;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
           .query_step = cuda::query_step_of(problem),
-          .tile_tokens = cuda.select_tile(problem, resolve(options)).tile_tokens,
-          .contributors = std::max(cuda.worker_count(options), options.policy.splits) * kWarpsOfWorker};
+          .tile_tokens = tiling.config.tile_tokens,
+          .contributors = std::max(tiling.workers, options.policy.splits) * kWarpsOfWorker};
 }
 
 reference::Rounding cpu_rounding(const Problem& problem, const Options& options) {
-  const BackendEntry& cpu = *backend_of(Backend::kCpu);
+  const tile::Tiling tiling = backend_of(Backend::kCpu)->tiling_of(problem, options);
   const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
-          .tile_tokens = cpu.select_tile(problem, options).tile_tokens,
-          .contributors = std::max(cpu.worker_count(options), options.policy.splits)};
+          .tile_tokens = tiling.config.tile_tokens,
+          .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <type_traits>
+
 #include "support/random.hpp"
 
 namespace lean {
@@ -29,6 +31,9 @@ TEST(IntMath, CeilDivRoundsUpAndNeverWraps) {
 TEST(IntMath, MinMaxAndClamp) {
   EXPECT_EQ(min_of(INT64_MIN, kMax), INT64_MIN);
   EXPECT_EQ(max_of(INT64_MIN, kMax), kMax);
+  static_assert(std::is_same_v<decltype(min_of(1, 2)), int> && std::is_same_v<decltype(max_of(1, kMax)), std::int64_t>);
+  EXPECT_EQ(min_of(-1, kMax), -1);  // of two types: in 64 bits
+  EXPECT_EQ(max_of(-1, kMax), kMax);
   EXPECT_EQ(clamp_to(-5, 0, 10), 0);
   EXPECT_EQ(clamp_to(15, 0, 10), 10);
   EXPECT_EQ(clamp_to(7, 0, 10), 7);

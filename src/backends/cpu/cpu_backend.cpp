@@ -4,17 +4,12 @@
 #include <cstring>
 #include <memory>
 
-#include "backends/cpu/executor.hpp"
-#include "backends/cpu/score_rules.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/worker.hpp"
-#include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
-#include "problem/append.hpp"
-#include "problem/pages.hpp"
-#include "problem/preconditions.hpp"
+#include "problem/sequence.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
 #include "softmax/scale.hpp"
@@ -22,47 +17,27 @@
 namespace lean::cpu {
 namespace {
 
-using P = const Problem&;
-
-/// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
-constexpr std::int64_t kTileBytes = 64 * 1024;
-constexpr std::int32_t kMinTileTokens = 16;
-constexpr std::int32_t kMaxTileTokens = 256;
-
-std::int32_t pad(std::int32_t dims) noexcept { return static_cast<std::int32_t>(round_up(dims, kLaneMultiple)); }
-
-/// Everything workspace_size() and decode() must agree on.
-struct Sizes {
-  WorkerMemoryLayout memory;
-  fixup::WorkspaceLayout workspace;
-  std::int32_t workers = 1;
-  std::int64_t batch = 0;
-
-  // Scratch: the fix-up's, the lengths, what each worker has done, the memory of each worker.
-  [[nodiscard]] std::int64_t lengths_begin() const noexcept { return workspace.scratch_bytes(); }
-  [[nodiscard]] std::int64_t done_begin() const noexcept { return lengths_begin() + array_bytes<Sequence>(batch); }
-  [[nodiscard]] std::int64_t memory_begin() const noexcept { return done_begin() + array_bytes<Done>(workers); }
-  [[nodiscard]] std::int64_t scratch_bytes() const noexcept { return memory_begin() + workers * memory.bytes(); }
-
- private:
-  template <typename T>
-  [[nodiscard]] static std::int64_t array_bytes(std::int64_t count) noexcept {
-    return round_up(count * static_cast<std::int64_t>(sizeof(T)), fixup::kAlignmentBytes);
+Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept {
+  const Options& options = plan.options;
+  if (const Status status = fixup::check_pairing(problem, options, plan.config, plan.workers); !status.ok()) return status;
+  if (!cpu_isa_available(options.cpu_isa)) {
+    return refuse(StatusCode::kUnsupported, "options.cpu_isa", static_cast<std::int64_t>(options.cpu_isa),
+                  "this machine does not run it");
   }
-};
-
-Sizes sizes_of(P problem, const Options& options) noexcept {
-  const tile::TileConfig config = select_tile(problem);
-  Sizes sizes;
-  sizes.workers = worker_count(options);
-  sizes.batch = problem.batch;
-  sizes.workspace = fixup::workspace_layout(problem, options.policy, config, sizes.workers);
-  sizes.memory = {.config = config,
-                  .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
-                  .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
-  if (appends(problem)) sizes.memory.new_rows = static_cast<std::int32_t>(min_of(config.tile_tokens, problem.q_tokens));
-  if (options.policy.kind == Policy::Kind::kFixedChunk) sizes.memory.accumulators = sizes.workspace.nodes_per_slot + 1;
-  return sizes;
+  if (options.dependent_launch) {
+    return refuse(StatusCode::kUnsupported, "options.dependent_launch", 1, "the CPU backend launches nothing");
+  }
+  const Executor& executor = *plan.executor;
+  if (executor.run == nullptr || executor.worker_count < 1) {
+    return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count,
+                  "run must be given, worker_count 1 or more");
+  }
+  if (options.fixup == Fixup::kHostBlock && !executor.descending_or_concurrent) {
+    return refuse(
+        StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
+        "host_block waits for higher-numbered workers: the executor must run them at the same time or in descending order");
+  }
+  return {};
 }
 
 /// Holds the workspace for one call: refuses a second user and counters an aborted call left behind.
@@ -105,7 +80,7 @@ struct OneLoad {
 };
 
 /// Reads the lengths of all sequences; one sticky code for those that had to be clamped.
-Lengths read_lengths(P problem, std::byte* memory, fixup::StateHeader& header) noexcept {
+Lengths read_lengths(const Problem& problem, std::byte* memory, fixup::StateHeader& header) noexcept {
   const BasicLengthSource<true, OneLoad> source(problem);
   auto* const sequences = reinterpret_cast<Sequence*>(memory);
   bool clamped = false;
@@ -157,83 +132,42 @@ Status check_done(const Call& call) noexcept {
 
 }  // namespace
 
-std::int32_t worker_count(const Options& options) noexcept {
-  if (options.workers > 0) return options.workers;
-  const std::int32_t threads = executor_of(options).worker_count;
-  return threads < Options::kMaxWorkers ? threads : Options::kMaxWorkers;
+Status decide(const Problem& problem, const Options& options, CallPlan& plan) noexcept {
+  plan = plan_call(problem, options);
+  return refuse_plan(problem, plan);
 }
 
-tile::TileConfig select_tile(const Problem& problem) noexcept {
-  const std::int32_t value_dim = value_dim_of(problem);
-  const std::int64_t token_bytes = (problem.head_dim + value_dim) * bytes_of(problem.k.dtype);
-  const std::int64_t tokens = kTileBytes / token_bytes / kLaneMultiple * kLaneMultiple;
-  return {.q_dtype = problem.q.dtype,
-          .kv_dtype = problem.k.dtype,
-          .head_dim = pad(problem.head_dim),
-          .value_dim = pad(value_dim),
-          .tile_tokens = static_cast<std::int32_t>(clamp_to(tokens, kMinTileTokens, kMaxTileTokens)),
-          .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
-}
+tile::Tiling tiling_of(const Problem& problem, const Options& options) noexcept { return plan_call(problem, options).tiling(); }
 
-Status supports(const Problem& problem, const Options& options) noexcept {
-  const Status pairing = fixup::check_pairing(problem, options, select_tile(problem), worker_count(options));
-  if (!pairing.ok()) return pairing;
-  if (!cpu_isa_available(options.cpu_isa)) {
-    return refuse(StatusCode::kUnsupported, "options.cpu_isa", static_cast<std::int64_t>(options.cpu_isa),
-                  "this machine does not run it");
-  }
-  if (options.dependent_launch) {
-    return refuse(StatusCode::kUnsupported, "options.dependent_launch", 1, "the CPU backend launches nothing");
-  }
-  const Executor& executor = executor_of(options);
-  if (executor.run == nullptr || executor.worker_count < 1) {
-    return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count,
-                  "run must be given, worker_count 1 or more");
-  }
-  if (options.fixup == Fixup::kHostBlock && !executor.descending_or_concurrent) {
-    return refuse(
-        StatusCode::kUnsupported, "options.fixup", static_cast<std::int64_t>(options.fixup),
-        "host_block waits for higher-numbered workers: the executor must run them at the same time or in descending order");
-  }
-  return {};
-}
-
-WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept {
-  const Sizes sizes = sizes_of(problem, options);
-  return {.status = {},
-          .state_bytes = static_cast<std::size_t>(sizes.workspace.state_bytes()),
-          .scratch_bytes = static_cast<std::size_t>(sizes.scratch_bytes())};
-}
-
-Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept {
-  const Sizes sizes = sizes_of(problem, options);
-  const fixup::Slots slots{sizes.workspace, static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)};
+Status run_call(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
+  const fixup::Slots slots{plan.workspace, static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)};
   const WorkspaceLease lease(slots);
   if (!lease.status().ok()) return lease.status();
 
-  const tile::TileConfig& config = sizes.memory.config;
-  const Lengths lengths = read_lengths(problem, slots.scratch + sizes.lengths_begin(), slots.header());
-  Line line(lengths, schedule::line_shape_of(problem, config.q_rows, config.tile_tokens), cost_model(config),
+  const Options& options = plan.options;
+  const tile::Tiling tiling = plan.tiling();
+  const tile::TileConfig& config = tiling.config;
+  const Lengths lengths = read_lengths(problem, slots.scratch + plan.lengths_begin(), slots.header());
+  Line line(lengths, schedule::line_shape_of(problem, config.q_rows, config.tile_tokens), tiling.cost_model,
             schedule::measure_of(options.policy.kind));
   line.build();
   if (line.total() == 0) return {};
-  const schedule::Plan plan =
-      schedule::make_plan(line.sums(), options.policy, cost_model(config), config.tile_tokens, sizes.workers);
+  const schedule::Plan shares =
+      schedule::make_plan(line.sums(), options.policy, tiling.cost_model, config.tile_tokens, tiling.workers);
   const Call call{.problem = problem,
                   .line = line,
-                  .plan = plan,
+                  .plan = shares,
                   .kernels = kernels_for(isa_of(options, problem)),
                   .fixup = options.fixup,
                   .slots = slots,
-                  .memory = sizes.memory,
-                  .worker_memory = slots.scratch + sizes.memory_begin(),
-                  .done = reinterpret_cast<Done*>(slots.scratch + sizes.done_begin()),
+                  .memory = plan.memory,
+                  .worker_memory = slots.scratch + plan.memory_begin(),
+                  .done = reinterpret_cast<Done*>(slots.scratch + plan.done_begin()),
                   .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim)};
-  const Executor& executor = executor_of(options);
-  std::uninitialized_value_construct_n(call.done, plan.workers);
-  if (const Status status = for_each_worker(executor, call, run_worker); !status.ok()) return status;
+  std::uninitialized_value_construct_n(call.done, shares.workers);
+  if (const Status status = for_each_worker(*plan.executor, call, run_worker); !status.ok()) return status;
   if (options.fixup == Fixup::kTwoKernels) {
-    if (const Status status = for_each_worker(executor, call, merge_shared_outputs); !status.ok()) return status;
+    if (const Status status = for_each_worker(*plan.executor, call, merge_shared_outputs); !status.ok()) return status;
   }
   return check_done(call);
 }

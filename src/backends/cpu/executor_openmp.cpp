@@ -13,10 +13,10 @@ namespace {
 class Team {
  public:
   [[nodiscard]] std::int32_t size_for(std::int32_t worker_count) noexcept {
-    const std::int32_t most = least_of(omp_get_max_threads(), most_);
-    const std::int32_t needed = least_of(worker_count, most);
+    const std::int32_t most = min_of(omp_get_max_threads(), most_);
+    const std::int32_t needed = min_of(worker_count, most);
     if (needed > size_) grow(needed);
-    return least_of(size_, most);
+    return min_of(size_, most);
   }
 
  private:

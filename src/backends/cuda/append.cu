@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
       if (copy.to == nullptr) continue;
       const Piece piece = turned_piece(problem.append, copy.from, dim);
       std::byte* const to = copy.to + dim * bytes_of(copy.dtype);
-      if (is_fp8(copy.dtype)) {
+      if (kv_type_of(copy.dtype).scaled) {
         store_quantised_piece(to, piece, copy.scale, copy.dtype);
       } else {
         store_piece(to, piece, copy.from.bf16);
@@ -255,9 +255,14 @@ Status enqueue_append(const Problem& problem, bool dependent_launch, void* strea
   return cuda_status(cudaLaunchKernelEx(&config, append_kernel, problem), "cudaLaunchKernelEx");
 }
 
+TensorView queries_after_append(const Problem& problem) noexcept {
+  if (problem.append.rotary_dim == 0) return problem.q;
+  return {.data = problem.o.data, .dtype = problem.o.dtype, .strides = problem.o.strides};
+}
+
 Problem after_append(const Problem& problem) noexcept {
   Problem after = problem;
-  if (problem.append.rotary_dim > 0) after.q = {.data = problem.o.data, .dtype = problem.o.dtype, .strides = problem.o.strides};
+  after.q = queries_after_append(problem);
   after.append = {};
   return after;
 }

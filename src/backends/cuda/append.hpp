@@ -13,7 +13,10 @@ namespace lean::cuda {
 /// cudaStream_t.
 [[nodiscard]] Status enqueue_append(const Problem& problem, bool dependent_launch, void* stream) noexcept;
 
-/// What is left of a call then: the same, but its queries lie where they were turned.
+/// Where queries lie then: turned ones in the output.
+[[nodiscard]] TensorView queries_after_append(const Problem& problem) noexcept;
+
+/// What is left of a call then: the same, but it only reads.
 [[nodiscard]] Problem after_append(const Problem& problem) noexcept;
 
 }  // namespace lean::cuda

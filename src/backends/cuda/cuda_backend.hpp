@@ -4,28 +4,22 @@
 
 #include <cstdint>
 
+#include "backends/cuda/call_plan.hpp"
+#include "backends/cuda/launch.hpp"
 #include "lean/lean.hpp"
-#include "tile/tile_config.hpp"
+#include "tile/tiling.hpp"
 
 namespace lean::cuda {
 
-/// What this backend does not do, with the reason; ok otherwise. Asks for the current device's properties.
-[[nodiscard]] Status supports(const Problem& problem, const Options& options) noexcept;
+/// Decides a call, or says what this backend does not do of it. Asks for the current device. launch_call() carries a plan out.
+[[nodiscard]] Status decide(const Problem& problem, const Options& options, CallPlan& plan) noexcept;
 
-[[nodiscard]] WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept;
-
-/// Enqueues the call on options.stream. The workspace is large enough, aligned, and device memory.
-[[nodiscard]] Status decode(const Problem& problem, const Options& options, const Workspace& workspace) noexcept;
+/// How a call would be cut up, refused or not. Types, d and the longest n_q (with fixed_chunk the group) decide it, never lengths.
+[[nodiscard]] tile::Tiling tiling_of(const Problem& problem, const Options& options) noexcept;
 
 /// Enqueues zeroing on options.stream.
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
 /// Waits for options.stream.
 [[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
-
-/// The variant for a call: a function of type, d and the longest n_q alone (with fixed_chunk: of the group), never of lengths.
-[[nodiscard]] tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept;
-
-/// Workers a call would ask for: options.workers, or the current device's multiprocessors.
-[[nodiscard]] std::int32_t worker_count(const Options& options) noexcept;
 
 }  // namespace lean::cuda

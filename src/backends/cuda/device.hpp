@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/architecture.hpp"
 #include "lean/status.hpp"
 
 namespace lean::cuda {
@@ -15,8 +16,10 @@ struct Device {
   std::int32_t shared_bytes = 0;  // dynamic shared memory a CTA may have
   bool cooperative = false;
 
-  [[nodiscard]] bool copies_in_bulk() const noexcept { return major >= 9; }
-  [[nodiscard]] bool launches_dependents() const noexcept { return major >= 9; }
+  /// Whose kernels it runs.
+  [[nodiscard]] Architecture architecture() const noexcept { return architecture_of(major, minor); }
+  [[nodiscard]] bool copies_in_bulk() const noexcept { return runs(architecture(), Architecture::kSm90); }
+  [[nodiscard]] bool launches_dependents() const noexcept { return runs(architecture(), Architecture::kSm90); }
 };
 
 /// The calling thread's current device. Codes: ok, unsupported (none that runs this build's kernels).

@@ -1,41 +1,65 @@
 #include "backends/cuda/kernel_table.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <string_view>
+#include <utility>
 
 namespace lean::cuda {
 namespace {
 
-/// Those of this build: src/backends/cuda/CMakeLists.txt names them, as in "F(f16_d64) F(f16_d128)".
-using Family = const KernelFamilyEntries& (*)() noexcept;
-#define F(name) kernels_##name,
-constexpr Family kFamilies[] = {LEAN_CUDA_FAMILIES};
-#undef F
+/// "f16_d64 bf16_d128": what LEAN_CUDA_FAMILIES asked for (CMakeLists.txt). Empty: every family.
+constexpr std::string_view kAskedFor = LEAN_CUDA_FAMILIES;
 
-/// The family of the narrowest width that holds head_dim, or null where it is left out.
-const KernelFamilyEntries* family_of(DType kv_dtype, std::int32_t head_dim) noexcept {
-  const auto width = std::find_if(std::begin(kHeadDims), std::end(kHeadDims), [&](std::int32_t dims) { return head_dim <= dims; });
-  if (width == std::end(kHeadDims)) return nullptr;
-  for (const Family family : kFamilies) {
-    const KernelConfig& config = family().front().config;
-    const bool holds_type = config.fp8() ? is_fp8(kv_dtype) : config.dtype == kv_dtype;
-    if (holds_type && config.head_dim == *width) return &family();
+constexpr bool is_built(std::string_view name) noexcept {
+  if (kAskedFor.empty()) return true;
+  for (std::string_view rest = kAskedFor; !rest.empty();) {
+    const std::size_t end = std::min(rest.find(' '), rest.size());
+    if (rest.substr(0, end) == name) return true;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  return nullptr;
+  return false;
 }
+
+using Kernels = std::span<const KernelEntry> (*)() noexcept;
+
+/// Named here, so that a static library's are linked too. A family that is not built is not named.
+template <std::size_t kIndex>
+constexpr Kernels kernels_if_built() noexcept {
+  if constexpr (is_built(kFamilies[kIndex].name)) {
+    return kernels_of<kFamilies[kIndex].family>;
+  } else {
+    return nullptr;
+  }
+}
+
+/// In the order of kFamilies.
+constexpr auto kBuilt = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+  return std::array{kernels_if_built<kIndex>()...};
+}(std::make_index_sequence<std::size(kFamilies)>());
 
 }  // namespace
 
-const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows, Scope scope) noexcept {
-  const KernelFamilyEntries* family = family_of(kv_dtype, head_dim);
-  if (family == nullptr) return nullptr;
-  const KernelEntry* found = nullptr;
-  for (const KernelEntry& entry : *family) {
-    if (entry.kernel == nullptr || entry.config.scope != scope) continue;
-    found = &entry;
-    if (entry.config.q_rows >= rows) break;
+std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
+  const auto* const width = std::ranges::find_if(kHeadDims, [&](std::int32_t dims) { return head_dim <= dims; });
+  if (width == std::end(kHeadDims)) return {};
+  for (std::size_t i = 0; i < std::size(kFamilies); ++i) {
+    const KernelFamily& family = kFamilies[i].family;
+    if (family.head_dim == *width && family.takes(kv_dtype))
+      return kBuilt[i] != nullptr ? kBuilt[i]() : std::span<const KernelEntry>{};
   }
-  return found;
+  return {};
+}
+
+const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope, std::int64_t rows) noexcept {
+  const KernelEntry* widest = nullptr;
+  for (const KernelEntry& entry : kernels) {
+    if (entry.config.scope != scope || !runs(device, entry.config.architecture)) continue;
+    if (entry.config.q_rows >= rows) return &entry;
+    if (widest == nullptr || entry.config.q_rows > widest->config.q_rows) widest = &entry;
+  }
+  return widest;
 }
 
 }  // namespace lean::cuda

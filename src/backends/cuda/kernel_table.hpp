@@ -1,10 +1,11 @@
-// The kernels that are built, for the host: one entry a variant, found by type, head dimension and rows.
+// The kernels of this build, for the host: one entry for each variant of kernel_rows.hpp and each type that it serves.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <span>
 
 #include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/kernel_rows.hpp"
 
 namespace lean::cuda {
 
@@ -13,25 +14,20 @@ struct TensorMaps;
 
 struct KernelEntry {
   KernelConfig config;
-  void (*kernel)(DeviceCall, TensorMaps) = nullptr;  // null: the family has no such row block
-  std::int64_t fixed_shared_bytes[2] = {};           // dynamic shared memory beside the ring: any line, a flat line
+  void (*kernel)(DeviceCall, TensorMaps) = nullptr;
+  std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
 };
 
-using KernelFamilyEntries = std::array<KernelEntry, std::size(kRowBlocks) * std::size(kScopes)>;
+/// A family's kernels, newer architectures' first; defined in a translation unit of the family's own (kernel_family.cu.in).
+template <KernelFamily kFamily>
+[[nodiscard]] std::span<const KernelEntry> kernels_of() noexcept;
 
-/// One function a family, each defined in kernels/. The build may leave some out (LEAN_CUDA_FAMILIES).
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_f16_d256() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_bf16_d256() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d64() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d128() noexcept;
-[[nodiscard]] const KernelFamilyEntries& kernels_fp8_d256() noexcept;
+/// Those of K and V of this type and of the narrowest width that holds head_dim. None: another type, head_dim above all widths, or a
+/// family that is left out of the build (LEAN_CUDA_FAMILIES).
+[[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
-/// The narrowest variant of a scope for K and V of this type that holds head_dim, with the smallest row block that holds `rows` (or
-/// the largest there is). Null when there is none: another type, head_dim above 256, or a family that is left out.
-[[nodiscard]] const KernelEntry* find_kernel(DType kv_dtype, std::int32_t head_dim, std::int64_t rows, Scope scope) noexcept;
+/// Of `kernels`, those of a scope that the device runs: the smallest row block that holds `rows`, or the largest there is. Null: none.
+[[nodiscard]] const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope,
+                                             std::int64_t rows) noexcept;
 
 }  // namespace lean::cuda

@@ -15,7 +15,7 @@ inline constexpr double kQueryStep = 0x1p-39;
 
 /// The same of a call: 0 where queries are multiplied as they are.
 [[nodiscard]] constexpr double query_step_of(const Problem& problem) noexcept {
-  return is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16 ? kQueryStep : 0.0;
+  return kv_type_of(problem.k.dtype).converted() && problem.q.dtype == DType::kBFloat16 ? kQueryStep : 0.0;
 }
 
 /// Both as the exponent field of an fp32: of the factor, and of its inverse.

@@ -179,7 +179,7 @@ class NodeMerge {
  private:
   /// Nodes whose elements are asked for at once. More would be faster, but what a function takes of registers, the loop over tiles spills
   /// where it is short of them.
-  static constexpr std::int32_t kAhead = kConfig.step() ? (kConfig.fp8() ? 4 : 16) : 1;
+  static constexpr std::int32_t kAhead = kConfig.step() ? (kConfig.kv_type().converted() ? 4 : 16) : 1;
 
   /// What a lane knows of one node.
   struct Node {
@@ -292,7 +292,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void hand_over(std::int32_t record_place) {
   if constexpr (!kConfig.step()) {
     hand_over_any<kConfig>(record_place);
-  } else if constexpr (kConfig.scope == Scope::kChunkStep) {
+  } else if constexpr (kConfig.chunks_only()) {
     merge_shared_nodes<kConfig>(record_place);
   } else {
     merge_shared<kConfig>(record_place);

@@ -48,7 +48,7 @@ __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::i
     consumer_sync<kConfig>();  // what other warps use the area for is over
     tile.stage(memory, rows, count);
     consumer_sync<kConfig>();
-    if constexpr (kConfig.scope == Scope::kChunkStep) {
+    if constexpr (kConfig.chunks_only()) {
       push_staged<kConfig>(record_place);
     } else if constexpr (Rows::kTurns == 1) {
       merge_staged<kConfig>(record_place, rows);

@@ -15,7 +15,7 @@ inline constexpr std::int32_t kQuadDims = 4;
 
 /// Of a slice of a row, neighbouring dims that a lane merges.
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kLaneDims = least_of(kQuadDims, kConfig.head_dim / kWarpThreads);
+inline constexpr std::int32_t kLaneDims = min_of(kQuadDims, kConfig.head_dim / kWarpThreads);
 
 template <KernelConfig kConfig>
 struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
@@ -52,13 +52,13 @@ template <KernelConfig kConfig>
   if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, at, state, sink);
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
   const float scale = softmax::output_scale(state, sink);
-  return {.to = record.output + offset, .scale = kConfig.fp8() ? scale * record.v_scale : scale};
+  return {.to = record.output + offset, .scale = kConfig.kv_type().scaled ? scale * record.v_scale : scale};
 }
 
 /// Two neighbouring elements of O as the output has them.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t pack_output(const DeviceCall& call, float low, float high) {
-  const bool half = kConfig.fp8() ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
+  const bool half = kConfig.kv_type().scaled ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
   return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
 }
 

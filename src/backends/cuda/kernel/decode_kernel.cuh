@@ -13,6 +13,8 @@
 #include "backends/cuda/kernel/producer.cuh"
 #include "backends/cuda/kernel/queries.cuh"
 #include "backends/cuda/kernel/ring.cuh"
+#include "backends/cuda/kernel_rows.hpp"
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 
 namespace lean::cuda {
@@ -138,7 +140,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
     line.lengths = rules.lengths()(line.start.sequence);
     line.even = {};
   }
-  if constexpr (kConfig.step() && kConfig.scope != Scope::kChunkStep) {  // known to the compiler, wherever the plan comes from
+  if constexpr (kConfig.step() && !kConfig.chunks_only()) {  // known to the compiler, wherever the plan comes from
     line.plan.kind = Policy::Kind::kLean;
     line.plan.granularity_tiles = 1;
   }
@@ -152,7 +154,7 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
   if constexpr (!kMayBeEven<kConfig, kCumulative>) {
     Cursor cursor = flat_cursor();
     walk<kConfig>(call, maps, memory, cursor);
-  } else if constexpr (kConfig.bulk_step()) {
+  } else if constexpr (kConfig.copies_runs()) {
     // An even line has code of its own: nothing is jumped over on the way to the first copy.
     if (!line.even.even) {
       Cursor cursor = flat_cursor();
@@ -168,11 +170,11 @@ __device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const Ten
 }
 
 /// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
-template <DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
-__global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows, kScope)), 1)
+template <Architecture kArchitecture, DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
+__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), 1)
     decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
-  constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows, kScope);
-  if constexpr (kConfig.step() && !ptx::kHasCopyEngine) return;  // never launched there
+  constexpr KernelConfig kConfig = config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope);
+  if constexpr (!runs(ptx::kCompiledFor, kArchitecture)) return;  // never launched there
   const Asked<kConfig> asked(call);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
   }
   if (consumes) {
-    if (kConfig.pads_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
+    if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);

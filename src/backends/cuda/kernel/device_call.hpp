@@ -17,7 +17,7 @@
 
 namespace lean::cuda {
 
-/// Sequences that a launch serves, by their query tokens (cuda_backend.cpp: shares_of()).
+/// Sequences that a launch serves, by their query tokens (call_plan.cpp: few_tokens_of()).
 struct QueryRange {
   std::int32_t least = 0;
   std::int32_t most = INT32_MAX;
@@ -157,7 +157,7 @@ inline constexpr std::int32_t kEngineRingBytes = 96 * 1024;
 
 /// Of a ring.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
-  if (!config.bulk_step()) return 16;
+  if (!config.copies_runs()) return 16;
   return kEngineRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }
 

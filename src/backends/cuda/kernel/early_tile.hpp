@@ -32,8 +32,8 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
                                                        std::int32_t kv_heads) noexcept {
   const float place = static_cast<float>(worker) * shares.outputs_a_worker;
   const auto output = static_cast<std::int32_t>(place);
-  const auto sequence = least_of(static_cast<std::int32_t>(place * shares.sequences_an_output), batch - 1);
-  const std::int32_t kv_head = least_of(most_of(output - sequence * kv_heads, 0), kv_heads - 1);  // the products are rounded
+  const auto sequence = min_of(static_cast<std::int32_t>(place * shares.sequences_an_output), batch - 1);
+  const std::int32_t kv_head = min_of(max_of(output - sequence * kv_heads, 0), kv_heads - 1);  // the products are rounded
   return {sequence, kv_head, place - static_cast<float>(output)};
 }
 
@@ -53,10 +53,10 @@ inline constexpr std::int32_t kEvenShareTiles = 12;
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;
-  const std::int32_t near = seen.begin + least_of(static_cast<std::int32_t>(place.part * static_cast<float>(tokens)), tokens - 1);
-  const std::int32_t begin = most_of(near - (near - first_token) % tile_tokens, seen.begin);
+  const std::int32_t near = seen.begin + min_of(static_cast<std::int32_t>(place.part * static_cast<float>(tokens)), tokens - 1);
+  const std::int32_t begin = max_of(near - (near - first_token) % tile_tokens, seen.begin);
   const std::int32_t most = is_long_share(shares, seen, tile_tokens) ? 2 * tile_tokens : tile_tokens;
-  return {begin, begin + least_of(most, seen.end - begin)};
+  return {begin, begin + min_of(most, seen.end - begin)};
 }
 
 }  // namespace lean::cuda

@@ -67,7 +67,7 @@ struct Fragment {
 /// are put in the same order. Of V dims 2 group and + 1 of tokens 2 quad and + 1, sorted to pairs of tokens; one product takes
 /// the even dims of a piece, one the odd ones, so that a lane holds dims 4 quad to + 3 of O.
 template <DType kType>
-  requires(is_fp8(kType))
+  requires(kv_type_of(kType).converted())
 struct Fragment<kType> {
   static constexpr std::int32_t kPieceDims = 16;
   static constexpr std::int32_t kLaneDims = 4;

@@ -18,7 +18,7 @@ namespace lean::cuda {
 
 /// Whether a variant has it: rows that threads copy gain nothing by it (docs/cuda-backend.md, "tried").
 template <KernelConfig kConfig>
-inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStridedStep;
+inline constexpr bool kWarmsL2 = kConfig.traits().warms_l2;
 
 /// Of what an earlier kernel may be writing: past the L1, which would go on having what was there before.
 struct EarlyLoad {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
-  if (!end_to_end && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
+  if (!end_to_end && kConfig.kv_type().converted() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
   const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const HeadRows k = head_rows(Asked<kConfig>(call), true, lengths, {place.sequence, place.kv_head});
   const HeadRows v = head_rows(Asked<kConfig>(call), false, lengths, {place.sequence, place.kv_head});

@@ -72,7 +72,7 @@ class WarpTile {
       hold_queries();
       if (asked().may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
     }
-    if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
+    if constexpr (kConfig.kv_type().scaled) scale_queries(record.kv_head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       limit_[half] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
@@ -93,7 +93,7 @@ class WarpTile {
 
   /// S = Q K^T of this warp's tokens, from a stage that holds K.
   __device__ void scores(std::uint32_t stage) {
-    if constexpr (kConfig.fp8()) {
+    if constexpr (kConfig.kv_type().converted()) {
       if (is_e5m2()) return scores_of<DType::kFloat8E5M2>(stage);
     }
     scores_of<kConfig.dtype>(stage);
@@ -143,7 +143,7 @@ class WarpTile {
   /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and what a mask
   /// hides from all rows of the warp is selected away.
   __device__ void accumulate(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
-    if constexpr (kConfig.fp8()) {
+    if constexpr (kConfig.kv_type().converted()) {
       if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(memory, stage, tile_tokens);
     }
     accumulate_of<kConfig.dtype>(memory, stage, tile_tokens);
@@ -211,7 +211,7 @@ class WarpTile {
 
   /// What turns a row's products into scores in the log2 domain.
   [[nodiscard]] __device__ __forceinline__ float score_scale(int half) const {
-    return kConfig.fp8() ? score_scale_[half] : call_.log2_scale;
+    return kConfig.kv_type().scaled ? score_scale_[half] : call_.log2_scale;
   }
 
   /// Factors of one product of Q K^T.
@@ -254,7 +254,7 @@ class WarpTile {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {  // in turn: a product waits for the one before it in its sum
             const uint2 factors = Fragment<kType>::key_factors(k[half], step);
-            ptx::multiply_add<kConfig.product_dtype()>(scores_[run][half], query.x, factors.x, factors.y);
+            ptx::multiply_add<kConfig.kv_type().product>(scores_[run][half], query.x, factors.x, factors.y);
           }
         }
       }
@@ -263,7 +263,7 @@ class WarpTile {
 
   template <DType kType>
   __device__ __forceinline__ void accumulate_of(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
-    constexpr DType kProduct = kConfig.product_dtype();
+    constexpr DType kProduct = kConfig.kv_type().product;
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
       const std::uint32_t p[4] = {

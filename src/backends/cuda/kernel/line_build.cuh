@@ -81,7 +81,7 @@ using FlatSums = schedule::BasicLineSums<std::int32_t>;
 /// A flat line's policy is lean, or fixed_chunk in the variant for it.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
-  const bool chunks = kConfig.scope == Scope::kChunkStep;
+  const bool chunks = kConfig.chunks_only();
   const Policy policy = chunks ? Policy::fixed_chunk(call.policy.chunk_tokens) : Policy::lean();
   return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
 }

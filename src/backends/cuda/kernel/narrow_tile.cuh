@@ -36,7 +36,7 @@ class NarrowTile {
     const std::uint32_t queries = ptx::shared_address(memory.queries[turn.place]);
     ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
     Held::template load_query_columns<kConfig>(query_, queries, lane_);
-    if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
+    if constexpr (kConfig.kv_type().scaled) scale_queries(record.kv_head);
 #pragma unroll
     for (int query = 0; query < 2; ++query) {
       limit_[query] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
@@ -57,7 +57,7 @@ class NarrowTile {
 
   /// S^T = K Q^T of this warp's tokens, from a stage that holds K.
   __device__ void scores(std::uint32_t stage) {
-    if constexpr (kConfig.fp8()) {
+    if constexpr (kConfig.kv_type().converted()) {
       if (is_e5m2()) return scores_of<DType::kFloat8E5M2>(stage);
     }
     scores_of<kConfig.dtype>(stage);
@@ -99,7 +99,7 @@ class NarrowTile {
 
   /// O^T += V^T P^T of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared.
   __device__ void accumulate(CtaMemory<kConfig>&, std::uint32_t stage, std::int32_t tile_tokens) {
-    if constexpr (kConfig.fp8()) {
+    if constexpr (kConfig.kv_type().converted()) {
       if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(stage, tile_tokens);
     }
     accumulate_of<kConfig.dtype>(stage, tile_tokens);
@@ -130,7 +130,7 @@ class NarrowTile {
 #pragma unroll
       for (int i = 0; i < kDims / kMmaDims; ++i) {
         float* const sixteen = to + i / 2 * 2 * kMmaDims;
-        if constexpr (kConfig.fp8()) {  // neighbours
+        if constexpr (kConfig.kv_type().converted()) {  // neighbours
           *reinterpret_cast<float2*>(sixteen + near[i % 2][0]) = {o_[i][query], o_[i][2 + query]};
         } else {
           sixteen[near[i % 2][0]] = o_[i][query];
@@ -169,7 +169,7 @@ class NarrowTile {
           const uint2 high = Fragment<kType>::key_factors(k[1], step);
           const std::uint32_t keys[4] = {low.x, high.x, low.y, high.y};
           const std::uint32_t* query = query_ + 2 * (g * kGroupSteps + step);
-          ptx::multiply_add<kConfig.product_dtype()>(s, keys, query[0], query[1]);
+          ptx::multiply_add<kConfig.kv_type().product>(s, keys, query[0], query[1]);
         }
       }
     }
@@ -177,7 +177,7 @@ class NarrowTile {
 
   template <DType kType>
   __device__ __forceinline__ void accumulate_of(std::uint32_t stage, std::int32_t tile_tokens) {
-    constexpr DType kProduct = kConfig.product_dtype();
+    constexpr DType kProduct = kConfig.kv_type().product;
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
       const float(&p)[kRunScores] = scores_[run];
@@ -205,7 +205,7 @@ class NarrowTile {
 
   /// What turns a query's products into scores in the log2 domain.
   [[nodiscard]] __device__ __forceinline__ float score_scale(int query) const {
-    return kConfig.fp8() ? score_scale_[query] : call_.log2_scale;
+    return kConfig.kv_type().scaled ? score_scale_[query] : call_.log2_scale;
   }
 
   /// As WarpTile has it. Queries are held by other lanes than their scores.

@@ -33,7 +33,7 @@ template <KernelConfig kConfig, bool kPlain>
 /// and a lane a row of each run.
 template <KernelConfig kConfig>
 struct LanePages {
-  static constexpr std::int32_t kRunRows = most_of(1, least_of(kWarpThreads, kConfig.tile_tokens / kConfig.producer_warps()));
+  static constexpr std::int32_t kRunRows = max_of(1, min_of(kWarpThreads, kConfig.tile_tokens / kConfig.producer_warps()));
   static constexpr std::int32_t kRuns = kConfig.tile_tokens / (kConfig.producer_warps() * kRunRows);
   static_assert(kRuns * kConfig.producer_warps() * kRunRows == kConfig.tile_tokens);
 
@@ -124,7 +124,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std::byte* place, std::uint32_t stage,
                                                std::int32_t first) {
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
-  constexpr std::int32_t kLanes = least_of(8, kRowBytes / kPieceBytes);  // a row's; their pieces fill whole sectors of memory
+  constexpr std::int32_t kLanes = min_of(8, kRowBytes / kPieceBytes);  // a row's; their pieces fill whole sectors of memory
   constexpr std::int32_t kRowsAtOnce = kWarpThreads / kLanes;
   static_assert(kRowBytes % (kLanes * kPieceBytes) == 0 && LanePages<kConfig>::kRunRows % kRowsAtOnce == 0);
   static_assert(!kConfig.in_columns() || (kLanes * kPieceBytes == kConfig.column_bytes() && LanePages<kConfig>::kRunRows % 8 == 0));
@@ -154,7 +154,7 @@ __device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t s
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
-  const std::int32_t rows_at_once = most_of(1, kWarpThreads / row_pieces);
+  const std::int32_t rows_at_once = max_of(1, kWarpThreads / row_pieces);
   const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
   const std::int32_t own_piece = lane() - own_row * row_pieces;
 #pragma unroll

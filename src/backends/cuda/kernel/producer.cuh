@@ -111,7 +111,7 @@ class Producer {
   /// tile is asked for, and not before.
   template <typename TCursor>
   __device__ __forceinline__ void run_even(TCursor& cursor) {
-    static_assert(kPlain && kConfig.bulk_step() && !kConfig.has_sharing_warp());
+    static_assert(kPlain && kConfig.copies_runs() && !kConfig.has_sharing_warp());
     Turn turn(kRecords);
     Part part;
     if (next_part(cursor, part)) {
@@ -222,7 +222,7 @@ class Producer {
     const OutputView& o = call.problem.o;
     record.output = static_cast<std::uint16_t*>(o.data) +
                     q_offset(o.strides, lengths_at(call, cursor), first_head, asked_.cumulative_queries());
-    if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call.problem, output.kv_head);
+    if constexpr (kConfig.kv_type().scaled) record.v_scale = v_scale_of(call.problem, output.kv_head);
     record.slot = nullptr;
     if (asked_.chunks()) {
       record.chunk = place_chunk(cursor.segment(), part);
@@ -286,7 +286,7 @@ class Producer {
     };
     std::int32_t token = record.token_begin;
     if constexpr (
-        kConfig.bulk_step()) {  // by one place in the code, K and V in turn: that much less is to be fetched before the first
+        kConfig.copies_runs()) {  // by one place in the code, K and V in turn: that much less is to be fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
       for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens

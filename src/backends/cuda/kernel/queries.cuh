@@ -57,7 +57,7 @@ __device__ __noinline__ void pad_queries(const DeviceCall& call) {
 /// A row each to where the record's queries are staged, by one thread and the copy engine.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_place) {
-  const std::int32_t row_bytes = (kConfig.pads_rows() ? call.problem.head_dim : kConfig.head_dim) * kQueryBytes;
+  const std::int32_t row_bytes = (kConfig.fills_rows() ? call.problem.head_dim : kConfig.head_dim) * kQueryBytes;
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   std::uint64_t* full = &memory.shared.queries_full[record_place];
   const std::int32_t rows = record.rows;

@@ -9,9 +9,9 @@
 
 namespace lean::cuda {
 
-/// Only rows of fp8 may begin anywhere.
+/// Only rows of single bytes may begin anywhere.
 template <KernelConfig kConfig>
-inline constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
+inline constexpr bool kOddPieces = kConfig.kv_type().bytes == 1 && !kConfig.step();
 
 /// What a thread copies at once.
 template <KernelConfig kConfig>
@@ -28,7 +28,7 @@ template <KernelConfig kConfig>
 /// From a row of a stage to the next.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t stage_row_bytes(const DeviceCall& call) {
-  return kConfig.fp8() && !kConfig.step() ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);
+  return kOddPieces<kConfig> ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);
 }
 
 /// Where a stage holds what is copied at once as `piece` of a row.
@@ -45,7 +45,7 @@ template <KernelConfig kConfig>
 /// Whether the problem's rows have a piece of the variant's: those of fewer dims end sooner, and the rest is 0.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool has_piece(const DeviceCall& call, std::int32_t piece) {
-  return !kConfig.pads_rows() || piece * kPieceBytes < call.problem.head_dim * bytes_of(kConfig.dtype);
+  return !kConfig.fills_rows() || piece * kPieceBytes < call.problem.head_dim * bytes_of(kConfig.dtype);
 }
 
 template <KernelConfig kConfig>

@@ -49,7 +49,7 @@ class ThreadCopies {
 
   /// How far on in a stage this thread's next piece of all rows lies.
   [[nodiscard]] __device__ std::uint32_t stage_stride() const {
-    if constexpr (!kConfig.fp8()) return kConfig.producer_threads() * kPieceBytes;
+    if constexpr (kConfig.kv_type().bytes > 1) return kConfig.producer_threads() * kPieceBytes;
     return static_cast<std::uint32_t>(row_stride_ * stage_row_bytes() + piece_stride_ * copy_bytes());
   }
   [[nodiscard]] __device__ std::uint32_t stage_wrap() const { return static_cast<std::uint32_t>(stage_row_bytes() - row_bytes_); }

@@ -23,8 +23,12 @@ template <typename TReduce>
 [[nodiscard]] __device__ inline std::int64_t warp_sum(std::int64_t x) {
   return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return a + b; });
 }
-[[nodiscard]] __device__ inline std::int64_t warp_min(std::int64_t x) { return warp_reduce(x, min_of); }
-[[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) { return warp_reduce(x, max_of); }
+[[nodiscard]] __device__ inline std::int64_t warp_min(std::int64_t x) {
+  return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return min_of(a, b); });
+}
+[[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) {
+  return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return max_of(a, b); });
+}
 
 /// The largest; not for NaN. As integers of the same order: one instruction.
 [[nodiscard]] __device__ __forceinline__ float warp_max(float x) {

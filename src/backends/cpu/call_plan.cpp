@@ -1,0 +1,60 @@
+#include "backends/cpu/call_plan.hpp"
+
+#include "backends/cpu/executor.hpp"
+#include "backends/cpu/score_rules.hpp"
+#include "backends/cpu/tile_kernels.hpp"
+#include "base/int_math.hpp"
+#include "problem/append.hpp"
+#include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
+
+namespace lean::cpu {
+namespace {
+
+/// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
+constexpr std::int64_t kTileBytes = 64 * 1024;
+constexpr std::int32_t kMinTileTokens = 16;
+constexpr std::int32_t kMaxTileTokens = 256;
+
+std::int32_t pad(std::int32_t dims) noexcept { return static_cast<std::int32_t>(round_up(dims, kLaneMultiple)); }
+
+WorkerMemoryLayout memory_of(const Problem& problem, const tile::TileConfig& config, const Options& options,
+                             const fixup::WorkspaceLayout& workspace) noexcept {
+  WorkerMemoryLayout memory{.config = config,
+                            .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                            .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
+  if (appends(problem)) memory.new_rows = min_of(config.tile_tokens, problem.q_tokens);
+  if (options.policy.kind == Policy::Kind::kFixedChunk) memory.accumulators = workspace.nodes_per_slot + 1;
+  return memory;
+}
+
+}  // namespace
+
+tile::TileConfig select_tile(const Problem& problem) noexcept {
+  const std::int32_t value_dim = value_dim_of(problem);
+  const std::int64_t token_bytes = (problem.head_dim + value_dim) * bytes_of(problem.k.dtype);
+  const std::int64_t tokens = kTileBytes / token_bytes / kLaneMultiple * kLaneMultiple;
+  return {.q_dtype = problem.q.dtype,
+          .kv_dtype = problem.k.dtype,
+          .head_dim = pad(problem.head_dim),
+          .value_dim = pad(value_dim),
+          .tile_tokens = static_cast<std::int32_t>(clamp_to(tokens, kMinTileTokens, kMaxTileTokens)),
+          .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
+}
+
+CallPlan plan_call(const Problem& problem, const Options& options) noexcept {
+  CallPlan plan{.options = options, .executor = &executor_of(options), .config = select_tile(problem)};
+  plan.workers = options.workers > 0 ? options.workers : min_of(plan.executor->worker_count, Options::kMaxWorkers);
+  plan.batch = problem.batch;
+  plan.workspace = fixup::workspace_layout(problem, options.policy, plan.config, plan.workers);
+  plan.memory = memory_of(problem, plan.config, options, plan.workspace);
+  return plan;
+}
+
+fixup::WorkspaceNeed CallPlan::need() const noexcept {
+  return {.state_bytes = workspace.state_bytes(), .scratch_bytes = memory_begin() + workers * memory.bytes()};
+}
+
+tile::Tiling CallPlan::tiling() const noexcept { return {.config = config, .cost_model = cost_model(config), .workers = workers}; }
+
+}  // namespace lean::cpu

@@ -1,0 +1,214 @@
+#include "backends/cuda/call_plan.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+
+#include "backends/cuda/append.hpp"
+#include "backends/cuda/tensor_map.hpp"
+#include "base/alignment.hpp"
+#include "base/int_math.hpp"
+#include "base/kv_type.hpp"
+#include "problem/pages.hpp"
+#include "softmax/scale.hpp"
+
+namespace lean::cuda {
+namespace {
+
+constexpr std::int32_t kMinStages = 2;  // a K and a V tile
+
+/// Packed rows of a kv head that decode steps have at most: as many as the smallest row block of any call.
+constexpr std::int32_t kFewRows = 16;
+
+bool in_chunks(const Options& options) noexcept { return options.policy.kind == Policy::Kind::kFixedChunk; }
+
+std::int64_t row_bytes_of(const Problem& problem) noexcept { return problem.head_dim * bytes_of(problem.k.dtype); }
+
+/// It divides every row of K and V, and where it begins.
+std::int32_t thread_bytes_of(const Problem& problem) noexcept {
+  for (const std::int32_t bytes : {kPieceBytes, 8, 4}) {
+    if (row_bytes_of(problem) % bytes == 0 && rows_aligned(problem.k, bytes) && rows_aligned(problem.v, bytes)) return bytes;
+  }
+  return 1;
+}
+
+KvCopies copies_of(const Problem& problem, const Device& device) noexcept {
+  KvCopies copies{.boxes = takes_boxes(problem), .thread_bytes = thread_bytes_of(problem)};
+  const bool end_to_end = problem.k.strides.token == problem.head_dim && problem.v.strides.token == problem.head_dim;
+  const bool long_runs = !is_paged(problem.pages) || problem.pages.page_tokens * row_bytes_of(problem) >= kMinRunBytes;
+  copies.runs = device.copies_in_bulk() && end_to_end && copies.thread_bytes == kPieceBytes && long_runs;
+  return copies;
+}
+
+/// A window's left end is the row block's own where it has one query token and its first tile begins there, else its rows differ.
+TileRules rules_of(const Problem& problem, const Options& options) noexcept {
+  const Scores& scores = problem.scores;
+  const bool windowed_chunks = scores.window_left >= 0 && in_chunks(options);
+  // A scale of 0 is a rule: scores are hidden after they are scaled then, and 0 x (-inf) is never met.
+  const bool scale_is_zero = scores.scale == 0.0F && !softmax::is_default_scale(scores.scale);
+  TileRules rules{.every_tile = scale_is_zero || scores.softcap > 0.0F || scores.alibi_slopes != nullptr ||
+                                scores.mask != nullptr || windowed_chunks || (scores.window_left >= 0 && problem.q_tokens > 1)};
+  rules.some_tile = rules.every_tile || scores.tree_mask != nullptr || is_paged(problem.pages);
+  rules.hides_values = scores.mask != nullptr || scores.tree_mask != nullptr || windowed_chunks;
+  return rules;
+}
+
+Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, bool flat) noexcept {
+  const KernelConfig& config = entry.config;
+  const std::int32_t dims = config.fills_rows() ? config.head_dim : shape.head_dim;
+  Ring ring{.stage_bytes = config.tile_tokens * config.stage_row_bytes(dims)};
+  std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
+  if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, kEngineRingBytes);
+  ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
+  return ring;
+}
+
+/// With fixed_chunk the kernel, and with it the order of sums, must not depend on n_q: one query token's rows choose it.
+std::int64_t choosing_rows(const Problem& shape, const Options& options) noexcept {
+  return in_chunks(options) ? shape.q_heads / shape.kv_heads : schedule::row_capacity(shape);
+}
+
+/// The kernel that serves whatever is asked. Wider row blocks have shorter tiles: where a device's shared memory does not hold two of the
+/// narrowest block's, theirs. `fits`: it holds two of those found.
+const KernelEntry* any_call_kernel(std::span<const KernelEntry> kernels, const Problem& shape, const CallPlan& plan,
+                                   bool& fits) noexcept {
+  const Architecture device = plan.device.architecture();
+  const KernelEntry* entry = find_kernel(kernels, device, Scope::kAnyCall, choosing_rows(shape, plan.options));
+  while (entry != nullptr) {
+    fits = ring_of(*entry, shape, plan, false).stages >= kMinStages;
+    const KernelEntry* const wider = fits ? entry : find_kernel(kernels, device, Scope::kAnyCall, entry->config.q_rows + 1);
+    if (wider == entry) break;
+    entry = wider;
+  }
+  return entry;
+}
+
+/// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. What is
+/// converted of few rows gains by them only where a worker has many segments to end, while which nothing is computed
+/// (docs/cuda-backend.md).
+bool gains_by_columns(const Problem& shape, std::int32_t workers) noexcept {
+  const std::int64_t rows = schedule::row_capacity(shape);
+  if (!kv_type_of(shape.k.dtype).converted()) return rows > kMmaRows;
+  return rows > kNarrowRows || schedule::output_capacity(shape, kNarrowRows) > std::int64_t{2} * workers;
+}
+
+/// The scope that serves a decode step fastest, if it serves it at all.
+Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
+  if (in_chunks(plan.options)) return Scope::kChunkStep;
+  const bool whole = std::ranges::find(kHeadDims, shape.head_dim) != std::end(kHeadDims);
+  if (!whole || gains_by_columns(shape, plan.options.workers)) return Scope::kTensorStep;
+  const KvCopies& copies = plan.copies;
+  if (kv_type_of(shape.k.dtype).converted() && !copies.runs) return Scope::kTensorStep;
+  const bool short_runs = is_paged(shape.pages) && shape.pages.page_tokens * row_bytes_of(shape) < kMinStepRunBytes;
+  if ((!copies.runs || short_runs) && copies.boxes) return Scope::kTensorStep;
+  return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
+}
+
+schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
+  return schedule::line_shape_of(shape, entry.config.q_rows, entry.config.tile_tokens);
+}
+
+/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
+bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  const std::int32_t q_rows = entry.config.q_rows;
+  return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
+         schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
+                                cost_model(entry.config.tile()), options.workers);
+}
+
+/// Whether a step's kernel has whatever the call asks for: its traits, one by one.
+bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
+  const ScopeTraits scope = step.config.traits();
+  const bool copied = plan.copies.thread_bytes == kPieceBytes && (plan.copies.runs || scope.copies != Copies::kRuns);
+  const bool dims = shape.head_dim == step.config.head_dim || scope.dims == Dims::kFilledUp;
+  const bool chunks = in_chunks(plan.options) == (scope.chunks == Chunks::kAlways);
+  const bool ruled = rules.every_tile || rules.hides_values;
+  return copied && dims && chunks && !ruled && plan.vector_queries && plan.options.fixup == Fixup::kLastArriver &&
+         is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
+}
+
+/// What the kernel may take a short line of so many outputs for. Of whole tiles only without pages (decode_kernel.cuh).
+schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
+                                std::int64_t outputs) noexcept {
+  if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
+  if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
+  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config.tile()), kEvenShareTiles);
+}
+
+void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
+  const KernelEntry& entry = *launch.kernel;
+  launch.line = line_of(entry, shape);
+  launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool walks_flat = entry.config.step() || plan.options.policy.kind == Policy::Kind::kLean;
+  launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
+  const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
+  if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
+  launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
+}
+
+fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  return fixup::workspace_layout(shape, options.policy, entry.config.tile(), options.workers);
+}
+
+/// The launch of what `shape` holds of the call: the same with no more query tokens than that.
+LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const CallPlan& plan) noexcept {
+  const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
+  LaunchPlan launch{.queries = queries, .rules = rules_of(shape, plan.options)};
+  bool fits = false;
+  launch.any_call = any_call_kernel(kernels, shape, plan, fits);
+  if (!fits) return launch;
+  launch.reserved = workspace_of(*launch.any_call, shape, plan.options);
+  const KernelEntry* const step =
+      find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
+  launch.kernel = step != nullptr && serves(*step, shape, launch.rules, plan) ? step : launch.any_call;
+  plan_line(launch, shape, plan);
+  launch.ring = ring_of(*launch.kernel, shape, plan, launch.flat);
+  launch.tensor_copies = launch.kernel->config.in_columns() && plan.copies.boxes;
+  launch.workspace = workspace_of(*launch.kernel, shape, plan.options);
+  return launch;
+}
+
+/// Query tokens of a call that a launch of its own serves, beside those of longer queries; 0: one launch serves all. Row blocks of prefill
+/// chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode rows have their own.
+/// Lengths are on the device, so each launch sees all sequences and passes over the other's.
+std::int32_t few_tokens_of(const Problem& problem, const Options& options) noexcept {
+  if (problem.cu_q_tokens == nullptr || in_chunks(options)) return 0;
+  const std::int32_t few = max_of(1, kFewRows / (problem.q_heads / problem.kv_heads));
+  return few < problem.q_tokens ? few : 0;
+}
+
+}  // namespace
+
+CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept {
+  CallPlan plan{.options = options,
+                .device = device,
+                .copies = copies_of(problem, device),
+                .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes)};
+  if (options.workers == 0) plan.options.workers = device.multiprocessors;
+  const std::int32_t few = few_tokens_of(problem, options);
+  plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
+  if (few == 0) return plan;
+  Problem decoding = problem;
+  decoding.q_tokens = few;
+  plan.launches[1] = plan_launch(decoding, {.most = few}, plan);
+  plan.launch_count = 2;
+  return plan;
+}
+
+/// A call's workspace may depend on the sizes that workspace_size() was told, not on what decode() finds beyond them: where tensors lie, and
+/// how, and so which scope serves. So it is what any call's kernels need, and that is enough for every other: for the same rows a step's row
+/// block is no larger than any call's, and so are its partials; steps cut the line (is_flat()), whose slots are counted by the workers
+/// alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). Where a call is two launches, which
+/// follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the second, so a checked call looks at
+/// those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of random calls against it.
+fixup::WorkspaceNeed CallPlan::need() const noexcept {
+  fixup::WorkspaceNeed need;
+  for (const LaunchPlan& launch : *this) {
+    need.state_bytes = max_of(need.state_bytes, launch.reserved.state_bytes());
+    need.scratch_bytes = max_of(need.scratch_bytes, launch.reserved.scratch_bytes());
+  }
+  return need;
+}
+
+}  // namespace lean::cuda

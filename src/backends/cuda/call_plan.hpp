@@ -1,0 +1,84 @@
+// CallPlan: everything that is decided of a call, from its sizes, layouts and pointers, the options and the device; nothing from lengths,
+// which the kernel reads. Made once a call; whoever refuses the call, measures its workspace or launches it only reads the plan.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device.hpp"
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel_table.hpp"
+#include "fixup/workspace.hpp"
+#include "fixup/workspace_size.hpp"
+#include "lean/lean.hpp"
+#include "schedule/even_line.hpp"
+#include "schedule/line_shape.hpp"
+#include "tile/tiling.hpp"
+
+namespace lean::cuda {
+
+/// How K and V may come into shared memory, whichever kernel serves.
+struct KvCopies {
+  bool runs = false;               // by the copy engine: whole tiles, or what a page holds of them
+  bool boxes = false;              // by its tensor copies, from where they lie
+  std::int32_t thread_bytes = 16;  // by threads, so much at once: 16, 8, 4 or 1
+};
+
+/// Rules of scores that tiles have to apply. What no tile pays for, causality and the windows of a decode step, is none.
+struct TileRules {
+  bool every_tile = false;    // softcap, ALiBi, a mask, or a window whose left end differs from row to row
+  bool some_tile = false;     // those, a tree mask, or pages, which may lie outside the pool
+  bool hides_values = false;  // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
+};
+
+/// The stages of K and V tiles in shared memory.
+struct Ring {
+  std::int32_t stage_bytes = 0;
+  std::int32_t stages = 0;
+};
+
+/// One launch of a call: all its sequences, or those with so many query tokens.
+struct LaunchPlan {
+  QueryRange queries{};
+  const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
+  const KernelEntry* kernel = nullptr;    // serves them in this call; null: too little shared memory for any
+  schedule::LineShape line{};
+  bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
+  bool short_line = false;    // and warps build it
+  schedule::EvenLine even{};  // and what is known of it, where it may be even
+  TileRules rules{};
+  Ring ring{};
+  bool tensor_copies = false;  // tensor maps are to be made
+  std::int64_t outputs = 0;
+  fixup::WorkspaceLayout workspace{};  // of `kernel`: what the launch touches
+  fixup::WorkspaceLayout reserved{};   // of `any_call`: what is asked for
+
+  [[nodiscard]] std::int64_t shared_bytes() const noexcept {
+    return kernel->fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
+  }
+};
+
+struct CallPlan {
+  Options options{};  // the workers are known
+  Device device{};
+  KvCopies copies{};
+  bool vector_queries = false;  // eight neighbouring ones may be loaded at once, from where they lie once new tokens are appended
+  LaunchPlan launches[2]{};
+  std::int32_t launch_count = 1;
+
+  [[nodiscard]] const LaunchPlan* begin() const noexcept { return launches; }
+  [[nodiscard]] const LaunchPlan* end() const noexcept { return launches + launch_count; }
+
+  /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
+  [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
+
+  /// Of a plan that has a kernel: the launch that serves the longest queries.
+  [[nodiscard]] tile::Tiling tiling() const noexcept {
+    const tile::TileConfig config = launches[0].kernel->config.tile();
+    return {.config = config, .cost_model = cost_model(config), .workers = options.workers};
+  }
+};
+
+/// `problem` is none that refuse_problem() refuses. Where a launch lacks a kernel the rest of it is not worked out (refuse_plan()).
+[[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept;
+
+}  // namespace lean::cuda

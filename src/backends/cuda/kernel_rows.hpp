@@ -1,0 +1,231 @@
+// The table of variants: what is built, for which architecture, and why. Read by the instantiations, the choice of a kernel, the build's
+// check of spills (tools/cuda_build.py) and docs/cuda-backend.md, all of which follow when a row is changed or added.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+
+#include "backends/cuda/kernel_config.hpp"
+
+namespace lean::cuda {
+
+/// Why a row is as it is.
+struct Reason {
+  const char* why = "";
+  const char* measured = "";  // a file of bench/results
+};
+
+/// One row block and its tile, for K and V of a kind and up to so many dims. Rows of an architecture, a scope, a kind and a width stand
+/// together, the narrowest row block first: a call takes the first that holds its rows, or the last.
+struct KernelRow {
+  Scope scope = Scope::kAnyCall;
+  std::int32_t kv_bytes = 0;        // of an element: 2 is a kernel each for fp16 and bf16, 1 one for both fp8 types
+  std::int32_t head_dim = 0;        // the widest
+  std::int32_t q_rows = 0;          // of a row block
+  std::int32_t tile_tokens = 0;     // of a LeanTile
+  std::int32_t consumer_warps = 0;  // of a CTA
+  std::int32_t spill_bytes = 0;     // that its kernels may store, a little above what is compiled; none is the aim
+  Reason reason{};
+};
+
+namespace rows {
+
+using enum Scope;
+
+// What decides a tile: K of 32 KB, where the registers of its scores and the shared memory allow (sweep in docs/cuda-backend.md). Eight
+// consumer warps hide the latency of a tile better than four, but above 128 dims the accumulators leave registers for four only, and for
+// 64 rows at most.
+
+inline constexpr Reason kPlain{"128 tokens: small enough for parts with 99 KB of shared memory, at d 64 too",
+                               "h200-d64-tiles.jsonl"};
+inline constexpr Reason kPlainMany{"64 tokens: the scores of more rows leave no registers for 128", "h200-prefill-mix.jsonl"};
+inline constexpr Reason kWide{"four warps of 64 tokens: accumulators of 256 dims take the registers", "h200-tier-b.jsonl"};
+inline constexpr Reason kFp8{"twice the tokens of 16 bits are as many bytes in flight; half are slower", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kFp8Many{"as in 16 bits: bound by arithmetic, not by bytes in flight", "h200-tier-b.jsonl"};
+
+inline constexpr Reason kNarrow{"narrow products, tokens as their rows: no half of 16 rows is computed for nothing",
+                                "h200-narrow-tile.jsonl"};
+inline constexpr Reason kNarrowFp8{"narrow products, and runs that one thread asks for earlier than boxes", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowBoxes{"narrow products from columns", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kStep{"a decode step's code and registers, and nothing else", "h200-tier-b.jsonl"};
+inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for them take any call's", "h200-d64-tiles.jsonl"};
+inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "h200-layouts.jsonl"};
+inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows", "h200-tensor-steps.jsonl"};
+inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
+                                  "h200-tensor-steps.jsonl"};
+inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
+                                "h200-chunks.jsonl"};
+
+// clang-format off: one row, one line
+inline constexpr KernelRow kSm80[] = {
+    // scope, bytes, d, rows, tokens, warps, spills, reason
+    {kAnyCall,     2, 64,  16,  128, 8, 0,    kPlain},
+    {kAnyCall,     2, 64,  32,  128, 8, 0,    kPlain},
+    {kAnyCall,     2, 64,  64,  64,  8, 0,    kPlainMany},
+    {kAnyCall,     2, 64,  128, 64,  8, 24,   kPlainMany},
+    {kAnyCall,     2, 128, 16,  128, 8, 40,   kPlain},
+    {kAnyCall,     2, 128, 32,  128, 8, 288,  kPlain},
+    {kAnyCall,     2, 128, 64,  64,  8, 288,  kPlainMany},
+    {kAnyCall,     2, 128, 128, 64,  8, 672,  kPlainMany},
+    {kAnyCall,     2, 256, 16,  64,  4, 72,   kWide},
+    {kAnyCall,     2, 256, 32,  64,  4, 264,  kWide},
+    {kAnyCall,     2, 256, 64,  64,  4, 1024, kWide},
+    {kAnyCall,     1, 64,  16,  256, 8, 0,    kFp8},
+    {kAnyCall,     1, 64,  32,  128, 8, 0,    kFp8Many},
+    {kAnyCall,     1, 64,  64,  64,  8, 0,    kFp8Many},
+    {kAnyCall,     1, 64,  128, 64,  8, 32,   kFp8Many},
+    {kAnyCall,     1, 128, 16,  256, 8, 152,  kFp8},
+    {kAnyCall,     1, 128, 32,  128, 8, 152,  kFp8Many},
+    {kAnyCall,     1, 128, 64,  64,  8, 152,  kFp8Many},
+    {kAnyCall,     1, 128, 128, 64,  8, 672,  kFp8Many},
+    {kAnyCall,     1, 256, 16,  128, 4, 256,  kFp8},
+    {kAnyCall,     1, 256, 32,  64,  4, 288,  kFp8Many},
+    {kAnyCall,     1, 256, 64,  64,  4, 976,  kFp8Many},
+};
+
+inline constexpr KernelRow kSm90[] = {
+    // scope, bytes, d, rows, tokens, warps, spills, reason
+    {kDecodeStep,  2, 64,  8,   256, 8, 0,    kLongTiles},
+    {kDecodeStep,  2, 64,  16,  256, 8, 0,    kLongTiles},
+    {kDecodeStep,  2, 128, 8,   128, 8, 0,    kNarrow},
+    {kDecodeStep,  2, 128, 16,  128, 8, 0,    kStep},
+    {kDecodeStep,  2, 256, 8,   64,  4, 0,    kNarrow},
+    {kDecodeStep,  2, 256, 16,  64,  4, 0,    kStep},
+    {kDecodeStep,  1, 64,  8,   512, 8, 0,    kNarrowFp8},
+    {kDecodeStep,  1, 128, 8,   256, 8, 0,    kNarrowFp8},
+    {kDecodeStep,  1, 256, 8,   128, 4, 0,    kNarrowFp8},
+    {kStridedStep, 2, 64,  8,   256, 8, 0,    kNarrowThreads},
+    {kStridedStep, 2, 64,  16,  256, 8, 0,    kThreads},
+    {kStridedStep, 2, 128, 8,   128, 8, 0,    kNarrowThreads},
+    {kStridedStep, 2, 128, 16,  128, 8, 0,    kThreads},
+    {kStridedStep, 2, 256, 8,   64,  4, 0,    kNarrowThreads},
+    {kStridedStep, 2, 256, 16,  64,  4, 0,    kThreads},
+    {kTensorStep,  2, 64,  8,   256, 8, 0,    kNarrowBoxes},
+    {kTensorStep,  2, 64,  16,  256, 8, 0,    kBoxes},
+    {kTensorStep,  2, 64,  32,  256, 8, 0,    kBoxes},
+    {kTensorStep,  2, 64,  64,  128, 8, 0,    kBoxes},
+    {kTensorStep,  2, 64,  128, 64,  8, 0,    kBoxes},
+    {kTensorStep,  2, 128, 8,   128, 8, 0,    kNarrowBoxes},
+    {kTensorStep,  2, 128, 16,  128, 8, 0,    kBoxes},
+    {kTensorStep,  2, 128, 32,  128, 8, 0,    kBoxes},
+    {kTensorStep,  2, 128, 64,  64,  8, 0,    kBoxes},
+    {kTensorStep,  2, 128, 128, 64,  8, 64,   kBoxes},
+    {kTensorStep,  2, 256, 8,   64,  4, 0,    kNarrowBoxes},
+    {kTensorStep,  2, 256, 16,  64,  4, 0,    kBoxes},
+    {kTensorStep,  2, 256, 32,  64,  4, 0,    kBoxes},
+    {kTensorStep,  2, 256, 64,  64,  4, 0,    kBoxes},
+    {kTensorStep,  1, 64,  8,   512, 8, 0,    kNarrowBoxes},
+    {kTensorStep,  1, 64,  16,  512, 8, 0,    kBoxesFp8},
+    {kTensorStep,  1, 64,  32,  256, 8, 0,    kBoxesFp8},
+    {kTensorStep,  1, 64,  64,  128, 8, 0,    kBoxesFp8},
+    {kTensorStep,  1, 64,  128, 64,  8, 0,    kBoxesFp8},
+    {kTensorStep,  1, 128, 8,   256, 8, 0,    kNarrowBoxes},
+    {kTensorStep,  1, 128, 16,  256, 8, 0,    kBoxesFp8},
+    {kTensorStep,  1, 128, 32,  128, 8, 24,   kBoxesFp8},
+    {kTensorStep,  1, 128, 64,  64,  8, 24,   kBoxesFp8},
+    {kTensorStep,  1, 128, 128, 64,  8, 208,  kBoxesFp8},
+    {kTensorStep,  1, 256, 8,   128, 4, 0,    kNarrowBoxes},
+    {kTensorStep,  1, 256, 16,  128, 4, 96,   kBoxesFp8},
+    {kTensorStep,  1, 256, 32,  64,  4, 96,   kBoxesFp8},
+    {kTensorStep,  1, 256, 64,  64,  4, 384,  kBoxesFp8},
+    {kChunkStep,   2, 64,  16,  128, 8, 0,    kChunks},
+    {kChunkStep,   2, 128, 16,  128, 8, 0,    kChunks},
+    {kChunkStep,   2, 256, 16,  64,  4, 0,    kChunks},
+    {kChunkStep,   1, 64,  16,  256, 8, 0,    kChunks},
+    {kChunkStep,   1, 128, 16,  256, 8, 24,   kChunks},
+    {kChunkStep,   1, 256, 16,  128, 4, 96,   kChunks},
+};
+// clang-format on
+
+}  // namespace rows
+
+/// The rows of one architecture.
+struct ArchitectureRows {
+  Architecture architecture = Architecture::kSm80;
+  const KernelRow* first = nullptr;
+  std::size_t count = 0;
+
+  [[nodiscard]] constexpr const KernelRow* begin() const noexcept { return first; }
+  [[nodiscard]] constexpr const KernelRow* end() const noexcept { return first + count; }
+};
+
+/// The newest first: where two serve a call, the newer does.
+inline constexpr ArchitectureRows kKernelRows[] = {{Architecture::kSm90, rows::kSm90, std::size(rows::kSm90)},
+                                                   {Architecture::kSm80, rows::kSm80, std::size(rows::kSm80)}};
+
+/// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row of them.
+struct KernelFamily {
+  DType dtype = DType::kFloat16;
+  std::int32_t head_dim = 0;
+
+  [[nodiscard]] constexpr bool has(const KernelRow& row) const noexcept {
+    return row.head_dim == head_dim && row.kv_bytes == kv_type_of(dtype).bytes;
+  }
+  /// K and V of this type are served.
+  [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept {
+    return kv_dtype == dtype || (kv_type_of(dtype).scaled && kv_type_of(kv_dtype).scaled);
+  }
+};
+
+inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
+
+struct NamedFamily {
+  std::string_view name;
+  KernelFamily family;
+};
+
+/// As the build names them (CMakeLists.txt).
+inline constexpr NamedFamily kFamilies[] = {
+    {"f16_d64", {DType::kFloat16, 64}},    {"f16_d128", {DType::kFloat16, 128}},    {"f16_d256", {DType::kFloat16, 256}},
+    {"bf16_d64", {DType::kBFloat16, 64}},  {"bf16_d128", {DType::kBFloat16, 128}},  {"bf16_d256", {DType::kBFloat16, 256}},
+    {"fp8_d64", {DType::kFloat8E4M3, 64}}, {"fp8_d128", {DType::kFloat8E4M3, 128}}, {"fp8_d256", {DType::kFloat8E4M3, 256}}};
+
+/// A name that no family has does not compile.
+[[nodiscard]] consteval KernelFamily family_named(std::string_view name) {
+  for (const NamedFamily& known : kFamilies) {
+    if (known.name == name) return known.family;
+  }
+  throw "no such family";
+}
+
+/// The row's variant for one type of its kind.
+[[nodiscard]] constexpr KernelConfig config_of(Architecture architecture, const KernelRow& row, DType dtype) noexcept {
+  return {.architecture = architecture,
+          .dtype = dtype,
+          .head_dim = row.head_dim,
+          .q_rows = row.q_rows,
+          .tile_tokens = row.tile_tokens,
+          .consumer_warps = row.consumer_warps,
+          .scope = row.scope};
+}
+
+/// The variant that a kernel's name says.
+[[nodiscard]] constexpr KernelConfig config_of(Architecture architecture, const KernelFamily& family, std::int32_t q_rows,
+                                               Scope scope) noexcept {
+  for (const ArchitectureRows& table : kKernelRows) {
+    for (const KernelRow& row : table) {
+      if (table.architecture == architecture && family.has(row) && row.q_rows == q_rows && row.scope == scope) {
+        return config_of(architecture, row, family.dtype);
+      }
+    }
+  }
+  return {};
+}
+
+/// Whether a call of chunks is a decode step must not show in its bits: both scopes' rows have the same tiles.
+[[nodiscard]] constexpr bool chunks_have_same_tiles() noexcept {
+  for (const KernelRow& step : rows::kSm90) {
+    if (step.scope != Scope::kChunkStep) continue;
+    for (const KernelRow& any : rows::kSm80) {
+      const bool alike = any.kv_bytes == step.kv_bytes && any.head_dim == step.head_dim && any.q_rows == step.q_rows;
+      if (alike && any.tile_tokens != step.tile_tokens) return false;
+    }
+  }
+  return true;
+}
+static_assert(chunks_have_same_tiles());
+
+}  // namespace lean::cuda

@@ -1,0 +1,144 @@
+#include "backends/cuda/launch.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+
+#include "backends/cuda/append.hpp"
+#include "backends/cuda/tensor_map.hpp"
+#include "backends/cuda/workspace_check.hpp"
+#include "base/alignment.hpp"
+#include "base/int_math.hpp"
+#include "problem/append.hpp"
+#include "softmax/scale.hpp"
+
+namespace lean::cuda {
+namespace {
+
+std::int32_t page_shift_of(const Problem& problem) noexcept {
+  const auto tokens = static_cast<std::uint32_t>(problem.pages.page_tokens);
+  return std::has_single_bit(tokens) ? std::countr_zero(tokens) : -1;
+}
+
+fixup::Slots slots_of(const LaunchPlan& launch, const Workspace& workspace) noexcept {
+  return {launch.workspace, static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)};
+}
+
+/// 2^bits / divisor, rounded up.
+std::int32_t inverse_of(std::int32_t divisor, std::int32_t bits) noexcept {
+  return static_cast<std::int32_t>(ceil_div(std::int64_t{1} << bits, divisor));
+}
+
+DeviceCall device_call(const Problem& problem, const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace,
+                       bool follows_append) noexcept {
+  const Options& options = plan.options;
+  return {.k_rows = kv_rows_of(problem.k),
+          .v_rows = kv_rows_of(problem.v),
+          .problem = after_append(problem),
+          .queries = launch.queries,
+          .shape = launch.line,
+          .policy = options.policy,
+          .fixup = options.fixup,
+          .slots = slots_of(launch, workspace),
+          .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+          .group_inverse = inverse_of(launch.line.group, kGroupInverseBits),
+          .even = launch.even,
+          .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
+          .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
+          .ring_stages = launch.ring.stages,
+          .stage_bytes = launch.ring.stage_bytes,
+          .copy_bytes = plan.copies.thread_bytes,
+          .chunk_tiles = options.policy.kind == Policy::Kind::kFixedChunk
+                             ? schedule::chunk_tiles_of(options.policy, launch.kernel->config.tile_tokens)
+                             : 0,
+          .page_shift = page_shift_of(problem),
+          .flat = launch.flat,
+          .short_line = launch.short_line,
+          .cumulative = has_cumulative_lengths(problem),
+          .bulk_copies = plan.copies.runs,
+          .score_rules = launch.rules.every_tile,
+          .may_rule = launch.rules.some_tile,
+          .hides_values = launch.rules.hides_values,
+          .vector_queries = plan.vector_queries,
+          .vector_output = rows_aligned(problem.o, 8),
+          .dependent_launch = options.dependent_launch,
+          .follows_append = follows_append};
+}
+
+/// Left out where the driver does not take them: threads copy then.
+void add_tensor_maps(const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
+  const KernelConfig& config = launch.kernel->config;
+  const std::int32_t rows = tall_box_rows(call.problem, config.tile_tokens);
+  if (encode(call.problem, config.column_bytes(), rows, maps)) call.box_tokens = rows;
+}
+
+Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
+  const auto* kernel = reinterpret_cast<const void*>(launch.kernel->kernel);
+  const std::int64_t shared_bytes = launch.shared_bytes();
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+      error != cudaSuccess) {
+    return cuda_status(error, "cudaFuncSetAttribute");
+  }
+  const bool waits_for_others = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole;
+  const bool overlaps = call.dependent_launch || call.follows_append;
+  cudaLaunchAttribute attribute{};
+  if (waits_for_others) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else if (overlaps) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.options.workers));
+  config.blockDim = dim3(static_cast<unsigned>(cta_threads(launch.kernel->config)));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = static_cast<cudaStream_t>(plan.options.stream);
+  config.attrs = &attribute;
+  config.numAttrs = waits_for_others || overlaps ? 1 : 0;
+  void* arguments[] = {&call, &maps};
+  return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
+}
+
+/// One pass, or with two_kernels two.
+Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace,
+                     bool follows_append) noexcept {
+  DeviceCall call = device_call(problem, plan, launch, workspace, follows_append);
+  TensorMaps maps{};
+  if (launch.tensor_copies) add_tensor_maps(launch, call, maps);
+  const Status status = launch_pass(plan, launch, call, maps);
+  if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
+  call.pass = Pass::kMergeOnly;
+  call.follows_append = false;
+  return launch_pass(plan, launch, call, maps);
+}
+
+/// Only the first launch has the kernel that appends right ahead of it.
+Status launch_all(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
+  bool follows_append = false;
+  if (appends(problem)) {
+    const bool dependent = plan.options.dependent_launch;
+    if (const Status status = enqueue_append(problem, dependent, plan.options.stream); !status.ok()) return status;
+    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock;
+  }
+  for (const LaunchPlan& launch : plan) {
+    if (const Status status = launch_kernel(problem, plan, launch, workspace, follows_append); !status.ok()) return status;
+    follows_append = false;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status launch_call(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
+  if (!plan.options.check_workspace) return launch_all(problem, plan, workspace);
+  const fixup::Slots slots = slots_of(plan.launches[0], workspace);
+  const fixup::Counter ticket = next_ticket();
+  if (const Status status = claim_workspace(slots, ticket, plan.options.stream); !status.ok()) return status;
+  const Status status = launch_all(problem, plan, workspace);
+  const Status released = release_workspace(slots, ticket, plan.options.stream);
+  return status.ok() ? released : status;
+}
+
+}  // namespace lean::cuda

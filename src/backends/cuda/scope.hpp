@@ -1,0 +1,81 @@
+// Scope: what calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
+// instruction and register counts, so these have variants whose code holds nothing else. A scope is the traits below and nothing besides:
+// the kernel compiles what they say, and the host chooses by them.
+#pragma once
+
+#include <cstdint>
+
+namespace lean::cuda {
+
+/// The values stand in the kernels' names.
+enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall };
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
+                                    Scope::kAnyCall};
+
+/// How K and V come into a stage of the ring.
+enum class Copies : std::int32_t {
+  kRuns,           // the copy engine takes whole tiles, or what a page holds of them: tokens of a head lie end to end
+  kBoxes,          // the copy engine's tensor copies, and threads where these cannot
+  kThreads,        // threads take pieces of rows
+  kRunsOrThreads,  // as the call allows
+};
+
+/// How a tile lies in a stage.
+enum class StageOrder : std::int32_t {
+  kRows,     // row by row, end to end
+  kColumns,  // as tensor copies lay it down: a column's bytes of every row, ready to be read
+};
+
+/// Dims of the call's heads beside the variant's.
+enum class Dims : std::int32_t {
+  kWhole,     // as many
+  kFilledUp,  // fewer are filled up with zeros in a stage
+  kFewer,     // fewer leave the rest of a row unused, which is selected away
+};
+
+/// fixed_chunk.
+enum class Chunks : std::int32_t { kNever, kAlways, kAsAsked };
+
+struct ScopeTraits {
+  const char* name = "";  // in the build's report and the documents
+  /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile pays
+  /// for. Else whatever is asked.
+  bool step = false;
+  Copies copies = Copies::kRunsOrThreads;
+  StageOrder stage = StageOrder::kRows;
+  Dims dims = Dims::kFewer;
+  Chunks chunks = Chunks::kNever;
+  bool warms_l2 = false;            // sends for its first read before there is a plan (kernel/l2_warming.cuh)
+  std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
+  /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
+  bool sharing_warp = false;
+};
+
+[[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
+  switch (scope) {
+    case Scope::kDecodeStep:
+      return {.name = "step", .step = true, .copies = Copies::kRuns, .dims = Dims::kWhole, .warms_l2 = true, .producer_warps = 1};
+    case Scope::kStridedStep:
+      return {.name = "strided", .step = true, .copies = Copies::kThreads, .dims = Dims::kWhole, .producer_warps = 4};
+    case Scope::kTensorStep:
+      return {.name = "tensor",
+              .step = true,
+              .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kFilledUp,
+              .warms_l2 = true,
+              .producer_warps = 4};
+    case Scope::kChunkStep:
+      return {.name = "chunk",
+              .step = true,
+              .copies = Copies::kRuns,
+              .dims = Dims::kWhole,
+              .chunks = Chunks::kAlways,
+              .warms_l2 = true,
+              .producer_warps = 1};
+    case Scope::kAnyCall: break;
+  }
+  return {.name = "any", .chunks = Chunks::kAsAsked, .sharing_warp = true};
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,18 @@
+// Tiling: how a call is cut up, whatever its lengths are. What a backend decides of it is all that the schedule, and whoever explains one,
+// needs to know of a backend.
+#pragma once
+
+#include <cstdint>
+
+#include "schedule/line_shape.hpp"
+#include "tile/tile_config.hpp"
+
+namespace lean::tile {
+
+struct Tiling {
+  TileConfig config{};
+  schedule::CostModel cost_model{};
+  std::int32_t workers = 1;
+};
+
+}  // namespace lean::tile

@@ -1,0 +1,218 @@
+// Which variant of the kernel serves which call, on which device.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backends/cuda/kernel_rows.hpp"
+#include "base/kv_type.hpp"
+#include "cuda_host/calls.hpp"
+#include "cuda_host/fake_runtime.hpp"
+#include "lean/lean.hpp"
+
+namespace lean::cuda_host {
+namespace {
+
+/// A kernel's name, as the compiler writes the template's arguments.
+std::string name_of(const cuda::KernelConfig& config) {
+  const auto number = [](auto value) { return std::to_string(static_cast<int>(value)); };
+  return "decode_kernelILNS0_12ArchitectureE" + number(config.architecture) + "ELNS_5DTypeE" + number(config.dtype) + "ELi" +
+         number(config.head_dim) + "ELi" + number(config.q_rows) + "ELNS0_5ScopeE" + number(config.scope) + "EE";
+}
+
+/// A call that nothing but this variant serves.
+Asked call_for(const cuda::KernelConfig& config) {
+  Shape shape{.q_heads = 2 * config.q_rows, .head_dim = config.head_dim, .kv_dtype = config.dtype};
+  if (!kv_type_of(config.dtype).scaled) shape.dtype = config.dtype;
+  const bool strided = config.scope == cuda::Scope::kStridedStep;
+  shape.token_major = strided || config.scope == cuda::Scope::kTensorStep;
+  if (strided) shape.page_tokens = 17;  // holds no whole boxes
+  Asked asked{"a variant's own call", problem_of(shape), cuda_options()};
+  if (config.scope == cuda::Scope::kChunkStep) asked.options.policy = Policy::fixed_chunk();
+  if (config.scope == cuda::Scope::kAnyCall) asked.problem.scores.softcap = 30.0F;
+  return asked;
+}
+
+/// R33: no row of the table without its kernels, and none that no call takes.
+TEST(CudaHost, R33_EveryRowOfTheTableIsBuiltAndServesACallOfItsOwn) {
+  to_a_new_device();
+  std::set<std::string_view> kernels;
+  std::size_t variants = 0;
+  for (const cuda::ArchitectureRows& table : cuda::kKernelRows) {
+    for (const cuda::KernelRow& row : table) {
+      for (const cuda::NamedFamily& named : cuda::kFamilies) {
+        if (!named.family.has(row)) continue;
+        const cuda::KernelConfig config = cuda::config_of(table.architecture, row, named.family.dtype);
+        const Asked asked = call_for(config);
+        const Workspace workspace = workspace_for(asked);
+        runtime().begin();
+        ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok()) << name_of(config);
+        const std::string_view kernel = runtime().launches().back().kernel;
+        EXPECT_NE(kernel.find(name_of(config)), std::string_view::npos) << name_of(config) << " is not " << kernel;
+        kernels.insert(kernel);
+        ++variants;
+      }
+    }
+  }
+  EXPECT_EQ(kernels.size(), variants);
+  EXPECT_GT(variants, 100U);
+}
+
+/// R33, R30: on any kind of device, what supports() takes is launched with no more shared memory and threads than there are, and what it does
+/// not take is refused by name.
+TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
+  std::set<std::string_view> kernels;
+  for (const FakeDevice& device : kDevices) {
+    std::int64_t served = 0;
+    for (const std::int32_t head_dim : {8, 64, 72, 80, 96, 128, 192, 256}) {
+      for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+        for (const std::int32_t group : {1, 4, 8, 16, 64, 128}) {
+          for (const std::int32_t page_tokens : {0, 16, 128}) {
+            for (const bool token_major : {false, true}) {
+              for (const bool chunks : {false, true}) {
+                Asked asked{"",
+                            problem_of({.batch = 2,
+                                        .q_heads = 2 * group,
+                                        .head_dim = head_dim,
+                                        .kv_dtype = kv_dtype,
+                                        .token_major = token_major,
+                                        .page_tokens = page_tokens}),
+                            cuda_options()};
+                if (chunks) asked.options.policy = Policy::fixed_chunk();
+                to_a_new_device(device);
+                const Status supported = supports(asked.problem, asked.options);
+                if (device.shared_bytes < 100 * 1024 && head_dim == 256 &&
+                    kv_dtype == DType::kBFloat16) {  // two tiles of no variant
+                  ASSERT_EQ(supported.code, StatusCode::kUnsupported);
+                  ASSERT_NE(std::strstr(supported.message, "shared memory"), nullptr) << supported.message;
+                  continue;
+                }
+                ASSERT_TRUE(supported.ok()) << "sm_" << device.major << device.minor << " d " << head_dim << ": "
+                                            << supported.message;
+                const Workspace workspace = workspace_for(asked);
+                ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+                for (const Call& launch : runtime().launches()) {
+                  ASSERT_LE(launch.shared_bytes, static_cast<std::size_t>(device.shared_bytes)) << launch.kernel;
+                  ASSERT_LE(launch.threads, 1024U) << launch.kernel;
+                  ASSERT_EQ(launch.grid, static_cast<unsigned>(device.multiprocessors)) << launch.kernel;
+                  ASSERT_TRUE(device.major >= 9 || launch.kernel.find("ArchitectureE80E") != std::string_view::npos)
+                      << launch.kernel;
+                  kernels.insert(launch.kernel);
+                }
+                ++served;
+              }
+            }
+          }
+        }
+      }
+    }
+    const int refused = device.shared_bytes < 100 * 1024 ? 1 : 0;  // head dimensions of one type
+    EXPECT_EQ(served, (8 * 2 - refused) * 6 * 3 * 2 * 2);
+  }
+  EXPECT_GT(kernels.size(), 40U) << "the sweep takes few variants";
+}
+
+/// Of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.
+int tile_tokens_of(const Problem& problem, const Options& options) {
+  const std::size_t bytes = explain_schedule(problem, options, ScheduleFormat::kJson, nullptr, 0);
+  std::string text(bytes, ' ');
+  static_cast<void>(explain_schedule(problem, options, ScheduleFormat::kJson, text.data(), bytes));
+  const std::string key = "\"tile_tokens\":";
+  const std::size_t at = text.find(key);
+  return at == std::string::npos ? 0 : std::stoi(text.substr(at + key.size()));
+}
+
+/// R44: on a device, tiles fix the order of a chunk's sums, so they are the same for one query token, more and whatever rule they have.
+TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
+  constexpr std::int32_t kLengths[] = {4000};
+  std::vector<FakeDevice> devices(std::begin(kDevices), std::end(kDevices));
+  for (int kilobytes = 64; kilobytes < 227; ++kilobytes) devices.push_back({.shared_bytes = kilobytes * 1024});
+  std::set<int> found;
+  for (const FakeDevice& device : devices) {
+    to_a_new_device(device);
+    for (const std::int32_t head_dim : {64, 80, 128, 256}) {
+      for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+        for (const std::int32_t group : {1, 16, 32, 64}) {
+          Problem plain = problem_of({.q_heads = 2 * group, .head_dim = head_dim, .kv_dtype = kv_dtype});
+          plain.kv_lengths = kLengths;
+          Options options = cuda_options();
+          options.policy = Policy::fixed_chunk();
+          const int tokens = tile_tokens_of(plain, options);
+          found.insert(tokens);
+          Problem several = plain;
+          several.q_tokens = 4, several.scores.causal = true;
+          Problem capped = plain;
+          capped.scores.softcap = 30.0F;
+          for (const Problem& other : {several, capped}) {
+            EXPECT_EQ(tile_tokens_of(other, options), tokens)
+                << "sm_" << device.major << device.minor << " d " << head_dim << " group " << group;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(found.size(), 4U);  // none, 64, 128, 256
+}
+
+/// Dims between the variants' have their decode steps too, filled up by tensor copies; what those cannot take is any call's.
+TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
+  to_a_new_device();
+  const auto scope_of = [](const Problem& problem) {
+    const Asked asked{"a decode step", problem, cuda_options()};
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    EXPECT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+    const std::string_view kernel = runtime().launches().back().kernel;
+    for (const cuda::Scope scope : cuda::kScopes) {
+      if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string_view::npos) return scope;
+    }
+    ADD_FAILURE() << kernel;
+    return cuda::Scope::kAnyCall;
+  };
+  for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    const bool whole = head_dim == 64 || head_dim == 128 || head_dim == 256;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim})), whole ? cuda::Scope::kDecodeStep : cuda::Scope::kTensorStep)
+        << head_dim;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim, .token_major = true})), cuda::Scope::kTensorStep) << head_dim;
+    const bool whole_pieces = head_dim % 16 == 0;
+    EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim, .kv_dtype = DType::kFloat8E4M3, .page_tokens = 16})),
+              whole_pieces ? cuda::Scope::kTensorStep : cuda::Scope::kAnyCall)
+        << head_dim;
+    Problem capped = problem_of({.head_dim = head_dim});
+    capped.scores.softcap = 30.0F;
+    EXPECT_EQ(scope_of(capped), cuda::Scope::kAnyCall) << head_dim;
+  }
+}
+
+/// Who builds a line: a warp up to 32 sequences, and up to 128 where outputs are no more than the workers.
+TEST(CudaHost, R04_WarpsBuildShortLinesAndLongerOnesThatMayBeEven) {
+  to_a_new_device({.multiprocessors = 132});
+  struct Row {
+    std::int64_t batch;
+    std::int32_t kv_heads;
+    bool short_line;
+    bool may_be_even;
+  };
+  for (const Row& row : {Row{1, 8, true, true},
+                         {16, 8, true, true},
+                         {32, 8, true, false},
+                         {33, 8, false, false},
+                         {33, 4, true, true},
+                         {34, 4, false, false},
+                         {128, 1, true, true},
+                         {129, 1, false, false}}) {
+    const Asked asked{"", problem_of({.batch = row.batch, .q_heads = 4 * row.kv_heads, .kv_heads = row.kv_heads}), cuda_options()};
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+    EXPECT_EQ(runtime().launches().back().short_line, row.short_line) << row.batch << " x " << row.kv_heads;
+    EXPECT_EQ(runtime().launches().back().may_be_even, row.may_be_even) << row.batch << " x " << row.kv_heads;
+  }
+}
+
+}  // namespace
+}  // namespace lean::cuda_host
