@@ -1,5 +1,5 @@
 // TensorMap: what tensor copies of the copy engine (sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each,
-// and lay the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/stage_columns.cuh).
+// and lay the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/load/stage_columns.cuh).
 // Source: CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors", swizzling modes.
 #pragma once
 

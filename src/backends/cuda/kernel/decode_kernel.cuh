@@ -3,16 +3,16 @@
 // for another CTA (but a host block, where that is asked for).
 #pragma once
 
-#include "backends/cuda/kernel/cta_chunks.cuh"
-#include "backends/cuda/kernel/cta_combine.cuh"
-#include "backends/cuda/kernel/cta_merge.cuh"
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/l2_warming.cuh"
-#include "backends/cuda/kernel/line_build.cuh"
-#include "backends/cuda/kernel/narrow_tile.cuh"
-#include "backends/cuda/kernel/producer.cuh"
-#include "backends/cuda/kernel/queries.cuh"
-#include "backends/cuda/kernel/ring.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/fixup/chunks.cuh"
+#include "backends/cuda/kernel/fixup/merge.cuh"
+#include "backends/cuda/kernel/fixup/segment_end.cuh"
+#include "backends/cuda/kernel/load/producer.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/plan/l2_warming.cuh"
+#include "backends/cuda/kernel/plan/line_build.cuh"
+#include "backends/cuda/kernel/tile/narrow_tile.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 
 namespace lean::cuda {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/early_tile.hpp"
+#include "backends/cuda/kernel/plan/early_tile.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/options.hpp"

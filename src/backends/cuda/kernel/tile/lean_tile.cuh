@@ -4,14 +4,14 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/bf16_queries.hpp"
-#include "backends/cuda/kernel/cta_parts.cuh"
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/fragment.cuh"
-#include "backends/cuda/kernel/queries.cuh"
-#include "backends/cuda/kernel/ring.cuh"
-#include "backends/cuda/kernel/score_rules.cuh"
-#include "backends/cuda/kernel/stage_rows.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/tile/bf16_queries.hpp"
+#include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/score_rules.cuh"
+#include "backends/cuda/kernel/tile/stage_rows.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/queries.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/page_copies.cuh"
-#include "backends/cuda/kernel/stage_columns.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/page_copies.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/tensor_map.hpp"
 #include "problem/pages.hpp"

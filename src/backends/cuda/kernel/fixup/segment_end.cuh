@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_chunks.cuh"
-#include "backends/cuda/kernel/cta_parts.cuh"
-#include "backends/cuda/kernel/narrow_tile.cuh"
+#include "backends/cuda/kernel/fixup/chunks.cuh"
+#include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/kernel/tile/narrow_tile.cuh"
 
 namespace lean::cuda {
 

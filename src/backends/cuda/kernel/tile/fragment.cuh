@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/queries.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/fp8.cuh"

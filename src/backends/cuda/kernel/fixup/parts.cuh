@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_output.cuh"
+#include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "fixup/arrival.hpp"
 

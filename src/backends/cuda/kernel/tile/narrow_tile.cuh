@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/kernel/lean_tile.cuh"
+#include "backends/cuda/kernel/tile/lean_tile.cuh"
 
 namespace lean::cuda {
 

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_parts.cuh"
-#include "backends/cuda/kernel/merge_run.cuh"
+#include "backends/cuda/kernel/fixup/merge_run.cuh"
+#include "backends/cuda/kernel/fixup/parts.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {

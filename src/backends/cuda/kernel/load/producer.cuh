@@ -5,14 +5,14 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/box_copies.cuh"
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/merge_run.cuh"
-#include "backends/cuda/kernel/page_copies.cuh"
-#include "backends/cuda/kernel/queries.cuh"
-#include "backends/cuda/kernel/ring.cuh"
-#include "backends/cuda/kernel/row_pieces.cuh"
-#include "backends/cuda/kernel/thread_copies.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/fixup/merge_run.cuh"
+#include "backends/cuda/kernel/load/box_copies.cuh"
+#include "backends/cuda/kernel/load/page_copies.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/load/row_pieces.cuh"
+#include "backends/cuda/kernel/load/thread_copies.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"

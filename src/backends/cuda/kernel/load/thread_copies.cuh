@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/page_copies.cuh"
-#include "backends/cuda/kernel/row_pieces.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/page_copies.cuh"
+#include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/asked.cuh"
-#include "backends/cuda/kernel/stage_columns.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 
 namespace lean::cuda {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/fragment.cuh"
-#include "backends/cuda/kernel/stage_columns.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
+#include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 

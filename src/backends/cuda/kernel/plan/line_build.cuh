@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_shared.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_merge.cuh"
-#include "backends/cuda/kernel/line_build.cuh"
+#include "backends/cuda/kernel/fixup/merge.cuh"
+#include "backends/cuda/kernel/plan/line_build.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
