@@ -4,21 +4,16 @@
 #pragma once
 
 #include "backends/cuda/kernel/cta_memory.cuh"
-#include "backends/cuda/kernel/fixup/chunks.cuh"
-#include "backends/cuda/kernel/fixup/merge.cuh"
 #include "backends/cuda/kernel/fixup/segment_end.cuh"
 #include "backends/cuda/kernel/load/producer.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/plan/l2_warming.cuh"
-#include "backends/cuda/kernel/plan/line_build.cuh"
-#include "backends/cuda/kernel/tile/narrow_tile.cuh"
+#include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/tile/tile.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 
 namespace lean::cuda {
-
-/// Passed by the walking warps once the consumers have set up what is shared.
-inline constexpr std::uint32_t kStartBarrier = 2;
 
 /// By one thread, one after the other: a thread each costs more, since their addresses take turns anyway.
 template <KernelConfig kConfig>
@@ -32,7 +27,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
 #pragma unroll
   for (std::int32_t record = 0; record < kRecords; ++record) {
     ptx::barrier_init(&shared.record_full[record], 1);
-    ptx::barrier_init(&shared.sharing_known[record], 1);
+    ptx::barrier_init(&shared.contributors_known[record], 1);
     ptx::barrier_init(&shared.queries_full[record], 1);
     const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
     ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
@@ -99,71 +94,13 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         token += tokens;
       }
       tile.finish();
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
+      ptx::barrier_wait(&shared.contributors_known[turn.place], turn.parity);
       combine_warps<kConfig>(memory, turn.place, tile);
     } else {
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
+      ptx::barrier_wait(&shared.contributors_known[turn.place], turn.parity);
     }
     if (record.slot != nullptr) hand_over<kConfig>(turn.place);
     ptx::barrier_arrive_by_warp(&shared.record_free[turn.place], leads);
-  }
-}
-
-template <KernelConfig kConfig, typename TCursor>
-__device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
-  const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
-  if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
-  Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
-}
-
-/// Whether the calling warp walks the line: the first producer's and, if there is one, the sharing warp do. Others copy what they are told.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ bool needs_line() {
-  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
-  return warp == 0 || warp == kConfig.producer_warps();
-}
-
-/// The walking warps' part of a flat line: built, where it is short, and walked. In a decode step cumulative lengths are code of their
-/// own, since whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one
-/// walk serves both, and is a sixth of the kernel less.
-template <KernelConfig kConfig, bool kCumulative>
-__device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory) {
-  const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
-  FlatLine line;
-  if (call.short_line) {
-    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
-    ptx::named_barrier(kStartBarrier, cta_threads(kConfig));
-  } else {
-    line = memory.shared.flat_line.line;
-    line.lengths = rules.lengths()(line.start.sequence);
-    line.even = {};
-  }
-  if constexpr (kConfig.step() && kConfig.scope != Scope::kChunkStep) {  // known to the compiler, wherever the plan comes from
-    line.plan.kind = Policy::Kind::kLean;
-    line.plan.granularity_tiles = 1;
-  }
-  using Cursor = schedule::FlatCursor<FlatRules<kConfig, kCumulative>>;
-  const auto even_cursor = [&] {
-    const auto sequence = static_cast<std::int32_t>(line.start.sequence);
-    return Cursor(rules, line.plan, line.even, {.sequence = sequence, .kv_head = line.even.output - sequence * call.shape.kv_heads},
-                  line.lengths);
-  };
-  const auto flat_cursor = [&] { return Cursor(rules, line.plan, worker_of(line.plan), line.share, line.start, line.lengths); };
-  if constexpr (!kMayBeEven<kConfig, kCumulative>) {
-    Cursor cursor = flat_cursor();
-    walk<kConfig>(call, maps, memory, cursor);
-  } else if constexpr (kConfig.bulk_step()) {
-    // An even line has code of its own: nothing is jumped over on the way to the first copy.
-    if (!line.even.even) {
-      Cursor cursor = flat_cursor();
-      walk<kConfig>(call, maps, memory, cursor);
-    } else if (threadIdx.x == kConfig.consumer_threads()) {
-      Cursor cursor = even_cursor();
-      Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run_even(cursor);
-    }
-  } else {
-    Cursor cursor = line.even.even ? even_cursor() : flat_cursor();
-    walk<kConfig>(call, maps, memory, cursor);
   }
 }
 
@@ -185,7 +122,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
     copy_call(call, memory.shared);
   }
-  if (consumes && call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
+  if (consumes) setup_done<kConfig>(call);
   if (call.dependent_launch) ptx::start_dependents();
   if constexpr (kWarmsL2<kConfig>) {
     if (warp == kConfig.consumer_warps - 1) {
@@ -194,14 +131,7 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     }
   }
   if (call.dependent_launch) ptx::await_earlier_kernels();
-  if (!call.short_line) {
-    __syncthreads();
-    if constexpr (kConfig.step()) {
-      build_flat_line<kConfig>();
-    } else {
-      call.flat ? build_flat_line<kConfig>() : build_line<kConfig>();
-    }
-  }
+  build_line<kConfig>(call);
   if (consumes) {
     if (kConfig.pads_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
@@ -210,13 +140,8 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     } else {
       consume<kConfig, false>(call, memory);
     }
-  } else if (kConfig.step() && !call.cumulative) {
-    walk_flat_line<kConfig, false>(call, maps, memory);
-  } else if (asked.flat()) {
-    walk_flat_line<kConfig, true>(call, maps, memory);
   } else {
-    DeviceCursor cursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
-    walk<kConfig>(call, maps, memory, cursor);
+    visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
   }
 }
 

@@ -3,17 +3,15 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/plan/early_tile.hpp"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
-#include "lean/status.hpp"
 #include "problem/pages.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
-#include "schedule/flat_line.hpp"
-#include "schedule/segments.hpp"
+#include "schedule/line_shape.hpp"
 
 namespace lean::cuda {
 
@@ -24,62 +22,6 @@ struct QueryRange {
 
   [[nodiscard]] LEAN_HD constexpr bool has(std::int32_t q_tokens) const noexcept { return least <= q_tokens && q_tokens <= most; }
 };
-
-/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that another
-/// launch serves has no queries.
-template <bool kCumulative>
-class BasicDeviceLengths {
- public:
-  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader* header) noexcept
-      : source_(problem), queries_(queries), header_(header) {}
-
-  LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
-    const Sequence lengths = unreported(sequence);
-    report(lengths);
-    return lengths;
-  }
-
-  /// The same in two steps: whoever reads several stores nothing before all are asked for.
-  LEAN_HD Sequence unreported(std::int64_t sequence) const noexcept {
-    Sequence lengths = source_(sequence);
-    if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
-    return lengths;
-  }
-  LEAN_HD void report(const Sequence& lengths) const noexcept {
-    if (lengths.clamped && header_->sticky_code == 0) {
-      header_->sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
-    }
-  }
-
- private:
-  BasicLengthSource<kCumulative> source_;
-  QueryRange queries_;
-  fixup::StateHeader* header_;
-};
-
-using DeviceLengths = BasicDeviceLengths<true>;
-
-/// Any line, and the flat line that every decode step has (schedule/flat_line.hpp).
-using DeviceLine = schedule::WorkLine<DeviceLengths>;
-using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
-template <KernelConfig kConfig, bool kCumulative>
-using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
-using FlatPlan = schedule::BasicPlan<std::int32_t>;
-using FlatRange = schedule::BasicShares<std::int32_t>::Range;
-using FlatStart = schedule::SequencePlace<std::int32_t>;
-
-/// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its sequence.
-struct FlatLine {
-  FlatPlan plan;
-  FlatRange share;  // this worker's
-  FlatStart start;
-  Sequence lengths;  // of that sequence
-  schedule::EvenShare even;
-};
-
-/// A flat line of up to a sequence a lane is built by each warp that walks it, for itself, and where it may be even, of up to so many a lane;
-/// any other is summed by the whole CTA.
-inline constexpr std::int32_t kLaneSequences = 4;
 
 enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kTwoKernels' second launch
 
@@ -102,6 +44,18 @@ struct KvRows {
            .head = elements.head * element,
            .token = elements.token * element,
            .dim = element}};
+}
+
+/// Shares as they would be then. In floating point, since a place need be near only; what is read is held to what exists.
+struct AlikeShares {
+  float outputs_a_worker = 0.0F;
+  float sequences_an_output = 0.0F;  // 1 / kv heads
+};
+
+/// `outputs`: kv heads of all sequences.
+[[nodiscard]] constexpr AlikeShares alike_shares(std::int64_t outputs, std::int32_t kv_heads, std::int32_t workers) noexcept {
+  return {.outputs_a_worker = static_cast<float>(outputs) / static_cast<float>(workers),
+          .sequences_an_output = 1.0F / static_cast<float>(kv_heads)};
 }
 
 struct DeviceCall {
@@ -138,27 +92,10 @@ struct DeviceCall {
   bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp)
 };
 
-/// Which of the sequence's pages holds a token.
-[[nodiscard]] LEAN_HD inline std::int32_t page_of(const DeviceCall& call, std::int32_t token) noexcept {
-  return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
-}
-
-/// Pages below this are copied row by row: copies that a warp's lanes ask the copy engine for go one after the other, 60 cycles each.
-inline constexpr std::int32_t kMinRunBytes = 2048;
-inline constexpr std::int32_t kMinStepRunBytes =
-    8192;  // shorter pages, and rows with gaps, come in boxes in a decode step, where they can
-
-/// Rows of pages of so many tokens are copied page by page; of shorter ones, looked up a lane a row (docs/cuda-backend.md has figures).
-inline constexpr std::int32_t kMinPageRows = 64;
-
-/// By the copy engine more in flight brings no bandwidth (docs/cuda-backend.md), less where pages lie apart, and whatever else asks the
-/// memory for something waits longer. Copies by threads take all there is.
-inline constexpr std::int32_t kEngineRingBytes = 96 * 1024;
-
 /// Of a ring.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.bulk_step()) return 16;
-  return kEngineRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+  return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }
 
 }  // namespace lean::cuda

@@ -26,6 +26,19 @@ template <typename TReduce>
 [[nodiscard]] __device__ inline std::int64_t warp_min(std::int64_t x) { return warp_reduce(x, min_of); }
 [[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) { return warp_reduce(x, max_of); }
 
+/// The sum over the lanes before the caller's.
+template <typename TUnits>
+[[nodiscard]] __device__ inline TUnits warp_sum_before(TUnits own) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  TUnits end = own;
+#pragma unroll
+  for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+    const TUnits left = __shfl_up_sync(kAllLanes, end, static_cast<unsigned>(lanes));
+    if (lane >= lanes) end += left;
+  }
+  return end - own;
+}
+
 /// The largest; not for NaN. As integers of the same order: one instruction.
 [[nodiscard]] __device__ __forceinline__ float warp_max(float x) {
   const auto ordered = [](std::int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); };  // its own inverse

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/fixup/merge.cuh"
-#include "backends/cuda/kernel/plan/line_build.cuh"
+#include "backends/cuda/kernel/fixup/arrival.cuh"
+#include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TN
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       if (chunk.ends_output) {
-        output_slice<kConfig>(shared, record, row, slice, node[slice]);
+        output_slice<kConfig>(shared.call, record, row, slice, node[slice]);
       } else {
         store_slice<kConfig>(to, row, slice, node[slice]);
       }
@@ -172,7 +172,7 @@ class NodeMerge {
       for (std::int32_t first = 0; first < record_.contributors; first += kWarpThreads) take_in(stack, first, row, slice);
       RowSlice<kConfig> whole = stack.pop();
       while (!stack.empty()) take_left(whole, stack.pop());
-      output_slice<kConfig>(memory_.shared, record_, row, slice, whole);
+      output_slice<kConfig>(memory_.shared.call, record_, row, slice, whole);
     }
   }
 
@@ -204,7 +204,7 @@ class NodeMerge {
     const std::int32_t contributor = first + lane();
     const std::int32_t own =
         contributor < record_.contributors ? __ldcg(&slots_.node_list(record_.slots.slot(contributor)).count) : 0;
-    const std::int32_t end = warp_before(own) + own;
+    const std::int32_t end = ptx::warp_sum_before(own) + own;
     const std::int32_t nodes = __shfl_sync(ptx::kAllLanes, end, kWarpThreads - 1);
 #pragma unroll 1
     for (std::int32_t base = 0; base < nodes; base += kWarpThreads) {
@@ -270,33 +270,6 @@ __device__ __noinline__ void merge_shared_nodes(std::int32_t record_place) {
   if (!merges_nodes<kConfig>(shared.call, shared.records[record_place])) return;
   NodeMerge<kConfig>(record_place).run();
   consumer_sync<kConfig>();  // the stacks' room is free again
-}
-
-template <KernelConfig kConfig>
-__device__ __noinline__ void hand_over_any(std::int32_t record_place) {
-  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  const Asked<kConfig> asked(shared.call);
-  if (!asked.chunks()) return merge_shared<kConfig>(record_place);
-  const SegmentRecord& record = shared.records[record_place];
-  if (!asked.merge_only()) {
-    consumer_sync<kConfig>();  // the chunk's own result is there
-    const StoredNode<kConfig> own{shared.call.slots.partial(record.slots.slot(record.contributor), record.chunk.place)};
-    push_chunk<kConfig>(record, own, BlockRows<kConfig>());
-  }
-  if (record.chunk.ends_shared) merge_shared_nodes<kConfig>(record_place);
-}
-
-/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each shared
-/// output.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void hand_over(std::int32_t record_place) {
-  if constexpr (!kConfig.step()) {
-    hand_over_any<kConfig>(record_place);
-  } else if constexpr (kConfig.scope == Scope::kChunkStep) {
-    merge_shared_nodes<kConfig>(record_place);
-  } else {
-    merge_shared<kConfig>(record_place);
-  }
 }
 
 }  // namespace lean::cuda

@@ -5,45 +5,14 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/output/row_slice.cuh"
 #include "backends/cuda/kernel/output/rows.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
-
-/// What a warp merges at once of a row.
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kSliceDims = kWarpThreads * kLaneDims<kConfig>;
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims<kConfig>;
-
-/// Where four elements of a row are kept among the row's, staged or in a slot. The twist keeps warps free of bank conflicts when
-/// they stage theirs. Its own inverse.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ std::int32_t twisted_quad(std::int32_t row, std::int32_t quad) {
-  return quad ^ (2 * ((kConfig.narrow() ? row / 2 : row) & 3));
-}
-
-/// Which rows of the block the warps stage at once: all, or in turn each half of a matrix product's.
-template <KernelConfig kConfig>
-struct StagedRows {
-  static constexpr std::int32_t kOfWarp = kConfig.staged_rows();
-  static constexpr std::int32_t kTurns = kConfig.warp_rows() / kOfWarp;
-  static constexpr std::int32_t kCount = kConfig.row_warps() * kOfWarp;
-
-  std::int32_t turn = 0;
-
-  /// Among the block's.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t row(std::int32_t staged) const {
-    return turn * kOfWarp + staged + (kTurns - 1) * (staged & ~(kOfWarp - 1));
-  }
-  /// How many of them are among the block's first `count`.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t existing(std::int32_t count) const {
-    if constexpr (kTurns == 1) return min(count, kCount);
-    const std::int32_t of_last = count % kMmaRows - turn * kOfWarp;  // of the last warp that has any
-    return count / kMmaRows * kOfWarp + max(0, min(of_last, kOfWarp));
-  }
-};
 
 /// What the token warps staged.
 template <KernelConfig kConfig>
@@ -94,19 +63,6 @@ struct MergedSlice {
   std::int32_t slice = 0;
   float* slot = nullptr;  // null: to the output
 };
-
-/// A slice of a row: a lane's elements, and the row's state, which all lanes know.
-template <KernelConfig kConfig>
-struct RowSlice {
-  LaneElements<kConfig> o;
-  softmax::State state;
-};
-
-/// A lane's first dim of a slice, as rows are kept: twisted.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ std::int32_t dim_of_lane(std::int32_t slice) {
-  return slice * kSliceDims<kConfig> + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kLaneDims<kConfig>;
-}
 
 /// What a lane asks for of a slice: a part's state, and its own elements of the first kAhead parts.
 template <int kAhead, KernelConfig kConfig>
@@ -169,15 +125,6 @@ __device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32
   to.l[row] = whole.state.l;
 }
 
-/// Into the output.
-template <KernelConfig kConfig>
-__device__ __forceinline__ void output_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, std::int32_t row,
-                                             std::int32_t slice, const RowSlice<kConfig>& whole) {
-  const std::int32_t dim = dim_of_lane<kConfig>(slice);
-  const RowEnd end = end_row<kConfig>(shared.call, record, row, whole.state, dim == 0);
-  store_elements<kConfig>(shared.call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
-}
-
 /// To where it goes.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
@@ -185,7 +132,7 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
   if (to.slot != nullptr) {
     store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
   } else {
-    output_slice<kConfig>(shared, record, to.row, to.slice, whole);
+    output_slice<kConfig>(shared.call, record, to.row, to.slice, whole);
   }
 }
 

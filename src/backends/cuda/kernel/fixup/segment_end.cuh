@@ -5,8 +5,9 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/fixup/chunks.cuh"
+#include "backends/cuda/kernel/fixup/merge.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
-#include "backends/cuda/kernel/tile/narrow_tile.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
 
 namespace lean::cuda {
 
@@ -55,6 +56,33 @@ __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::i
     } else {
       merge_staged_turn<kConfig>(record_place, turn);
     }
+  }
+}
+
+template <KernelConfig kConfig>
+__device__ __noinline__ void hand_over_any(std::int32_t record_place) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const Asked<kConfig> asked(shared.call);
+  if (!asked.chunks()) return merge_shared<kConfig>(record_place);
+  const SegmentRecord& record = shared.records[record_place];
+  if (!asked.merge_only()) {
+    consumer_sync<kConfig>();  // the chunk's own result is there
+    const StoredNode<kConfig> own{shared.call.slots.partial(record.slots.slot(record.contributor), record.chunk.place)};
+    push_chunk<kConfig>(record, own, BlockRows<kConfig>());
+  }
+  if (record.chunk.ends_shared) merge_shared_nodes<kConfig>(record_place);
+}
+
+/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each shared
+/// output.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void hand_over(std::int32_t record_place) {
+  if constexpr (!kConfig.step()) {
+    hand_over_any<kConfig>(record_place);
+  } else if constexpr (kConfig.scope == Scope::kChunkStep) {
+    merge_shared_nodes<kConfig>(record_place);
+  } else {
+    merge_shared<kConfig>(record_place);
   }
 }
 

@@ -4,30 +4,15 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
-
-/// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
-struct HeadRows {
-  bool keys = false;
-  const std::byte* first = nullptr;
-  std::int64_t token_bytes = 0;
-  std::int64_t page_bytes = 0;
-};
-
-template <KernelConfig kConfig, bool kPlain>
-[[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const Asked<kConfig, kPlain>& asked, bool keys, const Sequence& lengths,
-                                                            HeadPosition at) {
-  const KvRows& rows = keys ? asked.call.k_rows : asked.call.v_rows;
-  const std::int64_t bytes =
-      asked.pages() ? page_offset(rows.bytes, 0, at.head) : kv_offset(rows.bytes, lengths, at, asked.cumulative_keys());
-  return {keys, rows.first + bytes, rows.bytes.token, rows.bytes.sequence};
-}
 
 /// The pages that a lane looks up of a tile. By the copy engine a lane has a page, or a box of tokens; by threads a warp has runs of rows,
 /// and a lane a row of each run.

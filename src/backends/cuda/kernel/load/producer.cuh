@@ -6,13 +6,16 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
-#include "backends/cuda/kernel/fixup/merge_run.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/kernel/load/box_copies.cuh"
 #include "backends/cuda/kernel/load/page_copies.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/load/thread_copies.cuh"
+#include "backends/cuda/kernel/plan/merge_run.cuh"
+#include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"
@@ -21,15 +24,6 @@
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
-
-/// The lengths of the cursor's sequence.
-[[nodiscard]] __device__ inline Sequence lengths_at(const DeviceCall& call, const DeviceCursor& cursor) {
-  return LengthSource(call.problem)(cursor.segment().output.sequence);
-}
-template <typename TRules>
-[[nodiscard]] __device__ const Sequence& lengths_at(const DeviceCall&, const schedule::FlatCursor<TRules>& cursor) {
-  return cursor.lengths();
-}
 
 /// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
 template <KernelConfig kConfig, typename TCursor>
@@ -48,10 +42,6 @@ template <KernelConfig kConfig>
   if (!asked.bulk_copies()) return kConfig.producer_threads();
   return asked.pages() ? kWarpThreads : 1;
 }
-
-/// An even line's workers all ask for their first keys at once, and for values no sooner than so many cycles after: asked for together they
-/// would come together, and keys are needed first. 0, 1,000, 1,600 and 2,400 were tried (docs/cuda-backend.md).
-inline constexpr std::uint32_t kValuesAfterCycles = 1000;
 
 /// kPlain: as Asked has it.
 template <KernelConfig kConfig, bool kPlain>
@@ -76,13 +66,13 @@ class Producer {
     Part part;
     bool first_segment = true;
     for (Turn turn(kRecords);; turn.advance()) {
-      const bool more = (thread_ == 0 || shares()) && next_part(cursor, part);
+      const bool more = (thread_ == 0 || finds_contributors()) && next_part(cursor, part);
       SegmentRecord& record = shared_.records[turn.place];
-      if (shares()) {
+      if (finds_contributors()) {
         if (!more) return;
         cursor.find_contributors();
         ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
-        announce_sharing(cursor, part, turn);
+        announce_contributors(cursor, part, turn);
         continue;
       }
       if (thread_ == 0) {
@@ -98,7 +88,7 @@ class Producer {
       copy_segment(record, turn.place, first_segment, [&] {
         if constexpr (!kConfig.has_sharing_warp()) {
           if (!asked_.chunks() || part.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
-          announce_sharing(cursor, part, turn);
+          announce_contributors(cursor, part, turn);
         }
       });
       first_segment = false;
@@ -107,11 +97,11 @@ class Producer {
     }
   }
 
-  /// In place of run() where the line is even and the call plain, by one thread: the worker's one segment is announced when its first
-  /// tile is asked for, and not before.
+  /// The same of a worker that has one segment, by one thread: announced when its first tile is asked for, and not before.
   template <typename TCursor>
-  __device__ __forceinline__ void run_even(TCursor& cursor) {
+  __device__ __forceinline__ void run(OneSegment<TCursor> one) {
     static_assert(kPlain && kConfig.bulk_step() && !kConfig.has_sharing_warp());
+    TCursor& cursor = one.cursor;
     Turn turn(kRecords);
     Part part;
     if (next_part(cursor, part)) {
@@ -125,7 +115,7 @@ class Producer {
       const std::uint32_t keys_asked = ptx::clock_cycles();
       shared_.records[turn.place] = record;
       ptx::barrier_arrive(&shared_.record_full[turn.place]);
-      announce_sharing(cursor, part, turn);
+      announce_contributors(cursor, part, turn);
       while (ptx::clock_cycles() - keys_asked < kValuesAfterCycles) {
       }
       if (tokens > 0) copy_tile(v, record, token, tokens);
@@ -141,7 +131,9 @@ class Producer {
   }
 
  private:
-  [[nodiscard]] __device__ bool shares() const { return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads(); }
+  [[nodiscard]] __device__ bool finds_contributors() const {
+    return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads();
+  }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 
@@ -211,7 +203,7 @@ class Producer {
   }
 
   template <typename TCursor>
-  __device__ __forceinline__ void announce_sharing(const TCursor& cursor, const Part& part, const Turn& turn) {
+  __device__ __forceinline__ void announce_contributors(const TCursor& cursor, const Part& part, const Turn& turn) {
     const DeviceCall& call = call_for_later();
     SegmentRecord& record = shared_.records[turn.place];
     record.contributor = cursor.segment().contributor;
@@ -236,7 +228,7 @@ class Producer {
       record.slot = call.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_group(call.slots, record.slots, record.contributors, grouping, group);
     }
-    ptx::barrier_arrive(&shared_.sharing_known[turn.place]);
+    ptx::barrier_arrive(&shared_.contributors_known[turn.place]);
   }
 
   /// Called for a segment's chunks in turn.
@@ -371,6 +363,26 @@ class Producer {
   ThreadCopies<kConfig> by_threads_;
   LanePages<kConfig> pages_;  // of the tile that is being copied
   std::int32_t nodes_ = 0;    // on the stack of the segment's chunks
+};
+
+/// What visit_segments() calls with a worker's segments, by all warps but the consumers'.
+template <KernelConfig kConfig>
+struct Produce {
+  const DeviceCall& call;
+  const TensorMaps& maps;
+  CtaMemory<kConfig>& memory;
+
+  template <typename TCursor>
+  __device__ __forceinline__ void operator()(TCursor& cursor) const {
+    const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
+    if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
+    Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
+  }
+
+  template <typename TCursor>
+  __device__ __forceinline__ void operator()(OneSegment<TCursor> one) const {
+    Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run(one);
+  }
 };
 
 }  // namespace lean::cuda

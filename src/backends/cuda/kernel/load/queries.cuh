@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "problem/address.hpp"
@@ -14,22 +15,6 @@ inline constexpr std::int32_t kQueryPieceDims = 8;  // 16 bytes
 
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kQueryPieces = kConfig.head_dim / kQueryPieceDims;  // of a staged row
-
-/// packed_row() of a row of the record's block. A decode step has one block of few rows, for which a product does instead of a division.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ PackedRow row_in_block(const DeviceCall& call, const SegmentRecord& record,
-                                                                std::int32_t row) {
-  if constexpr (!kConfig.step()) return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + row, call.shape.group);
-  static_assert(!kConfig.step() || kConfig.q_rows * kConfig.q_rows < 1 << kGroupInverseBits);
-  const std::int32_t token = row * call.group_inverse >> kGroupInverseBits;
-  return {token, row - token * call.shape.group};
-}
-
-/// Which query a row of the block is; rows that do not exist are the block's first.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ PackedRow query_of(const DeviceCall& call, const SegmentRecord& record, std::int32_t row) {
-  return row_in_block<kConfig>(call, record, row < record.rows ? row : 0);
-}
 
 [[nodiscard]] __device__ __forceinline__ const std::uint16_t* query_row(const DeviceCall& call, const SegmentRecord& record,
                                                                         PackedRow at) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/asked.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 
@@ -40,12 +40,6 @@ template <KernelConfig kConfig>
   } else {
     return static_cast<std::uint32_t>(row * stage_row_bytes<kConfig>(call) + piece * piece_bytes<kConfig>(call));
   }
-}
-
-/// Whether the problem's rows have a piece of the variant's: those of fewer dims end sooner, and the rest is 0.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ bool has_piece(const DeviceCall& call, std::int32_t piece) {
-  return !kConfig.pads_rows() || piece * kPieceBytes < call.problem.head_dim * bytes_of(kConfig.dtype);
 }
 
 template <KernelConfig kConfig>

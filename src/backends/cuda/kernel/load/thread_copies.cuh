@@ -7,6 +7,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/load/page_copies.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {

@@ -3,37 +3,15 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_memory.cuh"
-#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/output/row_slice.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/segment_record.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
 
 namespace lean::cuda {
-
-/// Neighbouring elements of a row that are kept together.
-inline constexpr std::int32_t kQuadDims = 4;
-
-/// Of a slice of a row, neighbouring dims that a lane merges.
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kLaneDims = least_of(kQuadDims, kConfig.head_dim / kWarpThreads);
-
-template <KernelConfig kConfig>
-struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
-  float x[kLaneDims<kConfig>] = {};
-};
-
-/// What other workers stored.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> load_past_l1(const float* at) {
-  if constexpr (kLaneDims<kConfig> == 2) {
-    const float2 x = __ldcg(reinterpret_cast<const float2*>(at));
-    return {{x.x, x.y}};
-  } else {
-    static_assert(kLaneDims<kConfig> == 4);
-    const float4 x = __ldcg(reinterpret_cast<const float4*>(at));
-    return {{x.x, x.y, x.z, x.w}};
-  }
-}
 
 /// A row of the output: where it lies, and what its merged elements are multiplied by.
 struct RowEnd {
@@ -83,6 +61,15 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
   }
 #pragma unroll
   for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+}
+
+/// Into the output.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_slice(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
+                                             std::int32_t slice, const RowSlice<kConfig>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig>(slice);
+  const RowEnd end = end_row<kConfig>(call, record, row, whole.state, dim == 0);
+  store_elements<kConfig>(call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
 }
 
 }  // namespace lean::cuda

@@ -3,23 +3,13 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "problem/reach.hpp"
 
 namespace lean::cuda {
-
-/// Shares as they would be then. In floating point, since a place need be near only; what is read is held to what exists.
-struct AlikeShares {
-  float outputs_a_worker = 0.0F;
-  float sequences_an_output = 0.0F;  // 1 / kv heads
-};
-
-/// `outputs`: kv heads of all sequences.
-[[nodiscard]] constexpr AlikeShares alike_shares(std::int64_t outputs, std::int32_t kv_heads, std::int32_t workers) noexcept {
-  return {.outputs_a_worker = static_cast<float>(outputs) / static_cast<float>(workers),
-          .sequences_an_output = 1.0F / static_cast<float>(kv_heads)};
-}
 
 /// An output, and how much of it lies before the place, in [0, 1).
 struct EarlyPlace {
@@ -38,15 +28,10 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
 }
 
 /// Of so many tiles or more, if all sequences had as many tokens as are seen of this one.
-inline constexpr std::int32_t kLongShareTiles = 6;
 LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, const KeySpan& seen, std::int32_t tile_tokens,
                                                    std::int32_t tiles = kLongShareTiles) noexcept {
   return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(tiles * tile_tokens);
 }
-
-/// Even lines with shares below so many tiles are not walked, and the K of a worker's first tile comes before V, whatever is sent for.
-/// Longer calls gain nothing by it: 8 x 8k took 0.3 % more, fp8 3 % (docs/cuda-backend.md).
-inline constexpr std::int32_t kEvenShareTiles = 12;
 
 /// Tokens of `seen`, which has some: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
 /// on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").

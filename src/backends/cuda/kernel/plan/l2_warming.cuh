@@ -5,8 +5,8 @@
 
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
-#include "backends/cuda/kernel/load/page_copies.cuh"
-#include "backends/cuda/kernel/load/row_pieces.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/plan/early_tile.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/relaxed.cuh"
 #include "backends/cuda/ptx/warp.cuh"

@@ -5,13 +5,14 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
-#include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/score_rules.cuh"
 #include "backends/cuda/kernel/tile/stage_rows.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"

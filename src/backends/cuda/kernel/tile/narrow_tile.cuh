@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "backends/cuda/kernel/tile/lean_tile.cuh"
 
@@ -287,9 +286,5 @@ class NarrowTile {
   float o_[kSteps][4];
   float score_scale_[2];  // fp8 only
 };
-
-/// Of a variant.
-template <KernelConfig kConfig, bool kWhole>
-using TileOf = std::conditional_t<kConfig.narrow(), NarrowTile<kConfig, true>, WarpTile<kConfig, kWhole>>;
 
 }  // namespace lean::cuda

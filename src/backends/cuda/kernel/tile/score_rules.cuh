@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/elements.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"

@@ -1,74 +1,16 @@
-// The work line and the plan from lengths in device memory. Every CTA builds the same.
+// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself, longer
+// ones all threads together. A short one may be even, and its segments known by arithmetic.
 #pragma once
 
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/lines.cuh"
+#include "backends/cuda/kernel/plan/line_sums.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
-
-/// What lies before the lane's own measure in its warp.
-template <typename TUnits>
-[[nodiscard]] __device__ inline TUnits warp_before(TUnits own) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-  TUnits end = own;
-#pragma unroll
-  for (int lanes = 1; lanes < kWarpThreads; lanes *= 2) {
-    const TUnits left = __shfl_up_sync(ptx::kAllLanes, end, static_cast<unsigned>(lanes));
-    if (lane >= lanes) end += left;
-  }
-  return end - own;
-}
-
-template <typename TUnits>
-[[nodiscard]] __device__ inline schedule::BasicLineSums<TUnits> sum_over_warp(const schedule::BasicLineSums<TUnits>& own) {
-  return {.cost = ptx::warp_sum(own.cost),
-          .tiles = ptx::warp_sum(own.tiles),
-          .outputs = ptx::warp_sum(own.outputs),
-          .max_output_tiles = ptx::warp_max(own.max_output_tiles),
-          .max_tile_cost = ptx::warp_max(own.max_tile_cost),
-          .min_output_cost = ptx::warp_min(own.min_output_cost),
-          .max_output_cost = ptx::warp_max(own.max_output_cost)};
-}
-
-/// Called by all threads. Rows of 32 strips are summed by a warp each.
-template <KernelConfig kConfig>
-__device__ __noinline__ void build_line() {
-  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  const DeviceCall& call = memory.shared.call;
-  CtaLine& built = memory.line();
-  const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.queries, &call.slots.header()), call.shape,
-                                cost_model(kConfig.tile()), measure);
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
-  const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
-  // All strips that WorkLine::locate() looks at, sequences in them or not.
-  const auto rows = static_cast<std::int32_t>(ceil_div(min_of(call.shape.batch, DeviceLine::kStrips), kWarpThreads));
-  for (std::int32_t row = thread / kWarpThreads; row < rows; row += warps) {
-    const std::int32_t strip = row * kWarpThreads + thread % kWarpThreads;
-    const schedule::LineSums own = rules.sum_sequences(strip * strip_sequences, (strip + 1) * strip_sequences);
-    built.line.set_strip_begin(strip, warp_before(own.in(measure)));
-    const schedule::LineSums sums = sum_over_warp(own);
-    if (thread % kWarpThreads == 0) built.strip_rows[row] = sums;
-  }
-  __syncthreads();
-  schedule::LineSums sums = built.strip_rows[0];
-  for (std::int32_t row = 1; row < rows; ++row) {
-    for (std::int32_t strip = row * kWarpThreads + thread; strip < (row + 1) * kWarpThreads; strip += warps * kWarpThreads) {
-      built.line.set_strip_begin(strip, built.line.strip_begin(strip) + sums.in(measure));
-    }
-    sums = sums.plus(built.strip_rows[row]);
-  }
-  if (thread == 0) {
-    static_cast<DeviceLine::Rules&>(built.line) = rules;
-    built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.policy, cost_model(kConfig.tile()), call.shape.tile_tokens,
-                                     static_cast<std::int32_t>(gridDim.x));
-  }
-  __syncthreads();
-}
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
@@ -163,7 +105,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   for (int i = 0; i < kSequences; ++i) {
     if (first + i < batch) own = own.plus(each[i]);
   }
-  const std::int32_t begin = warp_before(own.cost);
+  const std::int32_t begin = ptx::warp_sum_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   line.share = line.plan.shares.range(worker_of(line.plan));
   const std::int32_t place = line.share.begin;
@@ -212,7 +154,7 @@ __device__ __noinline__ void build_flat_line() {
   const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(shared.call.shape.batch) + kThreads - 1) / kThreads;
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
   const FlatSums own = rules.sum_sequences(first, first + strip_sequences);
-  std::int32_t begin = warp_before(own.cost);
+  std::int32_t begin = ptx::warp_sum_before(own.cost);
   {
     const FlatSums sums = sum_over_warp(own);
     if (lane == 0) built.warp_sums[warp] = sums;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/segment_record.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
