@@ -8,8 +8,9 @@
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
-#include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/half_queries.cuh"
+#include "backends/cuda/kernel/tile/lane_rows.cuh"
 #include "backends/cuda/kernel/tile/score_rules.cuh"
 #include "backends/cuda/kernel/tile/stage_rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
@@ -22,27 +23,6 @@
 #include "softmax/state.hpp"
 
 namespace lean::cuda {
-
-/// A score may be larger than what its row's weights refer to by so much, in the log2 domain: weights may then be larger than 1 by a factor
-/// of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
-inline constexpr float kMaxSlack = 8.0F;
-
-/// Multiplies bf16 queries beside fp8 keys by a power of two a row, which makes them fp16, and returns its inverse: of the calling lane's
-/// row, whose lanes are a quad. `visit` calls what it is given for each register of its queries.
-template <typename TVisit>
-[[nodiscard]] __device__ __forceinline__ float to_half(const TVisit& visit) {
-  std::uint32_t largest = 0;
-  visit([&](const std::uint32_t& x) { largest = __vmaxu2(largest, x & 0x7FFF7FFFU); });
-  largest = max(largest >> 16, largest & 0xFFFFU);
-  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 1));
-  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 2));
-  const QueryPower power = query_power(largest);
-  const float up = __uint_as_float(power.up << 23);
-  visit([&](std::uint32_t& x) {
-    x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
-  });
-  return __uint_as_float(power.down << 23);
-}
 
 /// kWhole: d is the variant's own; else a smaller multiple of 8.
 template <KernelConfig kConfig, bool kWhole>
@@ -74,17 +54,8 @@ class WarpTile {
       if (asked().may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
     }
     if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      limit_[half] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
-      if (record.lengths.q_tokens > 1) {
-        const std::int32_t token = query_of(record, row_of(half)).token;
-        limit_[half] = visible_span(record.lengths, token, token, call_.shape.reach).end;
-      }
-      max_[half] = softmax::kNegInf;
-      sum_[half] = 0.0F;
-    }
-    first_limit_ = __reduce_min_sync(ptx::kAllLanes, min(limit_[0], limit_[1]));
+    lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
+    sum_[0] = sum_[1] = 0.0F;
 #pragma unroll
     for (auto& column : o_) {
 #pragma unroll
@@ -118,8 +89,8 @@ class WarpTile {
       if (asked().pages() && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end, scale);
     }
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
-    const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
-    const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
+    const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
+    const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
     if (masked) {
@@ -131,9 +102,8 @@ class WarpTile {
     float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
     for (int j = 0; j < kScores; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
-    if (__any_sync(ptx::kAllLanes, outgrows(largest, 0) || outgrows(largest, 1))) rescale(largest);
-    // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
-    const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
+    if (lane_rows_.any_outgrows(largest)) rescale(largest);
+    const float shift[2] = {lane_rows_.shift(0), lane_rows_.shift(1)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       score(j) = ptx::exp2_approx(score(j) - shift[j % 4 / 2]);
@@ -191,7 +161,7 @@ class WarpTile {
       Held::store(row + near[c % kNear] + c / kNear * 8 * kQuadDims, o_ + column, half);
     }
     if (quad() != 0) return;
-    memory.shared.parts.m[place] = max_[half];
+    memory.shared.parts.m[place] = lane_rows_.max[half];
     memory.shared.parts.l[place] = sum_[half];
   }
 
@@ -210,10 +180,7 @@ class WarpTile {
   }
   [[nodiscard]] __device__ __forceinline__ bool is_e5m2() const { return call_.problem.k.dtype == DType::kFloat8E5M2; }
 
-  /// What turns a row's products into scores in the log2 domain.
-  [[nodiscard]] __device__ __forceinline__ float score_scale(int half) const {
-    return kConfig.fp8() ? score_scale_[half] : call_.log2_scale;
-  }
+  [[nodiscard]] __device__ __forceinline__ float score_scale(int half) const { return lane_rows_.score_scale(call_, half); }
 
   /// Factors of one product of Q K^T.
   struct QueryStep {
@@ -304,9 +271,9 @@ class WarpTile {
     const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      score_scale_[half] = scale;
+      lane_rows_.scale[half] = scale;
       if (call_.problem.q.dtype != DType::kBFloat16) continue;
-      score_scale_[half] *= to_half([&](const auto& each) {
+      lane_rows_.scale[half] *= to_half([&](const auto& each) {
 #pragma unroll
         for (auto& step : query_) {
           each(step.x[half]);
@@ -373,23 +340,12 @@ class WarpTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2; }
 
-  /// Whether a score is too far above what its row's weights refer to.
-  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int half) const {
-    return largest[half] > max_[half] + kMaxSlack;
-  }
-
-  /// To the largest score of a row, of which each of its lanes brings its own. A row by itself, whatever the warp's other rows do: its bits
-  /// must not depend on them.
+  /// Has rows that scores outgrew refer to their largest, of which each of a row's lanes brings its own.
   __device__ void rescale(float (&largest)[2]) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float& of_row = largest[half];
-      of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, 1));
-      of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, 2));
-      const float larger = outgrows(largest, half) ? of_row : max_[half];
-      factor[half] = softmax::rescale_factor(max_[half], larger);
-      max_[half] = larger;
+      factor[half] = lane_rows_.template grow<1, 4>(largest, half);
       sum_[half] *= factor[half];
     }
 #pragma unroll
@@ -402,13 +358,12 @@ class WarpTile {
   const DeviceCall& call_;
   std::int32_t lane_, row_warp_, token_warp_;
   Rows rows_;
-  std::int32_t limit_[2], first_limit_;
+  LaneRows<kConfig> lane_rows_;
   std::uint32_t queries_ = 0;  // where they are staged
   QueryStep query_[kSteps];    // where they are held
   float scores_[kRuns][2][4];
-  float max_[2], sum_[2];
+  float sum_[2];
   float o_[kDims / kColumnDims][4];
-  float score_scale_[2];  // fp8 only
 };
 
 }  // namespace lean::cuda

@@ -6,7 +6,20 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/tile/lean_tile.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/half_queries.cuh"
+#include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/stage_rows.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "problem/kv_scales.hpp"
+#include "problem/pages.hpp"
 
 namespace lean::cuda {
 
@@ -36,17 +49,8 @@ class NarrowTile {
     ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
     Held::template load_query_columns<kConfig>(query_, queries, lane_);
     if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
-#pragma unroll
-    for (int query = 0; query < 2; ++query) {
-      limit_[query] = record.lengths.kv_end;  // of a single query; a window to the right ends there too
-      if (record.lengths.q_tokens > 1) {
-        const std::int32_t token = query_of<kConfig>(call_, record, row_of(query)).token;
-        limit_[query] = visible_span(record.lengths, token, token, call_.shape.reach).end;
-      }
-      max_[query] = softmax::kNegInf;
-    }
+    lane_rows_.begin(call_, record, [this](int query) { return row_of(query); });
     sum_ = 0.0F;
-    first_limit_ = __reduce_min_sync(ptx::kAllLanes, min(limit_[0], limit_[1]));
 #pragma unroll
     for (auto& sixteen : o_) {
 #pragma unroll
@@ -68,8 +72,8 @@ class NarrowTile {
     const std::int32_t stage_end = tile_token + tile_tokens;
     if (is_paged(call_.problem.pages) && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end);
     const std::int32_t own = tile_token + warp_ * kMmaTokens + lane_ / 4;
-    const bool masked = tile_token + kConfig.tile_tokens > min(first_limit_, stage_end);  // of the whole warp
-    const std::int32_t limit[2] = {min(limit_[0], stage_end), min(limit_[1], stage_end)};
+    const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
+    const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= score_scale(j % 2);
     if (masked) {
@@ -81,9 +85,8 @@ class NarrowTile {
     float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
     for (int j = 0; j < kScores; ++j) largest[j % 2] = fmaxf(largest[j % 2], score(j));
-    if (__any_sync(ptx::kAllLanes, outgrows(largest, 0) || outgrows(largest, 1))) rescale(largest);
-    // An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights at 0.
-    const float shift[2] = {max_[0] == softmax::kNegInf ? 0.0F : max_[0], max_[1] == softmax::kNegInf ? 0.0F : max_[1]};
+    if (lane_rows_.any_outgrows(largest)) rescale(largest);
+    const float shift[2] = {lane_rows_.shift(0), lane_rows_.shift(1)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) = ptx::exp2_approx(score(j) - shift[j % 2]);
     // Neighbouring groups hold neighbouring tokens: one gives the other its weight of the query that is not its own to sum.
@@ -137,7 +140,7 @@ class NarrowTile {
         }
       }
       if (group != query) continue;
-      memory.shared.parts.m[place] = max_[query];
+      memory.shared.parts.m[place] = lane_rows_.max[query];
       memory.shared.parts.l[place] = sum_;
     }
   }
@@ -202,12 +205,9 @@ class NarrowTile {
 
   [[nodiscard]] __device__ __forceinline__ bool is_e5m2() const { return call_.problem.k.dtype == DType::kFloat8E5M2; }
 
-  /// What turns a query's products into scores in the log2 domain.
-  [[nodiscard]] __device__ __forceinline__ float score_scale(int query) const {
-    return kConfig.fp8() ? score_scale_[query] : call_.log2_scale;
-  }
+  [[nodiscard]] __device__ __forceinline__ float score_scale(int query) const { return lane_rows_.score_scale(call_, query); }
 
-  /// As WarpTile has it. Queries are held by other lanes than their scores.
+  /// Queries beside fp8 keys become fp16, the keys' scale a part of the scores'. Queries are held by other lanes than their scores.
   __device__ __forceinline__ void scale_queries(std::int32_t kv_head) {
     float held = 1.0F;
     if (call_.problem.q.dtype == DType::kBFloat16) {
@@ -219,7 +219,7 @@ class NarrowTile {
     const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
 #pragma unroll
     for (int query = 0; query < 2; ++query) {
-      score_scale_[query] = scale * __shfl_sync(ptx::kAllLanes, held, 4 * row_of(query));
+      lane_rows_.scale[query] = scale * __shfl_sync(ptx::kAllLanes, held, 4 * row_of(query));
     }
   }
 
@@ -238,23 +238,11 @@ class NarrowTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / kRunScores * run_tokens() + j % kRunScores / 2 * 8; }
 
-  /// As WarpTile has it.
-  [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int query) const {
-    return largest[query] > max_[query] + kMaxSlack;
-  }
-
-  /// To the largest score of a query, of which each of its lanes brings its own.
+  /// Has queries that scores outgrew refer to their largest, of which each of a query's lanes brings its own.
   __device__ void rescale(float (&largest)[2]) {
     float factor[2];
 #pragma unroll
-    for (int query = 0; query < 2; ++query) {
-      float& of_row = largest[query];
-#pragma unroll
-      for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, lanes));
-      const float larger = outgrows(largest, query) ? of_row : max_[query];
-      factor[query] = softmax::rescale_factor(max_[query], larger);
-      max_[query] = larger;
-    }
+    for (int query = 0; query < 2; ++query) factor[query] = lane_rows_.template grow<4, kWarpThreads>(largest, query);
     sum_ *= sums_second() ? factor[1] : factor[0];
 #pragma unroll
     for (auto& sixteen : o_) {
@@ -279,12 +267,11 @@ class NarrowTile {
   const DeviceCall& call_;
   std::int32_t lane_, warp_;
   Rows rows_;
-  std::int32_t limit_[2], first_limit_;
+  LaneRows<kConfig> lane_rows_;
   std::uint32_t query_[2 * kSteps];
   float scores_[kRuns][kRunScores];
-  float max_[2], sum_;
+  float sum_;
   float o_[kSteps][4];
-  float score_scale_[2];  // fp8 only
 };
 
 }  // namespace lean::cuda
