@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
 #include "backends/cuda/kernel/tile/tile.cuh"
 #include "backends/cuda/ptx/grid.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda {
 

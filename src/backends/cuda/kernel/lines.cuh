@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/device_call.hpp"
-#include "lean/status.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
 #include "schedule/flat_line.hpp"
@@ -15,36 +14,21 @@
 
 namespace lean::cuda {
 
-/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that another
-/// launch serves has no queries.
+/// Lengths as the kernel reads them: a sequence that another launch serves has no queries.
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:
-  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader* header) noexcept
-      : source_(problem), queries_(queries), header_(header) {}
+  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries) noexcept : source_(problem), queries_(queries) {}
 
   LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
-    const Sequence lengths = unreported(sequence);
-    report(lengths);
-    return lengths;
-  }
-
-  /// The same in two steps: whoever reads several stores nothing before all are asked for.
-  LEAN_HD Sequence unreported(std::int64_t sequence) const noexcept {
     Sequence lengths = source_(sequence);
     if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
     return lengths;
-  }
-  LEAN_HD void report(const Sequence& lengths) const noexcept {
-    if (lengths.clamped && header_->sticky_code == 0) {
-      header_->sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
-    }
   }
 
  private:
   BasicLengthSource<kCumulative> source_;
   QueryRange queries_;
-  fixup::StateHeader* header_;
 };
 
 using DeviceLengths = BasicDeviceLengths<true>;

@@ -5,12 +5,9 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda::ptx {
-
-[[nodiscard]] __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -75,20 +72,6 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
                  : "memory");
 #endif
   } while (done == 0);
-}
-
-/// threadIdx.x, read anew each time: what is derived from it is not kept in registers across the loops around.
-[[nodiscard]] __device__ __forceinline__ std::uint32_t thread_index() {
-  std::uint32_t index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
-/// Cycles of this multiprocessor's clock, of which differences mean something.
-[[nodiscard]] __device__ __forceinline__ std::uint32_t clock_cycles() {
-  std::uint32_t cycles;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
-  return cycles;
 }
 
 /// A barrier of the first `threads` threads that name it; id 0 is __syncthreads().

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda::ptx {
 
@@ -68,16 +68,6 @@ __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
-}
-
-__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-[[nodiscard]] __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
-  return x;
 }
 
 /// 16 bytes by this thread (sm_80), past the L1; 0 where `exists` is false, and `global` is not read then.

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "fixup/arrival.hpp"
 #include "fixup/workspace.hpp"
 

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {

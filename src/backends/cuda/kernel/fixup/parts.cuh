@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/output/row_slice.cuh"
 #include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "fixup/arrival.hpp"
 

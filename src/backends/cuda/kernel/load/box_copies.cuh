@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/page_copies.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/ptx/copy.cuh"

@@ -5,10 +5,12 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/pages.hpp"
 
@@ -65,16 +67,6 @@ struct PageRuns {
   std::int32_t tokens;
   std::int32_t page_id;
 };
-
-/// Before the stage is announced full: consumers then look at every token's page.
-template <KernelConfig kConfig>
-__device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& shared) {
-  fixup::StateHeader& header = call.slots.header();
-  if (header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadPageIndex);
-  *static_cast<volatile std::int32_t*>(&shared.lacks_pages) = 1;
-  __threadfence_block();
-  ptx::fence_before_copies();
-}
 
 /// By the copy engine; by a warp, a lane a page.
 template <KernelConfig kConfig>

@@ -18,6 +18,8 @@
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/grid.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"

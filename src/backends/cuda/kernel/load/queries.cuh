@@ -7,6 +7,8 @@
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "problem/address.hpp"
 
 namespace lean::cuda {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/page_copies.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/tuning.hpp"

@@ -6,6 +6,7 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "softmax/state.hpp"
 
 namespace lean::cuda {

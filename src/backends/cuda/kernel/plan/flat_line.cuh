@@ -9,13 +9,14 @@
 #include "backends/cuda/kernel/plan/line_sums.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/sticky.cuh"
 
 namespace lean::cuda {
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, call.queries, &call.slots.header()),
-          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.queries), schedule::OneBlockShape<kConfig.tile_tokens>(call.shape),
+          cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
@@ -80,14 +81,16 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   Sequence lengths[kSequences];
   FlatSums each[kSequences];
 #pragma unroll
-  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths()(min(first + i, batch - 1));
   bool alike = true;
+  bool clamped = false;
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
-    rules.lengths().report(lengths[i]);
+    clamped = clamped || lengths[i].clamped;
     each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
+  if (clamped) report_sticky(call.slots.header(), StatusCode::kBadLengths);
   if constexpr (kMayBeEven<kConfig, kCumulative>) {
     if (call.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
       FlatLine line{.lengths = lengths[0]};
@@ -153,7 +156,7 @@ __device__ __noinline__ void build_flat_line() {
   const std::uint32_t lane = threadIdx.x % kWarpThreads;
   const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(shared.call.shape.batch) + kThreads - 1) / kThreads;
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
-  const FlatSums own = rules.sum_sequences(first, first + strip_sequences);
+  const auto [own, clamped] = sum_sequences(rules, first, first + strip_sequences);
   std::int32_t begin = ptx::warp_sum_before(own.cost);
   {
     const FlatSums sums = sum_over_warp(own);
@@ -173,6 +176,7 @@ __device__ __noinline__ void build_flat_line() {
     if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
   }
   __syncthreads();
+  if (clamped) report_sticky(shared.call.slots.header(), StatusCode::kBadLengths);
 }
 
 }  // namespace lean::cuda

@@ -7,6 +7,7 @@
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
 #include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/sticky.cuh"
 
 namespace lean::cuda {
 
@@ -17,18 +18,19 @@ __device__ __noinline__ void build_general_line() {
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.queries, &call.slots.header()), call.shape,
-                                cost_model(kConfig.tile()), measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.queries), call.shape, cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
   // All strips that WorkLine::locate() looks at, sequences in them or not.
   const auto rows = static_cast<std::int32_t>(ceil_div(min_of(call.shape.batch, DeviceLine::kStrips), kWarpThreads));
+  bool clamped = false;
   for (std::int32_t row = thread / kWarpThreads; row < rows; row += warps) {
     const std::int32_t strip = row * kWarpThreads + thread % kWarpThreads;
-    const schedule::LineSums own = rules.sum_sequences(strip * strip_sequences, (strip + 1) * strip_sequences);
-    built.line.set_strip_begin(strip, ptx::warp_sum_before(own.in(measure)));
-    const schedule::LineSums sums = sum_over_warp(own);
+    const auto own = sum_sequences(rules, strip * strip_sequences, (strip + 1) * strip_sequences);
+    clamped = clamped || own.clamped;
+    built.line.set_strip_begin(strip, ptx::warp_sum_before(own.sums.in(measure)));
+    const schedule::LineSums sums = sum_over_warp(own.sums);
     if (thread % kWarpThreads == 0) built.strip_rows[row] = sums;
   }
   __syncthreads();
@@ -46,6 +48,7 @@ __device__ __noinline__ void build_general_line() {
                                      static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
+  if (clamped) report_sticky(call.slots.header(), StatusCode::kBadLengths);
 }
 
 }  // namespace lean::cuda

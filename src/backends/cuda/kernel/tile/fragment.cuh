@@ -8,6 +8,7 @@
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/fp8.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda {
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
@@ -17,6 +18,8 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
@@ -77,16 +80,16 @@ class WarpTile {
                                  std::int32_t tile_tokens) {
     float scale[2] = {score_scale(0), score_scale(1)};
     if (asked().may_rule()) {
-      if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens) || memory.shared.lacks_pages != 0) {
+      if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens) || lacks_pages(memory.shared)) {
         apply_rules(memory, record, tile_token);
         scale[0] = scale[1] = 1.0F;
       } else if (asked().hides_values()) {
-        seen_tokens(memory) = ~0U;
+        ptx::keep_shared(own_words(memory), ~0U);
       }
     }
     const std::int32_t stage_end = tile_token + tile_tokens;
     if constexpr (kConfig.step()) {  // else a rule
-      if (asked().pages() && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end, scale);
+      if (asked().pages() && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end, scale);
     }
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
     const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
@@ -174,9 +177,10 @@ class WarpTile {
   [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + lane_ / 4 + 8 * half; }
   [[nodiscard]] __device__ std::int32_t quad() const { return lane_ % 4; }
 
-  /// Where a lane keeps seen_by_warp() from a tile's scores to its values: in the exchange area, which is its own until the segment ends.
-  [[nodiscard]] __device__ __forceinline__ static volatile std::uint32_t& seen_tokens(CtaMemory<kConfig>& memory) {
-    return reinterpret_cast<volatile std::uint32_t*>(memory.exchange)[ptx::thread_index()];
+  /// Where a lane keeps words for itself, one in consumer_threads(): in the exchange area, which is the consumers' until the segment ends.
+  /// There lie the scores while rules are applied to them and, from a tile's scores to its values, seen_by_warp().
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t own_words(const CtaMemory<kConfig>& memory) {
+    return ptx::shared_address(memory.exchange + ptx::thread_index());
   }
   [[nodiscard]] __device__ __forceinline__ bool is_e5m2() const { return call_.problem.k.dtype == DType::kFloat8E5M2; }
 
@@ -262,7 +266,7 @@ class WarpTile {
 
   /// What counts of a register of V: its tokens, if they are seen. `score` is the lane's first score of them.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t kept_tokens(CtaMemory<kConfig>& memory, int score) const {
-    const std::uint32_t seen = seen_tokens(memory) >> score;
+    const std::uint32_t seen = ptx::kept_shared(own_words(memory)) >> score;
     return ((seen & 1U) != 0 ? Held::kFirstToken : 0U) | ((seen & 2U) != 0 ? ~Held::kFirstToken : 0U);
   }
 
@@ -301,26 +305,26 @@ class WarpTile {
   /// Every score in the log2 domain, after the rules.
   __device__ __forceinline__ void apply_rules(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token) {
     static_assert(kScores * kConfig.consumer_threads() <= kConfig.exchange_floats());
-    volatile float* own = memory.exchange + ptx::thread_index();  // one in consumer_threads()
+    constexpr std::uint32_t kWordBytes = kConfig.consumer_threads() * sizeof(float);  // from a lane's word to its next
+    const std::uint32_t own = own_words(memory);
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) {
-      own[j * kConfig.consumer_threads()] = score(j) * score_scale(j % 4 / 2);
-    }
-    const bool lacks_pages = memory.shared.lacks_pages != 0;
+    for (int j = 0; j < kScores; ++j) ptx::keep_shared(own + j * kWordBytes, __float_as_uint(score(j) * score_scale(j % 4 / 2)));
+    const bool lacking = lacks_pages(memory.shared);
     std::uint32_t seen = 0;
 #pragma unroll 1
     for (int j = 0; j < kScores; ++j) {
-      volatile float* at_score = own + j * kConfig.consumer_threads();
+      const std::uint32_t at_score = own + j * kWordBytes;
       const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + token_of(j);
       const PackedRow at = query_of(record, row_of(j % 4 / 2));
-      const float bias = key_bias(call_, record, at, key, lacks_pages);
+      const float bias = key_bias(call_, record, at, key, lacking);
       const bool sees = bias != softmax::kNegInf;
-      *at_score = sees ? ruled_score(call_, record, *at_score, at, key) + bias : softmax::kNegInf;
+      const float scaled = __uint_as_float(ptx::kept_shared(at_score));
+      ptx::keep_shared(at_score, __float_as_uint(sees ? ruled_score(call_, record, scaled, at, key) + bias : softmax::kNegInf));
       seen |= static_cast<std::uint32_t>(sees) << j;
     }
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) score(j) = own[j * kConfig.consumer_threads()];
-    seen_tokens(memory) = seen_by_warp(seen);
+    for (int j = 0; j < kScores; ++j) score(j) = __uint_as_float(ptx::kept_shared(own + j * kWordBytes));
+    ptx::keep_shared(own, seen_by_warp(seen));
   }
 
   [[nodiscard]] __device__ __forceinline__ PackedRow query_of(const SegmentRecord& record, std::int32_t row) const {

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/tile/fragment.cuh"
@@ -17,6 +18,8 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
@@ -70,7 +73,7 @@ class NarrowTile {
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
     const std::int32_t stage_end = tile_token + tile_tokens;
-    if (is_paged(call_.problem.pages) && memory.shared.lacks_pages != 0) hide_lacking_pages(record, tile_token, stage_end);
+    if (is_paged(call_.problem.pages) && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
     const std::int32_t own = tile_token + warp_ * kMmaTokens + lane_ / 4;
     const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda {
 
