@@ -138,7 +138,7 @@ RingSize ring_size(const KernelEntry& entry, const Device& device, P problem, bo
   const std::int64_t dims = entry.config.pads_rows() ? entry.config.head_dim : problem.head_dim;
   RingSize size{.stage_bytes = entry.config.tile_tokens * entry.config.stage_row_bytes(static_cast<std::int32_t>(dims))};
   std::int64_t room = device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (copies_boxes(entry, problem) || copies_runs(problem, device)) room = min_of(room, std::int64_t{kEngineRingBytes});
+  if (copies_boxes(entry, problem) || copies_runs(problem, device)) room = min_of(room, std::int64_t{kTmaRingBytes});
   size.stages = static_cast<std::int32_t>(min_of(max_stages(entry.config), room / size.stage_bytes));
   return size;
 }
@@ -231,8 +231,8 @@ Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std:
       error != cudaSuccess) {
     return cuda_status(error, "cudaFuncSetAttribute");
   }
-  const bool waits_for_others = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole;
-  const bool overlaps = call.dependent_launch || call.follows_append;
+  const bool waits_for_others = call.fixup.kind == Fixup::kHostBlock && call.fixup.pass == Pass::kWhole;
+  const bool overlaps = call.launch.dependent || call.launch.follows_append;
   cudaLaunchAttribute attribute{};
   if (waits_for_others) {
     attribute.id = cudaLaunchAttributeCooperative;
@@ -255,9 +255,9 @@ Status launch(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std:
 Status launch_passes(const KernelEntry& entry, DeviceCall& call, TensorMaps& maps, std::int32_t grid, std::int64_t shared_bytes,
                      cudaStream_t stream) noexcept {
   const Status status = launch(entry, call, maps, grid, shared_bytes, stream);
-  if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
-  call.pass = Pass::kMergeOnly;
-  call.follows_append = false;
+  if (!status.ok() || call.fixup.kind != Fixup::kTwoKernels) return status;
+  call.fixup.pass = Pass::kMergeOnly;
+  call.launch.follows_append = false;
   return launch(entry, call, maps, grid, shared_bytes, stream);
 }
 
@@ -316,42 +316,41 @@ Status launch_share(P problem, const Share& share, const Options& options, const
   const bool few = flat && problem.batch <= kLaneSequences * kWarpThreads;
   const schedule::EvenLine even = few ? even_line_for(entry, problem, options, outputs) : schedule::EvenLine{};
   const bool short_line = few && (problem.batch <= kWarpThreads || even.outputs > 0);
-  DeviceCall call{.k_rows = kv_rows_of(problem.k),
-                  .v_rows = kv_rows_of(problem.v),
-                  .problem = problem,
-                  .queries = share.queries,
-                  .shape = shape_for(entry, shape),
-                  .policy = options.policy,
-                  .fixup = options.fixup,
-                  .slots = slots_of(shape, options, config, workspace),
-                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
-                  .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
-                  .even = even,
-                  .kv_heads_inverse = static_cast<std::int32_t>(ceil_div(1 << kOutputInverseBits, problem.kv_heads)),
-                  .alike = alike_shares(outputs, problem.kv_heads, workers),
-                  .copy_bytes = copy_bytes(problem),
-                  .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
-                  .page_shift = page_shift_of(problem),
-                  .flat = flat,
-                  .short_line = short_line,
-                  .cumulative = has_cumulative_lengths(problem),
-                  .bulk_copies = runs,
-                  .score_rules = has_score_rules(shape, options.policy),
-                  .may_rule = may_have_score_rules(shape, options.policy),
-                  .hides_values = hides_values(problem, options.policy),
-                  .vector_queries = rows_aligned(problem.q, 16),
-                  .vector_output = rows_aligned(problem.o, 8),
-                  .dependent_launch = options.dependent_launch,
-                  .follows_append = follows_append};
+  DeviceCall call{
+      .load = {.k_rows = kv_rows_of(problem.k),
+               .v_rows = kv_rows_of(problem.v),
+               .copy_bytes = copy_bytes(problem),
+               .page_shift = page_shift_of(problem),
+               .bulk_copies = runs,
+               .vector_queries = rows_aligned(problem.q, 16)},
+      .problem = problem,
+      .shape = shape_for(entry, shape),
+      .group_inverse = static_cast<std::int32_t>(ceil_div(1 << kGroupInverseBits, problem.q_heads / problem.kv_heads)),
+      .plan = {.queries = share.queries,
+               .policy = options.policy,
+               .even = even,
+               .kv_heads_inverse = static_cast<std::int32_t>(ceil_div(1 << kOutputInverseBits, problem.kv_heads)),
+               .alike = alike_shares(outputs, problem.kv_heads, workers),
+               .chunk_tiles = in_chunks(options.policy) ? schedule::chunk_tiles_of(options.policy, config.tile_tokens) : 0,
+               .flat = flat,
+               .short_line = short_line,
+               .cumulative = has_cumulative_lengths(problem)},
+      .tile = {.log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+               .score_rules = has_score_rules(shape, options.policy),
+               .may_rule = may_have_score_rules(shape, options.policy),
+               .hides_values = hides_values(problem, options.policy)},
+      .output = {.vector_output = rows_aligned(problem.o, 8)},
+      .fixup = {.kind = options.fixup, .slots = slots_of(shape, options, config, workspace)},
+      .launch = {.dependent = options.dependent_launch, .follows_append = follows_append}};
   TensorMaps maps{};
   if (copies_boxes(entry, problem)) {
     const std::int32_t rows = tall_box_rows(problem, config.tile_tokens);
-    if (encode(problem, entry.config.column_bytes(), rows, maps)) call.box_tokens = rows;
+    if (encode(problem, entry.config.column_bytes(), rows, maps)) call.load.box_tokens = rows;
   }
-  const RingSize ring = ring_size(entry, device, problem, call.flat);
-  call.ring_stages = ring.stages;
-  call.stage_bytes = ring.stage_bytes;
-  const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
+  const RingSize ring = ring_size(entry, device, problem, call.plan.flat);
+  call.load.ring_stages = ring.stages;
+  call.load.stage_bytes = ring.stage_bytes;
+  const std::int64_t shared_bytes = entry.fixed_shared_bytes[call.plan.flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
   return launch_passes(entry, call, maps, workers, shared_bytes, static_cast<cudaStream_t>(options.stream));
 }
 

@@ -57,17 +57,17 @@ template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const Asked<kConfig> asked(call);
   CtaShared<kConfig>& shared = memory.shared;
-  Turn ring(call.ring_stages);
+  Turn ring(call.load.ring_stages);
   const std::byte* stages = memory.ring(call);
   const bool leads = threadIdx.x % kWarpThreads == 0;
-  const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.stage_bytes); };
+  const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.load.stage_bytes); };
   const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
   const auto release_stage = [&] {
     ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
     ring.advance();
   };
-  bool first_segment = true;                              // while the producer asks for its keys
-  if (call.follows_append) ptx::await_earlier_kernels();  // they turn the queries
+  bool first_segment = true;                                     // while the producer asks for its keys
+  if (call.launch.follows_append) ptx::await_earlier_kernels();  // they turn the queries
   for (Turn turn(kRecords);; turn.advance()) {
     ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
     const SegmentRecord& record = shared.records[turn.place];
@@ -124,14 +124,14 @@ __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows
     copy_call(call, memory.shared);
   }
   if (consumes) setup_done<kConfig>(call);
-  if (call.dependent_launch) ptx::start_dependents();
+  if (call.launch.dependent) ptx::start_dependents();
   if constexpr (kWarmsL2<kConfig>) {
     if (warp == kConfig.consumer_warps - 1) {
-      if (call.dependent_launch && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
-      call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
+      if (call.launch.dependent && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
+      call.plan.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
     }
   }
-  if (call.dependent_launch) ptx::await_earlier_kernels();
+  if (call.launch.dependent) ptx::await_earlier_kernels();
   build_line<kConfig>(call);
   if (consumes) {
     if (kConfig.pads_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);

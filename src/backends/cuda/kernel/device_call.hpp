@@ -58,38 +58,69 @@ struct AlikeShares {
           .sequences_an_output = 1.0F / static_cast<float>(kv_heads)};
 }
 
-struct DeviceCall {
-  KvRows k_rows;
-  KvRows v_rows;
-  Problem problem;
-  QueryRange queries;
-  schedule::LineShape shape;
-  Policy policy;
-  Fixup fixup = Fixup::kLastArriver;
-  Pass pass = Pass::kWhole;
-  fixup::Slots slots;
-  float log2_scale = 0.0F;
-  std::int32_t group_inverse = 0;     // 2^kGroupInverseBits / group, rounded up
+/// plan: what is known of the line before the lengths are, and of where its segments may be cut.
+struct PlanArgs {
+  QueryRange queries;                 // sequences of this launch
+  Policy policy;                      // how the line is dealt out
   schedule::EvenLine even;            // of a short line
   std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
   AlikeShares alike;                  // for warm_l2()
-  std::int32_t ring_stages = 0;
-  std::int32_t stage_bytes = 0;
+  std::int32_t chunk_tiles = 0;       // fixed_chunk: tiles of a chunk; else 0
+  bool flat = false;                  // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
+  bool short_line = false;            // flat, and built by warps
+  bool cumulative = false;            // lengths are, of some kind
+};
+
+/// load: how K, V and queries come into shared memory. The first copy needs its rows and the ring's sizes.
+struct LoadArgs {
+  KvRows k_rows;
+  KvRows v_rows;
+  std::int32_t ring_stages = 0;           // a K or V tile each
+  std::int32_t stage_bytes = 0;           // from one to the next
   std::int32_t copy_bytes = kPieceBytes;  // what threads copy of K and V at once: 16, 8, 4 or 1
   std::int32_t box_tokens = 0;            // of a tall box (tensor_map.hpp); 0: no tensor copies
-  std::int32_t chunk_tiles = 0;           // fixed_chunk: tiles of a chunk; else 0
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
-  bool flat = false;                      // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
-  bool short_line = false;                // flat, and built by warps
-  bool cumulative = false;                // lengths are, of some kind
-  bool bulk_copies = false;     // tokens of a head lie end to end: the copy engine takes whole tiles, or what of them a page holds
-  bool score_rules = false;     // every tile has some: softcap, ALiBi, a mask, or a window whose left end differs from row to row
-  bool may_rule = false;        // a tile may have some: those, a tree mask, or pages, which may lie outside the pool
-  bool hides_values = false;    // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
+  bool bulk_copies = false;     // tokens of a head lie end to end: bulk copies take whole tiles, or what of them a page holds
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
-  bool vector_output = false;   // four neighbouring outputs may be stored at once
-  bool dependent_launch = false;
-  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp)
+};
+
+/// tile: what becomes of a LeanTile's scores.
+struct TileArgs {
+  float log2_scale = 0.0F;    // of scores, times log2(e)
+  bool score_rules = false;   // every tile has some: softcap, ALiBi, a mask, or a window whose left end differs from row to row
+  bool may_rule = false;      // a tile may have some: those, a tree mask, or pages, which may lie outside the pool
+  bool hides_values = false;  // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
+};
+
+/// output: how finished rows are written.
+struct OutputArgs {
+  bool vector_output = false;  // four neighbouring elements may be stored at once
+};
+
+/// fixup: who merges an output's partials, and where they lie.
+struct FixupArgs {
+  Fixup kind = Fixup::kLastArriver;
+  Pass pass = Pass::kWhole;
+  fixup::Slots slots;
+};
+
+/// What runs ahead of this launch on its stream, and may still run.
+struct LaunchArgs {
+  bool dependent = false;       // launched as a programmatic dependent: waits before it reads anything
+  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
+};
+
+/// By stages, so that what one of them reads lies on few lines of constants; those of the first copy on the first two.
+struct DeviceCall {
+  LoadArgs load;
+  Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
+  schedule::LineShape shape;       // heads, group, tiles and row blocks
+  std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
+  PlanArgs plan;
+  TileArgs tile;
+  OutputArgs output;
+  FixupArgs fixup;
+  LaunchArgs launch;
 };
 
 /// Of a ring.

@@ -13,7 +13,7 @@ namespace lean::cuda {
 
 /// Which of the sequence's pages holds a token.
 [[nodiscard]] __device__ __forceinline__ std::int32_t page_of(const DeviceCall& call, std::int32_t token) {
-  return call.page_shift >= 0 ? token >> call.page_shift : quotient(token, call.problem.pages.page_tokens);
+  return call.load.page_shift >= 0 ? token >> call.load.page_shift : quotient(token, call.problem.pages.page_tokens);
 }
 
 /// Where the rows of a head lie: from token 0 of the sequence, or from token 0 of the pool's page 0.
@@ -27,7 +27,7 @@ struct HeadRows {
 template <KernelConfig kConfig, bool kPlain>
 [[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const Asked<kConfig, kPlain>& asked, bool keys, const Sequence& lengths,
                                                             HeadPosition at) {
-  const KvRows& rows = keys ? asked.call.k_rows : asked.call.v_rows;
+  const KvRows& rows = keys ? asked.call.load.k_rows : asked.call.load.v_rows;
   const std::int64_t bytes =
       asked.pages() ? page_offset(rows.bytes, 0, at.head) : kv_offset(rows.bytes, lengths, at, asked.cumulative_keys());
   return {keys, rows.first + bytes, rows.bytes.token, rows.bytes.sequence};

@@ -54,7 +54,7 @@ __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TN
   constexpr int kSlices = kRowSlices<kConfig>;
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const ChunkPlace& chunk = record.chunk;
-  const fixup::Slots& slots = shared.call.slots;
+  const fixup::Slots& slots = shared.call.fixup.slots;
   const std::int64_t slot = record.slots.slot(record.contributor);
   const fixup::Partial to = slots.partial(slot, chunk.place - chunk.merges);
   if (ptx::thread_index() == 0 && !chunk.ends_output) {
@@ -154,7 +154,7 @@ template <KernelConfig kConfig>
 class NodeMerge {
  public:
   __device__ explicit NodeMerge(std::int32_t record_place)
-      : memory_(cta_memory<kConfig>()), record_(memory_.shared.records[record_place]), slots_(memory_.shared.call.slots) {}
+      : memory_(cta_memory<kConfig>()), record_(memory_.shared.records[record_place]), slots_(memory_.shared.call.fixup.slots) {}
 
   /// Into the output: as many warps as have room for their stacks, a slice of a row each.
   __device__ __forceinline__ void run() const {
@@ -258,9 +258,9 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool merges_nodes(const DeviceCall& call, const SegmentRecord& record) {
   if (Asked<kConfig>(call).merge_only()) return true;
   if (!Asked<kConfig>(call).last_arriver()) {
-    return call.fixup == Fixup::kHostBlock && await_peers<kConfig>(call.slots, record);
+    return call.fixup.kind == Fixup::kHostBlock && await_peers<kConfig>(call.fixup.slots, record);
   }
-  return arrive<kConfig>(call.slots.counter(record.slots.slot(0)), record.contributors);
+  return arrive<kConfig>(call.fixup.slots.counter(record.slots.slot(0)), record.contributors);
 }
 
 /// Called by all consumer threads at the end of a segment of chunks whose output is shared. Not inlined, so that the loop over tiles keeps

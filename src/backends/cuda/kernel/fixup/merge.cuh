@@ -29,9 +29,9 @@ template <KernelConfig kConfig>
 __device__ __noinline__ void merge_alone(std::int32_t record_place) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_place];
-  const fixup::Slots& slots = shared.call.slots;
-  if (shared.call.fixup == Fixup::kTwoKernels && shared.call.pass == Pass::kWhole) return;
-  if (shared.call.fixup == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
+  const fixup::Slots& slots = shared.call.fixup.slots;
+  if (shared.call.fixup.kind == Fixup::kTwoKernels && shared.call.fixup.pass == Pass::kWhole) return;
+  if (shared.call.fixup.kind == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
   const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
   const std::int32_t runs = grouping.groups + (grouping.groups > 1 ? 1 : 0);
 #pragma unroll 1
@@ -53,7 +53,7 @@ __device__ __forceinline__ void merge_shared(std::int32_t record_place) {
   for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {
     merge_run<kConfig>(run, record_place);
     if (run.slot == nullptr) return;
-    run = run_of_groups(shared.call.slots, record.slots, fixup::grouping_of(record.contributors));
+    run = run_of_groups(shared.call.fixup.slots, record.slots, fixup::grouping_of(record.contributors));
   }
 }
 

@@ -131,7 +131,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
                                               const RowSlice<kConfig>& whole) {
   if (to.slot != nullptr) {
-    store_slice<kConfig>(shared.call.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
+    store_slice<kConfig>(shared.call.fixup.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
   } else {
     output_slice<kConfig>(shared.call, record, to.row, to.slice, whole);
   }

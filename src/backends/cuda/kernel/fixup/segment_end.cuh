@@ -67,7 +67,7 @@ __device__ __noinline__ void hand_over_any(std::int32_t record_place) {
   const SegmentRecord& record = shared.records[record_place];
   if (!asked.merge_only()) {
     consumer_sync<kConfig>();  // the chunk's own result is there
-    const StoredNode<kConfig> own{shared.call.slots.partial(record.slots.slot(record.contributor), record.chunk.place)};
+    const StoredNode<kConfig> own{shared.call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place)};
     push_chunk<kConfig>(record, own, BlockRows<kConfig>());
   }
   if (record.chunk.ends_shared) merge_shared_nodes<kConfig>(record_place);

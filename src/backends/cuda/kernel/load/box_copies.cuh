@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps
     ptx::barrier_expect(runs.full, static_cast<std::uint32_t>(runs.tokens * kConfig.stage_row_bytes(kConfig.head_dim)));
   }
   const LaneBox<kConfig> box;
-  const std::int32_t in_tall = call.box_tokens - 1;  // a power of two
+  const std::int32_t in_tall = call.load.box_tokens - 1;  // a power of two
   const bool pages = Asked<kConfig>(call).pages();
   const std::int32_t tall_end = pages && (runs.token & in_tall) != 0 ? 0 : runs.tokens & ~in_tall;
   const bool tall = box.row < tall_end;

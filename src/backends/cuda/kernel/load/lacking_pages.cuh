@@ -12,7 +12,7 @@ namespace lean::cuda {
 /// Before the stage is announced full. Pairs with lacks_pages().
 template <KernelConfig kConfig>
 __device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& shared) {
-  report_sticky(call.slots.header(), StatusCode::kBadPageIndex);
+  report_sticky(call.fixup.slots.header(), StatusCode::kBadPageIndex);
   ptx::store_shared_relaxed(&shared.lacks_pages, 1);
   ptx::fence_before_arrival();
   ptx::fence_before_copies();

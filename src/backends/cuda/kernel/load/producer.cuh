@@ -55,7 +55,7 @@ class Producer {
         asked_(call),
         shared_(shared),
         ring_memory_(ring_memory),
-        ring_(call.ring_stages),
+        ring_(call.load.ring_stages),
         row_bytes_(row_bytes<kConfig>(call)),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()),
         by_threads_(call, thread_) {}
@@ -158,13 +158,13 @@ class Producer {
     part.tile_end = segment.tile_end;
     if (chunks) {
       const std::int32_t first_tile = segment.output.first_tile;
-      const std::int32_t chunk_end = (chunk_of(first_tile + part.tile_begin) + 1) * call_.chunk_tiles - first_tile;
+      const std::int32_t chunk_end = (chunk_of(first_tile + part.tile_begin) + 1) * call_.plan.chunk_tiles - first_tile;
       part.tile_end = min(part.tile_end, chunk_end);
     }
     return true;
   }
 
-  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t tile) const { return quotient(tile, call_.chunk_tiles); }
+  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t tile) const { return quotient(tile, call_.plan.chunk_tiles); }
 
   template <typename TCursor>
   __device__ void announce(const TCursor& cursor, const Part& part, SegmentRecord& record) {
@@ -222,13 +222,13 @@ class Producer {
       record.chunk = place_chunk(cursor.segment(), part);
       // Any call's warps leave their results in the slot first: where they merge them, registers are short.
       if (!kConfig.step() || record.chunk.ends_shared) {
-        record.slot = call.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
+        record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
       const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
       const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
-      record.slot = call.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_group(call.slots, record.slots, record.contributors, grouping, group);
+      record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
+      record.run = run_of_group(call.fixup.slots, record.slots, record.contributors, grouping, group);
     }
     ptx::barrier_arrive(&shared_.contributors_known[turn.place]);
   }
@@ -312,12 +312,12 @@ class Producer {
 
   /// Before new tokens and queries are read: the kernel ahead that makes them may still run. Older tokens are read meanwhile.
   __device__ __forceinline__ void await_append() const {
-    if (call_.follows_append) ptx::await_earlier_kernels();
+    if (call_.launch.follows_append) ptx::await_earlier_kernels();
   }
 
   /// Of a tile that has K copied first, then V.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
-    std::byte* stage = ring_memory_ + ring_.place * call_.stage_bytes;
+    std::byte* stage = ring_memory_ + ring_.place * call_.load.stage_bytes;
     std::uint64_t* full = &shared_.stage_full[ring_.place];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
@@ -328,7 +328,7 @@ class Producer {
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
     ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
-    if (call_.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
+    if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {

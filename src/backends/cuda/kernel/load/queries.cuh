@@ -87,7 +87,7 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
     uint4 eight = {0, 0, 0, 0};
     if (row < record.rows && dim < call.problem.head_dim) {
       const std::uint16_t* from = query_row(call, record, query_of<kConfig>(call, record, row)) + dim;
-      if (call.vector_queries) {
+      if (call.load.vector_queries) {
         eight = *reinterpret_cast<const uint4*>(from);
       } else {
         const auto* pairs = reinterpret_cast<const std::uint32_t*>(from);

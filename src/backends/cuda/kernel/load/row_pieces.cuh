@@ -16,7 +16,7 @@ inline constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
 /// What a thread copies at once.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t piece_bytes(const DeviceCall& call) {
-  return kOddPieces<kConfig> ? call.copy_bytes : kPieceBytes;
+  return kOddPieces<kConfig> ? call.load.copy_bytes : kPieceBytes;
 }
 
 /// Of a row in memory, or as it is padded.
@@ -45,8 +45,8 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_piece(const DeviceCall& call, std::uint32_t to, const std::byte* from, bool exists) {
   if constexpr (kOddPieces<kConfig>) {
-    if (call.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
-    ptx::async_copy(to, from, call.copy_bytes, exists);
+    if (call.load.copy_bytes == 1) return ptx::copy_byte(to, from, exists);
+    ptx::async_copy(to, from, call.load.copy_bytes, exists);
   } else {
     ptx::async_copy_16(to, from, exists);
   }

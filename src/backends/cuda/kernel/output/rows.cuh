@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
   for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
     pairs[i] = pack_output<kConfig>(call, o.x[2 * i] * end.scale, o.x[2 * i + 1] * end.scale);
   }
-  if (call.vector_output) {
+  if (call.output.vector_output) {
     if constexpr (kLaneDims<kConfig> == 4) {
       *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
     } else {

@@ -15,8 +15,8 @@ namespace lean::cuda {
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, call.queries), schedule::OneBlockShape<kConfig.tile_tokens>(call.shape),
-          cost_model(kConfig.tile()), schedule::Measure::kCost};
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries),
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
@@ -25,7 +25,7 @@ using FlatSums = schedule::BasicLineSums<std::int32_t>;
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
   const bool chunks = kConfig.scope == Scope::kChunkStep;
-  const Policy policy = chunks ? Policy::fixed_chunk(call.policy.chunk_tokens) : Policy::lean();
+  const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
   return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
 }
 
@@ -90,13 +90,13 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
     each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
-  if (clamped) report_sticky(call.slots.header(), StatusCode::kBadLengths);
+  if (clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
   if constexpr (kMayBeEven<kConfig, kCumulative>) {
-    if (call.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
+    if (call.plan.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
       FlatLine line{.lengths = lengths[0]};
-      line.even = schedule::even_share(call.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
+      line.even = schedule::even_share(call.plan.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
       if (line.even.even) {
-        const std::int32_t sequence = min(line.even.output * call.kv_heads_inverse >> kOutputInverseBits, batch - 1);
+        const std::int32_t sequence = min(line.even.output * call.plan.kv_heads_inverse >> kOutputInverseBits, batch - 1);
         line.start.sequence = sequence;
         if (batch > 1) line.lengths = lengths_of_lane<kCumulative>(pick(lengths, sequence % kSequences), sequence / kSequences);
         return line;
@@ -176,7 +176,7 @@ __device__ __noinline__ void build_flat_line() {
     if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
   }
   __syncthreads();
-  if (clamped) report_sticky(shared.call.slots.header(), StatusCode::kBadLengths);
+  if (clamped) report_sticky(shared.call.fixup.slots.header(), StatusCode::kBadLengths);
 }
 
 }  // namespace lean::cuda

@@ -17,8 +17,8 @@ __device__ __noinline__ void build_general_line() {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
-  const schedule::Measure measure = schedule::measure_of(call.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.queries), call.shape, cost_model(kConfig.tile()), measure);
+  const schedule::Measure measure = schedule::measure_of(call.plan.policy.kind);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.plan.queries), call.shape, cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
@@ -44,11 +44,11 @@ __device__ __noinline__ void build_general_line() {
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.policy, cost_model(kConfig.tile()), call.shape.tile_tokens,
+    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig.tile()), call.shape.tile_tokens,
                                      static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
-  if (clamped) report_sticky(call.slots.header(), StatusCode::kBadLengths);
+  if (clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
 }
 
 }  // namespace lean::cuda

@@ -29,7 +29,7 @@ struct EarlyLoad {
 /// which they may be writing, so by those alone that are held to the capacity, and asks for what is allocated, whatever is there.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool may_warm_early(const DeviceCall& call) {
-  return !call.cumulative && !Asked<kConfig>(call).pages();
+  return !call.plan.cumulative && !Asked<kConfig>(call).pages();
 }
 
 /// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has any.
@@ -64,20 +64,20 @@ template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;
   const bool paged = is_paged(problem.pages);
-  const bool end_to_end = !paged && call.bulk_copies;
+  const bool end_to_end = !paged && call.load.bulk_copies;
   if (!paged && !end_to_end && !Asked<kConfig>(call).tensor_copies()) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
-  const EarlyPlace place = early_place(call.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
-  const Sequence lengths = !kCumulative && call.dependent_launch ? BasicLengthSource<false, EarlyLoad>(problem)(place.sequence)
+  const EarlyPlace place = early_place(call.plan.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
+  const Sequence lengths = !kCumulative && call.launch.dependent ? BasicLengthSource<false, EarlyLoad>(problem)(place.sequence)
                                                                  : BasicLengthSource<kCumulative>(problem)(place.sequence);
-  if (lengths.q_tokens == 0 || (kCumulative && !call.queries.has(lengths.q_tokens))) return;
+  if (lengths.q_tokens == 0 || (kCumulative && !call.plan.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);
   if (seen.begin >= seen.end) return;
-  if (!end_to_end && kConfig.fp8() && is_long_share(call.alike, seen, kConfig.tile_tokens)) return;
-  const KeySpan tokens = early_tokens(call.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
+  if (!end_to_end && kConfig.fp8() && is_long_share(call.plan.alike, seen, kConfig.tile_tokens)) return;
+  const KeySpan tokens = early_tokens(call.plan.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const HeadRows k = head_rows(Asked<kConfig>(call), true, lengths, {place.sequence, place.kv_head});
   const HeadRows v = head_rows(Asked<kConfig>(call), false, lengths, {place.sequence, place.kv_head});
-  const bool keys_only = call.even.outputs > 0 && !is_long_share(call.alike, seen, kConfig.tile_tokens, kEvenShareTiles);
+  const bool keys_only = call.plan.even.outputs > 0 && !is_long_share(call.plan.alike, seen, kConfig.tile_tokens, kEvenShareTiles);
   if (end_to_end) {
     if (lane() != 0) return;
     const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * k.token_bytes);  // rows lie end to end

@@ -38,18 +38,18 @@ template <typename TRules>
 /// By the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a segment.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
-  if (call.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
+  if (call.plan.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
 }
 
 /// By all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void build_line(const DeviceCall& call) {
-  if (call.short_line) return;
+  if (call.plan.short_line) return;
   __syncthreads();
   if constexpr (kConfig.step()) {
     build_flat_line<kConfig>();
   } else {
-    call.flat ? build_flat_line<kConfig>() : build_general_line<kConfig>();
+    call.plan.flat ? build_flat_line<kConfig>() : build_general_line<kConfig>();
   }
 }
 
@@ -68,7 +68,7 @@ template <KernelConfig kConfig, bool kCumulative, typename TVisit>
 __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
   FlatLine line;
-  if (call.short_line) {
+  if (call.plan.short_line) {
     if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
     ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));
   } else {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
 /// By the walking warps: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
 template <KernelConfig kConfig, typename TVisit>
 __device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
-  if (kConfig.step() && !call.cumulative) {
+  if (kConfig.step() && !call.plan.cumulative) {
     visit_flat_line<kConfig, false>(call, memory, visit);
   } else if (Asked<kConfig>(call).flat()) {
     visit_flat_line<kConfig, true>(call, memory, visit);

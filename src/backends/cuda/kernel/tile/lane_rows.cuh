@@ -40,7 +40,7 @@ struct LaneRows {
 
   /// What turns a row's products into scores in the log2 domain.
   [[nodiscard]] __device__ __forceinline__ float score_scale(const DeviceCall& call, int i) const {
-    return kConfig.fp8() ? scale[i] : call.log2_scale;
+    return kConfig.fp8() ? scale[i] : call.tile.log2_scale;
   }
 
   /// Whether a score is too far above what its row's weights refer to.

@@ -272,7 +272,7 @@ class WarpTile {
 
   /// Queries beside fp8 keys become fp16, the keys' scale a part of the scores'.
   __device__ __forceinline__ void scale_queries(std::int32_t kv_head) {
-    const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
+    const float scale = call_.tile.log2_scale * k_scale_of(call_.problem, kv_head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       lane_rows_.scale[half] = scale;

@@ -219,7 +219,7 @@ class NarrowTile {
         for (std::uint32_t& x : query_) each(x);
       });
     }
-    const float scale = call_.log2_scale * k_scale_of(call_.problem, kv_head);
+    const float scale = call_.tile.log2_scale * k_scale_of(call_.problem, kv_head);
 #pragma unroll
     for (int query = 0; query < 2; ++query) {
       lane_rows_.scale[query] = scale * __shfl_sync(ptx::kAllLanes, held, 4 * row_of(query));

@@ -18,7 +18,7 @@ namespace lean::cuda {
 /// Whether the rules have to be looked at in a tile of `tile_tokens` from `tile_token` on: a tree mask is about the last keys only.
 [[nodiscard]] __device__ __forceinline__ bool tile_has_rules(const DeviceCall& call, const SegmentRecord& record,
                                                              std::int32_t tile_token, std::int32_t tile_tokens) {
-  if (call.score_rules) return true;
+  if (call.tile.score_rules) return true;
   return call.problem.scores.tree_mask != nullptr && tile_token + tile_tokens > first_draft(record.lengths);
 }
 
