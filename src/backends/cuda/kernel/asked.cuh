@@ -26,7 +26,7 @@ struct Asked {
   }
   /// A window may begin inside a tile.
   [[nodiscard]] __device__ __forceinline__ bool windowed_chunks() const { return kAnyCall && chunks(); }
-  /// Of rows end to end; tensor copies are others.
+  /// Bulk copies bring rows end to end; tensor copies are others.
   [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const {
     return kAnyCall ? call.load.bulk_copies : kConfig.bulk_step();
   }
@@ -36,7 +36,7 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool cumulative_queries() const {
     return !kPlain && call.problem.cu_q_tokens != nullptr;
   }
-  /// As DeviceCall has them.
+  /// Whether a tile may have rules, and whether these hide values (TileArgs).
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.tile.may_rule; }
   [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.tile.hides_values; }
 };

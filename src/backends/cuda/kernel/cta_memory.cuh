@@ -19,11 +19,11 @@ inline constexpr std::int32_t kQueryBytes = 2;
 
 [[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
 
-/// From a staged row of queries to the next: rows that the copy engine brings lie apart, so that ldmatrix meets no bank twice.
+/// Bytes from a staged row of queries to the next: rows that bulk copies bring lie apart, so that ldmatrix meets no bank twice.
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kQueryRowBytes = kConfig.head_dim * kQueryBytes + (kConfig.bulk_queries() ? kPieceBytes : 0);
 
-/// Of the warps' parts in the exchange area (cta_parts.cuh).
+/// States of the warps' parts, whose O lies in the exchange area (tile/staged_parts.cuh).
 template <KernelConfig kConfig>
 struct CtaParts {
   static constexpr std::int32_t kRows = kConfig.consumer_warps * kConfig.staged_rows();  // of all parts together
@@ -88,7 +88,7 @@ __device__ __forceinline__ void consumer_sync() {
   ptx::named_barrier(kConsumerBarrier, kConfig.consumer_threads());
 }
 
-/// All but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than the
+/// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than the
 /// variant's.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {

@@ -16,7 +16,7 @@
 
 namespace lean::cuda {
 
-/// By one thread, one after the other: a thread each costs more, since their addresses take turns anyway.
+/// Called by one thread: a thread for each barrier costs more, since their addresses go one after the other anyway.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
   const bool bulk = Asked<kConfig>(call).bulk_copies();
@@ -37,7 +37,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   shared.lacks_pages = 0;
 }
 
-/// By the consumer warps from the second on but for the last, which has the L2 warmed.
+/// Copies the call into shared memory. Called by the consumer warps; the first and the last, which has the L2 warmed, leave it to the others.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
   constexpr std::int32_t kWords = sizeof(DeviceCall) / sizeof(std::uint64_t);
@@ -57,31 +57,31 @@ template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const Asked<kConfig> asked(call);
   CtaShared<kConfig>& shared = memory.shared;
-  Turn ring(call.load.ring_stages);
+  PipelineState ring(call.load.ring_stages);
   const std::byte* stages = memory.ring(call);
   const bool leads = threadIdx.x % kWarpThreads == 0;
-  const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.load.stage_bytes); };
-  const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
+  const auto stage_address = [&] { return ptx::shared_address(stages + ring.index * call.load.stage_bytes); };
+  const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.index], ring.phase); };
   const auto release_stage = [&] {
-    ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
+    ptx::barrier_arrive_by_warp(&shared.stage_free[ring.index], leads);
     ring.advance();
   };
   bool first_segment = true;                                     // while the producer asks for its keys
-  if (call.launch.follows_append) ptx::await_earlier_kernels();  // they turn the queries
-  for (Turn turn(kRecords);; turn.advance()) {
-    ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
-    const SegmentRecord& record = shared.records[turn.place];
+  if (call.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
+  for (PipelineState records(kRecords);; records.advance()) {
+    ptx::barrier_wait(&shared.record_full[records.index], records.phase);
+    const SegmentRecord& record = shared.records[records.index];
     if (record.last) return;
-    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, turn.place);
+    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, records.index);
     first_segment = false;
     if (!asked.merge_only()) {
       if constexpr (kStagesQueriesApart<kConfig>) {
-        stage_queries_apart<kConfig>(call, turn.place);
+        stage_queries_apart<kConfig>(call, records.index);
       } else if constexpr (!kConfig.bulk_queries()) {
-        stage_queries<kConfig>(call, turn.place);
+        stage_queries<kConfig>(call, records.index);
       }
       TileOf<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
-      tile.begin(memory, turn);
+      tile.begin(memory, records);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
         const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
@@ -95,13 +95,13 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         token += tokens;
       }
       tile.finish();
-      ptx::barrier_wait(&shared.contributors_known[turn.place], turn.parity);
-      combine_warps<kConfig>(memory, turn.place, tile);
+      ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
+      combine_warps<kConfig>(memory, records.index, tile);
     } else {
-      ptx::barrier_wait(&shared.contributors_known[turn.place], turn.parity);
+      ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
     }
-    if (record.slot != nullptr) hand_over<kConfig>(turn.place);
-    ptx::barrier_arrive_by_warp(&shared.record_free[turn.place], leads);
+    if (record.slot != nullptr) hand_over<kConfig>(records.index);
+    ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads);
   }
 }
 
@@ -110,7 +110,7 @@ template <DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
 __global__ void __launch_bounds__(cta_threads(config_of({kType, kHeadDim}, kRows, kScope)), 1)
     decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
   constexpr KernelConfig kConfig = config_of({kType, kHeadDim}, kRows, kScope);
-  if constexpr (kConfig.step() && !ptx::kHasCopyEngine) return;  // never launched there
+  if constexpr (kConfig.step() && !ptx::kHasTma) return;  // never launched there
   const Asked<kConfig> asked(call);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;

@@ -1,4 +1,5 @@
-// DeviceCall: everything one launch needs, passed by value.
+// DeviceCall: everything one launch needs, passed by value (__grid_constant__). cuda_backend.cpp fills it; each of the kernel's stages reads
+// its own part, and all of them the problem. docs/glossary.md has the letters.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kT
 
 /// row * group_inverse >> this is row / group while row * group < 2^this, since the rounding adds less than 1 / group to it.
 inline constexpr std::int32_t kGroupInverseBits = 16;
-/// Likewise for outputs and kv heads of an even line, of which there are 1024 at most (kMaxWorkers).
+/// output * kv_heads_inverse >> this is output / kv heads in the same way, for outputs of an even line, of which there are 1024 at most (kMaxWorkers).
 inline constexpr std::int32_t kOutputInverseBits = 20;
 
 /// Where rows of K or V lie: what the first copy needs of a tensor, side by side, since constants come line by line.
@@ -46,13 +47,13 @@ struct KvRows {
            .dim = element}};
 }
 
-/// Shares as they would be then. In floating point, since a place need be near only; what is read is held to what exists.
+/// Shares as they would be if all sequences were alike, for the first read (plan/early_tile.hpp). In floating point, since a place need be near only; what is read is held to what exists.
 struct AlikeShares {
   float outputs_a_worker = 0.0F;
   float sequences_an_output = 0.0F;  // 1 / kv heads
 };
 
-/// `outputs`: kv heads of all sequences.
+/// Shares where all sequences are alike; `outputs`: kv heads of all sequences.
 [[nodiscard]] constexpr AlikeShares alike_shares(std::int64_t outputs, std::int32_t kv_heads, std::int32_t workers) noexcept {
   return {.outputs_a_worker = static_cast<float>(outputs) / static_cast<float>(workers),
           .sequences_an_output = 1.0F / static_cast<float>(kv_heads)};
@@ -110,7 +111,7 @@ struct LaunchArgs {
   bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
 };
 
-/// By stages, so that what one of them reads lies on few lines of constants; those of the first copy on the first two.
+/// Nested by stage, so that what one of them reads lies on few lines of constants; those of the first copy on the first two.
 struct DeviceCall {
   LoadArgs load;
   Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
@@ -123,7 +124,7 @@ struct DeviceCall {
   LaunchArgs launch;
 };
 
-/// Of a ring.
+/// Stages that a ring has at most.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.bulk_step()) return 16;
   return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));

@@ -13,7 +13,7 @@ __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/// Makes initialised barriers visible to the copy engine; every thread still needs __syncthreads().
+/// Makes initialised barriers visible to the TMA; every thread still needs __syncthreads().
 __device__ __forceinline__ void barrier_init_fence() {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -32,7 +32,7 @@ inline constexpr std::uint32_t kWarpArrivals = 32;
 inline constexpr std::uint32_t kWarpArrivals = 1;
 #endif
 
-/// By all lanes of a warp; one of them leads.
+/// A warp's arrival, by all its lanes; one of them leads.
 __device__ __forceinline__ void barrier_arrive_by_warp(std::uint64_t* barrier, bool leads) {
   __syncwarp();
   if (leads || kWarpArrivals > 1) barrier_arrive(barrier);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, st
 #endif
 }
 
-/// So many bytes more to come by copies of the copy engine, and no arrival.
+/// `bytes` more to come by bulk or tensor copies, and no arrival.
 __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -79,7 +79,7 @@ __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t th
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Arrives there without waiting: for those who have something to tell the ones who wait.
+/// Arrives at a named barrier without waiting: for those who have something to tell the ones who wait.
 __device__ __forceinline__ void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,4 +1,6 @@
-// Copies from global to shared memory that run beside the threads.
+// Copies from global to shared memory that run beside the threads: by the Tensor Memory Accelerator (TMA, sm_90), which takes bulk copies
+// (runs of bytes, cp.async.bulk) and tensor copies (boxes of a tensor, cp.async.bulk.tensor), and by threads (cp.async, sm_80).
+// Source: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
 
 #include <cstddef>
@@ -10,13 +12,12 @@
 namespace lean::cuda::ptx {
 
 #if defined(LEAN_CUDA_ARCH) && LEAN_CUDA_ARCH < 900
-inline constexpr bool kHasCopyEngine = false;
+inline constexpr bool kHasTma = false;
 #else
-inline constexpr bool kHasCopyEngine = true;
+inline constexpr bool kHasTma = true;
 #endif
 
-/// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets
-/// go of it first: what is read once must not push out partials, queries and code.
+/// A bulk copy, of one run of bytes: both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets go of it first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(
@@ -29,7 +30,7 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 #endif
 }
 
-/// Has the copy engine fetch a run of bytes into the L2; address and size as for bulk_copy().
+/// Has the TMA fetch a run of bytes into the L2: its address and size are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* global, std::uint32_t bytes) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
@@ -50,7 +51,8 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
-/// One box of the tensor that `map` (a CUtensorMap outside shared memory) describes, by the copy engine (sm_90). As bulk_copy().
+/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier; the L2 lets
+/// go of it first.
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(
@@ -63,7 +65,7 @@ __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const
 #endif
 }
 
-/// Has the copy engine fetch a map that it will be asked to use.
+/// Has the TMA fetch a map that it will be asked to use.
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -91,7 +93,7 @@ __device__ __forceinline__ void copy_byte(std::uint32_t shared, const std::byte*
   asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
 
-/// Between what this thread stored to shared memory and copies to the same place by the copy engine.
+/// Between what this thread stored to shared memory and the TMA's copies to the same place (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_before_copies() {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,4 @@
-// What all lanes of a warp have together. Every lane takes part and gets the same.
+// What all lanes of a warp have together: every lane takes part, and gets the same but for warp_sum_before().
 #pragma once
 
 #include <cstdint>

@@ -95,7 +95,7 @@ __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TN
   }
 }
 
-/// Of a row block, those that exist or not.
+/// All rows of a row block, whether they exist or not.
 template <KernelConfig kConfig>
 struct BlockRows {
   static constexpr std::int32_t kCount = kConfig.q_rows;
@@ -109,7 +109,7 @@ class SliceStack {
  public:
   using Slice = RowSlice<kConfig>;
 
-  /// Of nodes of `depth` levels.
+  /// Floats of a stack for nodes of `depth` levels.
   [[nodiscard]] __device__ static std::int32_t floats(std::int32_t depth) { return depth * kLevelFloats; }
 
   __device__ explicit SliceStack(float* memory) : below_(memory) {}
@@ -136,7 +136,7 @@ class SliceStack {
  private:
   static constexpr std::int32_t kLevelFloats = kWarpThreads * (kLaneDims<kConfig> + 2);
 
-  /// Of the level that begins at below_, this lane's.
+  /// This lane's elements, and its state, of the level that begins at below_.
   [[nodiscard]] __device__ __forceinline__ LaneElements<kConfig>& elements() const {
     return reinterpret_cast<LaneElements<kConfig>*>(below_)[lane()];
   }
@@ -153,10 +153,10 @@ class SliceStack {
 template <KernelConfig kConfig>
 class NodeMerge {
  public:
-  __device__ explicit NodeMerge(std::int32_t record_place)
-      : memory_(cta_memory<kConfig>()), record_(memory_.shared.records[record_place]), slots_(memory_.shared.call.fixup.slots) {}
+  __device__ explicit NodeMerge(std::int32_t record_index)
+      : memory_(cta_memory<kConfig>()), record_(memory_.shared.records[record_index]), slots_(memory_.shared.call.fixup.slots) {}
 
-  /// Into the output: as many warps as have room for their stacks, a slice of a row each.
+  /// Merges into the output: as many warps as have room for their stacks, a slice of a row each.
   __device__ __forceinline__ void run() const {
     constexpr std::int32_t kSlices = kRowSlices<kConfig>;
     const std::int32_t stack_floats =
@@ -199,7 +199,7 @@ class NodeMerge {
             .merges = fixup::push_after(record_.chunk.output_first, true, node).merges};
   }
 
-  /// Of contributors [first, first + 32).
+  /// Takes in the nodes of contributors [first, first + 32).
   __device__ __forceinline__ void take_in(SliceStack<kConfig>& stack, std::int32_t first, std::int32_t row,
                                           std::int32_t slice) const {
     const std::int32_t contributor = first + lane();
@@ -222,7 +222,7 @@ class NodeMerge {
     }
   }
 
-  /// `count` nodes, of which each lane knows one.
+  /// Takes in `count` nodes, of which each lane knows one.
   __device__ __forceinline__ void take_in(SliceStack<kConfig>& stack, const Node& known, std::int32_t count,
                                           std::int32_t slice) const {
 #pragma unroll 1
@@ -266,10 +266,10 @@ template <KernelConfig kConfig>
 /// Called by all consumer threads at the end of a segment of chunks whose output is shared. Not inlined, so that the loop over tiles keeps
 /// its registers.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_shared_nodes(std::int32_t record_place) {
+__device__ __noinline__ void merge_shared_nodes(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if (!merges_nodes<kConfig>(shared.call, shared.records[record_place])) return;
-  NodeMerge<kConfig>(record_place).run();
+  if (!merges_nodes<kConfig>(shared.call, shared.records[record_index])) return;
+  NodeMerge<kConfig>(record_index).run();
   consumer_sync<kConfig>();  // the stacks' room is free again
 }
 

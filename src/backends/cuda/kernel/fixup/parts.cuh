@@ -73,7 +73,7 @@ struct AskedSlice {
   const float* next = nullptr;  // of the part after those
 };
 
-/// By a warp.
+/// Asks for a slice of a row. Called by a warp.
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ AskedSlice<kAhead, kConfig> ask_for_slice(const TParts& parts, std::int32_t row,
                                                                                    std::int32_t slice) {
@@ -115,7 +115,7 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   }
 }
 
-/// Into a slot; the first slice brings the row's state along.
+/// Stores a slice into a slot; the first slice brings the row's state along.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice,
                                             const RowSlice<kConfig>& whole) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32
   to.l[row] = whole.state.l;
 }
 
-/// To where it goes.
+/// Stores a merged slice where it goes.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
                                               const RowSlice<kConfig>& whole) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
   }
 }
 
-/// `count` slices by the consumer warps in turn: `place_of` says where one goes. A warp asks for its next before it stores one.
+/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next before it stores one.
 template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {

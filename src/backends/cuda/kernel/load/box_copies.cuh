@@ -1,4 +1,4 @@
-// Boxes of a tile, by tensor copies of the copy engine, into columns of a stage.
+// Boxes of a tile, by tensor copies (TMA), into columns of a stage.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace lean::cuda {
 
-/// Tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all producers, a lane a box.
+/// Copies tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all producers, a lane a box.
 /// A page outside the pool comes as zeros.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps& maps, const SegmentRecord& record,

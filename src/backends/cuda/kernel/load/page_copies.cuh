@@ -1,4 +1,4 @@
-// What pages hold of a tile. Pages outside the pool are reported, and their rows become 0.
+// What pages hold of a tile, by bulk copies or by threads. Pages outside the pool are reported, and their rows become 0.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace lean::cuda {
 
-/// The pages that a lane looks up of a tile. By the copy engine a lane has a page, or a box of tokens; by threads a warp has runs of rows,
+/// The pages that a lane looks up of a tile. With TMA a lane has a page, or a box of tokens; where threads copy a warp has runs of rows,
 /// and a lane a row of each run.
 template <KernelConfig kConfig>
 struct LanePages {
@@ -33,7 +33,7 @@ struct LanePages {
   }
 };
 
-/// Of [token, token + tokens), of which the first `boxed` come in boxes. Asked for before the wait for a stage; the same for K and V.
+/// The pages of [token, token + tokens), of which the first `boxed` come in boxes. Asked for before the wait for a stage; the same for K and V.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LanePages<kConfig> ask_for_pages(const DeviceCall& call, const SegmentRecord& record,
                                                                           std::int32_t token, std::int32_t tokens,
@@ -68,7 +68,7 @@ struct PageRuns {
   std::int32_t page_id;
 };
 
-/// By the copy engine; by a warp, a lane a page.
+/// Copies what pages hold of a tile by bulk copies. Called by a warp: a lane a page.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
   static_assert(kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
   static_assert(!kConfig.in_columns() || (kLanes * kPieceBytes == kConfig.column_bytes() && LanePages<kConfig>::kRunRows % 8 == 0));
   const std::int32_t own_row = lane() / kLanes;
   const std::int32_t own_piece = lane() % kLanes * kPieceBytes;
-  // From here on, where each row of a run and each column lie is known to the compiler.
+  // Where each row of a run and each column lie from here on is known to the compiler.
   const std::uint32_t own = place_in_stage<kConfig>(call, own_row, lane() % kLanes);
   stage += static_cast<std::uint32_t>(first * (kConfig.in_columns() ? kConfig.column_bytes() : kRowBytes));
 #pragma unroll

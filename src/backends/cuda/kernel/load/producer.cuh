@@ -1,4 +1,5 @@
-// Producer: the warps that walk the worker's segments, announce each, and keep the ring of K and V tiles full.
+// Producer: the producer warps of the warp-specialised kernel. They walk the worker's segments, announce each to the consumer warps, and
+// keep the ring of K and V tiles full.
 // A stage holds the K or the V rows of one LeanTile: end to end but for what fills a row up to 16 bytes, or in columns
 // (stage_columns.cuh). Only rows that exist are copied.
 #pragma once
@@ -45,7 +46,7 @@ template <KernelConfig kConfig>
   return asked.pages() ? kWarpThreads : 1;
 }
 
-/// kPlain: as Asked has it.
+/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
 template <KernelConfig kConfig, bool kPlain>
 class Producer {
  public:
@@ -65,59 +66,59 @@ class Producer {
   /// DeviceCursor or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
-    Part part;
+    TileRange range;
     bool first_segment = true;
-    for (Turn turn(kRecords);; turn.advance()) {
-      const bool more = (thread_ == 0 || finds_contributors()) && next_part(cursor, part);
-      SegmentRecord& record = shared_.records[turn.place];
+    for (PipelineState records(kRecords);; records.advance()) {
+      const bool more = (thread_ == 0 || finds_contributors()) && next_range(cursor, range);
+      SegmentRecord& record = shared_.records[records.index];
       if (finds_contributors()) {
         if (!more) return;
         cursor.find_contributors();
-        ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
-        announce_contributors(cursor, part, turn);
+        ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
+        announce_contributors(cursor, range, records);
         continue;
       }
       if (thread_ == 0) {
-        ptx::barrier_wait(&shared_.record_free[turn.place], turn.parity ^ 1U);
+        ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
         record.last = !more;
-        if (more) announce(cursor, part, record);
-        ptx::barrier_arrive(&shared_.record_full[turn.place]);
+        if (more) announce(cursor, range, record);
+        ptx::barrier_arrive(&shared_.record_full[records.index]);
       } else {
-        ptx::barrier_wait(&shared_.record_full[turn.place], turn.parity);
+        ptx::barrier_wait(&shared_.record_full[records.index], records.phase);
       }
       sync_copying_warp();
       if (record.last) return;
-      copy_segment(record, turn.place, first_segment, [&] {
+      copy_segment(record, records.index, first_segment, [&] {
         if constexpr (!kConfig.has_sharing_warp()) {
-          if (!asked_.chunks() || part.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
-          announce_contributors(cursor, part, turn);
+          if (!asked_.chunks() || range.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
+          announce_contributors(cursor, range, records);
         }
       });
       first_segment = false;
       sync_copying_warp();
-      if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[turn.place], thread_ % kWarpThreads == 0);
+      if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[records.index], thread_ % kWarpThreads == 0);
     }
   }
 
-  /// The same of a worker that has one segment, by one thread: announced when its first tile is asked for, and not before.
+  /// Does what run() does for a worker that has one segment, by one thread: it is announced when its first tile is asked for, and not before.
   template <typename TCursor>
   __device__ __forceinline__ void run(OneSegment<TCursor> one) {
     static_assert(kPlain && kConfig.bulk_step() && !kConfig.has_sharing_warp());
     TCursor& cursor = one.cursor;
-    Turn turn(kRecords);
-    Part part;
-    if (next_part(cursor, part)) {
+    PipelineState records(kRecords);
+    TileRange range;
+    if (next_range(cursor, range)) {
       SegmentRecord record;
-      announce(cursor, part, record);
+      announce(cursor, range, record);
       const HeadRows k = rows_of(call_, true, record);
       const HeadRows v = rows_of(call_, false, record);
       std::int32_t token = record.token_begin;
       std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
       if (tokens > 0) copy_tile(k, record, token, tokens);
       const std::uint32_t keys_asked = ptx::clock_cycles();
-      shared_.records[turn.place] = record;
-      ptx::barrier_arrive(&shared_.record_full[turn.place]);
-      announce_contributors(cursor, part, turn);
+      shared_.records[records.index] = record;
+      ptx::barrier_arrive(&shared_.record_full[records.index]);
+      announce_contributors(cursor, range, records);
       while (ptx::clock_cycles() - keys_asked < kValuesAfterCycles) {
       }
       if (tokens > 0) copy_tile(v, record, token, tokens);
@@ -126,10 +127,10 @@ class Producer {
         copy_tile(k, record, token, tokens);
         copy_tile(v, record, token, tokens);
       }
-      turn.advance();
+      records.advance();
     }
-    shared_.records[turn.place].last = true;
-    ptx::barrier_arrive(&shared_.record_full[turn.place]);
+    shared_.records[records.index].last = true;
+    ptx::barrier_arrive(&shared_.record_full[records.index]);
   }
 
  private:
@@ -139,27 +140,27 @@ class Producer {
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 
-  /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles of the output.
-  struct Part {
+  /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles [begin, end) of the output.
+  struct TileRange {
     std::int32_t tile_begin = 0;
     std::int32_t tile_end = 0;
   };
 
   template <typename TCursor>
-  [[nodiscard]] __device__ bool next_part(TCursor& cursor, Part& part) const {
+  [[nodiscard]] __device__ bool next_range(TCursor& cursor, TileRange& range) const {
     const bool chunks = asked_.chunks() && !asked_.merge_only();
     const auto& segment = cursor.segment();
-    if (chunks && part.tile_end < segment.tile_end) {
-      part.tile_begin = part.tile_end;
+    if (chunks && range.tile_end < segment.tile_end) {
+      range.tile_begin = range.tile_end;
     } else {
       if (!next_segment<kConfig>(call_, cursor)) return false;
-      part.tile_begin = segment.tile_begin;
+      range.tile_begin = segment.tile_begin;
     }
-    part.tile_end = segment.tile_end;
+    range.tile_end = segment.tile_end;
     if (chunks) {
       const std::int32_t first_tile = segment.output.first_tile;
-      const std::int32_t chunk_end = (chunk_of(first_tile + part.tile_begin) + 1) * call_.plan.chunk_tiles - first_tile;
-      part.tile_end = min(part.tile_end, chunk_end);
+      const std::int32_t chunk_end = (chunk_of(first_tile + range.tile_begin) + 1) * call_.plan.chunk_tiles - first_tile;
+      range.tile_end = min(range.tile_end, chunk_end);
     }
     return true;
   }
@@ -167,16 +168,16 @@ class Producer {
   [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t tile) const { return quotient(tile, call_.plan.chunk_tiles); }
 
   template <typename TCursor>
-  __device__ void announce(const TCursor& cursor, const Part& part, SegmentRecord& record) {
+  __device__ void announce(const TCursor& cursor, const TileRange& range, SegmentRecord& record) {
     const auto& output = cursor.segment().output;
     const Sequence lengths = lengths_at(call_, cursor);
     const KeySpan seen = keys_of(output, lengths);
     const std::int32_t first_token = lengths.kv_begin + output.first_tile * kConfig.tile_tokens;
-    std::int32_t begin = first_token + part.tile_begin * kConfig.tile_tokens;
+    std::int32_t begin = first_token + range.tile_begin * kConfig.tile_tokens;
     // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
     if (!asked_.windowed_chunks()) begin = max(begin, seen.begin);
     // What lies behind the last tile may not fit.
-    const std::int32_t end = part.tile_end == output.tiles ? seen.end : first_token + part.tile_end * kConfig.tile_tokens;
+    const std::int32_t end = range.tile_end == output.tiles ? seen.end : first_token + range.tile_end * kConfig.tile_tokens;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;
@@ -205,9 +206,10 @@ class Producer {
   }
 
   template <typename TCursor>
-  __device__ __forceinline__ void announce_contributors(const TCursor& cursor, const Part& part, const Turn& turn) {
+  __device__ __forceinline__ void announce_contributors(const TCursor& cursor, const TileRange& range,
+                                                        const PipelineState& records) {
     const DeviceCall& call = call_for_later();
-    SegmentRecord& record = shared_.records[turn.place];
+    SegmentRecord& record = shared_.records[records.index];
     record.contributor = cursor.segment().contributor;
     record.contributors = cursor.segment().contributors;
     record.slots = cursor.segment().slots;
@@ -219,7 +221,7 @@ class Producer {
     if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call.problem, output.kv_head);
     record.slot = nullptr;
     if (asked_.chunks()) {
-      record.chunk = place_chunk(cursor.segment(), part);
+      record.chunk = place_chunk(cursor.segment(), range);
       // Any call's warps leave their results in the slot first: where they merge them, registers are short.
       if (!kConfig.step() || record.chunk.ends_shared) {
         record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
@@ -230,17 +232,17 @@ class Producer {
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_group(call.fixup.slots, record.slots, record.contributors, grouping, group);
     }
-    ptx::barrier_arrive(&shared_.contributors_known[turn.place]);
+    ptx::barrier_arrive(&shared_.contributors_known[records.index]);
   }
 
-  /// Called for a segment's chunks in turn.
+  /// Called for a segment's chunks one after the other.
   template <typename TSegment>
-  [[nodiscard]] __device__ ChunkPlace place_chunk(const TSegment& segment, const Part& part) {
+  [[nodiscard]] __device__ ChunkPlace place_chunk(const TSegment& segment, const TileRange& range) {
     const std::int32_t first_tile = segment.output.first_tile;
-    if (part.tile_begin == segment.tile_begin) nodes_ = 0;
+    if (range.tile_begin == segment.tile_begin) nodes_ = 0;
     const fixup::ChunkPush push = fixup::push_after(chunk_of(first_tile + segment.tile_begin), segment.contributor == 0,
-                                                    {.level = 0, .index = chunk_of(first_tile + part.tile_begin)});
-    const bool ends_segment = part.tile_end == segment.tile_end;
+                                                    {.level = 0, .index = chunk_of(first_tile + range.tile_begin)});
+    const bool ends_segment = range.tile_end == segment.tile_end;
     const bool ends_output = ends_segment && segment.sole();
     const ChunkPlace chunk{.output_first = chunk_of(first_tile),
                            .place = nodes_,
@@ -267,20 +269,19 @@ class Producer {
   /// The queries are asked for after the first keys, which are longer under way, and before more would keep them waiting; the first
   /// segment's by whoever computes with them, beside all this. `then`: done once, by thread 0, when the first tiles are under way.
   template <typename TThen>
-  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_place, bool first_segment,
+  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_index, bool first_segment,
                                                const TThen& then) {
     const HeadRows k = rows_of(call_, true, record);
     HeadRows v;
     const auto after_first_keys = [&] {
       if (kConfig.bulk_queries() && !first_segment && thread_ == 0) {
         await_append();
-        copy_queries<kConfig>(call_for_later(), record, record_place);
+        copy_queries<kConfig>(call_for_later(), record, record_index);
       }
       v = rows_of(call_for_later(), false, record);
     };
     std::int32_t token = record.token_begin;
-    if constexpr (
-        kConfig.bulk_step()) {  // by one place in the code, K and V in turn: that much less is to be fetched before the first
+    if constexpr (kConfig.bulk_step()) {  // K and V by one place in the code: that much less is to be fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
       for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
@@ -315,10 +316,10 @@ class Producer {
     if (call_.launch.follows_append) ptx::await_earlier_kernels();
   }
 
-  /// Of a tile that has K copied first, then V.
+  /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
-    std::byte* stage = ring_memory_ + ring_.place * call_.load.stage_bytes;
-    std::uint64_t* full = &shared_.stage_full[ring_.place];
+    std::byte* stage = ring_memory_ + ring_.index * call_.load.stage_bytes;
+    std::uint64_t* full = &shared_.stage_full[ring_.index];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
       stage += unseen * stage_row_bytes<kConfig>(call_);
@@ -327,7 +328,7 @@ class Producer {
     }
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
-    ptx::barrier_wait(&shared_.stage_free[ring_.place], ring_.parity ^ 1U);
+    ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
@@ -359,7 +360,7 @@ class Producer {
   Asked<kConfig, kPlain> asked_;
   CtaShared<kConfig>& shared_;
   std::byte* ring_memory_;
-  Turn ring_;
+  PipelineState ring_;
   std::int32_t row_bytes_;
   std::int32_t thread_;
   ThreadCopies<kConfig> by_threads_;

@@ -41,17 +41,17 @@ __device__ __noinline__ void pad_queries(const DeviceCall& call) {
   }
 }
 
-/// A row each to where the record's queries are staged, by one thread and the copy engine.
+/// Brings the record's queries to where they are staged, by one thread: a bulk copy a row.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_place) {
+__device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index) {
   const std::int32_t row_bytes = (kConfig.pads_rows() ? call.problem.head_dim : kConfig.head_dim) * kQueryBytes;
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  std::uint64_t* full = &memory.shared.queries_full[record_place];
+  std::uint64_t* full = &memory.shared.queries_full[record_index];
   const std::int32_t rows = record.rows;
   ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * row_bytes));
   const Strides& strides = call.problem.q.strides;
   const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
-  std::byte* to = memory.queries[record_place];
+  std::byte* to = memory.queries[record_index];
   const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
   for (; to < end; token += strides.token) {
     const std::uint16_t* from = token;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void copy_queries(const DeviceCall& call, const Segme
   }
 }
 
-/// Where 8 dims of a row are staged. Rows end to end are twisted, which keeps ldmatrix free of bank conflicts.
+/// Where 8 dims of a row are staged. Rows end to end are swizzled, which keeps ldmatrix free of bank conflicts.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t query_address(std::uint32_t staged, std::int32_t row, std::int32_t piece) {
   const std::int32_t place = kConfig.bulk_queries() ? piece : piece ^ (row % 8);
@@ -74,9 +74,9 @@ template <KernelConfig kConfig>
 /// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called before
 /// a segment begins, when nothing is kept in registers yet.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32_t record_place) {
+__device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32_t record_index) {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  const SegmentRecord& record = memory.shared.records[record_place];
+  const SegmentRecord& record = memory.shared.records[record_index];
   const std::uint32_t staged = ptx::shared_address(memory.exchange);
   consumer_sync<kConfig>();  // what the segment before had there is read
 #pragma unroll 1
@@ -98,12 +98,12 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
   }
 }
 
-/// The same as a function that is called: of the widest row blocks of any call fewer registers are spilled so, of others more.
+/// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others more.
 template <KernelConfig kConfig>
 inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
 template <KernelConfig kConfig>
-__device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_place) {
-  stage_queries<kConfig>(call, record_place);
+__device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_index) {
+  stage_queries<kConfig>(call, record_index);
 }
 
 }  // namespace lean::cuda

@@ -1,21 +1,21 @@
-// Turn: a place in a ring of buffers and the parity of its barriers' phase, as producer and consumers each keep it.
+// PipelineState: which of a ring's buffers is next and in which phase its barriers are, as producer and consumers each keep it.
 #pragma once
 
 #include <cstdint>
 
 namespace lean::cuda {
 
-struct Turn {
-  std::int32_t places;
-  std::int32_t place = 0;
-  std::uint32_t parity = 0;  // of the phase that ends this use of the place
+struct PipelineState {
+  std::int32_t count;       // buffers of the ring
+  std::int32_t index = 0;   // the next
+  std::uint32_t phase = 0;  // parity of the phase that ends this use of it
 
-  __device__ explicit Turn(std::int32_t count) : places(count) {}
+  __device__ explicit PipelineState(std::int32_t buffers) : count(buffers) {}
 
   __device__ __forceinline__ void advance() {
-    if (++place == places) {
-      place = 0;
-      parity ^= 1U;
+    if (++index == count) {
+      index = 0;
+      phase ^= 1U;
     }
   }
 };

@@ -13,19 +13,19 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 inline constexpr bool kOddPieces = kConfig.fp8() && !kConfig.step();
 
-/// What a thread copies at once.
+/// Bytes that a thread copies at once.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t piece_bytes(const DeviceCall& call) {
   return kOddPieces<kConfig> ? call.load.copy_bytes : kPieceBytes;
 }
 
-/// Of a row in memory, or as it is padded.
+/// Bytes of a row in memory, or as it is padded.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t row_bytes(const DeviceCall& call) {
   return (kConfig.step() ? kConfig.head_dim : call.problem.head_dim) * bytes_of(kConfig.dtype);
 }
 
-/// From a row of a stage to the next.
+/// Bytes from a row of a stage to the next.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t stage_row_bytes(const DeviceCall& call) {
   return kConfig.fp8() && !kConfig.step() ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);

@@ -1,6 +1,6 @@
 // Columns of a stage: tiles as tensor copies lay them down, which is also how threads then do. A column holds 128 bytes of each row, or
-// all of a shorter one, row by row, one column behind the other. Piece c of row r lies where piece c ^ twist(r) would, so equal pieces of
-// 8 rows meet in no bank.
+// all of a shorter one, row by row, one column behind the other. This is the swizzle of tensor maps (PTX ISA, "Swizzling
+// modes"): piece c of row r lies where piece c ^ swizzle(r) would, so equal pieces of 8 rows meet in no bank.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace lean::cuda {
   return bits;
 }
 
-/// Of one column of a stage.
+/// Bytes of one column of a stage.
 template <KernelConfig kConfig>
 inline constexpr std::uint32_t column_stage_bytes = kConfig.tile_tokens * kConfig.column_bytes();
 
@@ -25,19 +25,19 @@ inline constexpr std::uint32_t column_stage_bytes = kConfig.tile_tokens * kConfi
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t place_in_columns(std::int32_t row, std::int32_t piece) {
   constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
-  const std::int32_t twist = row % 8 >> (3 - same_bank_bits(kPieces));
+  const std::int32_t swizzle = row % 8 >> (3 - same_bank_bits(kPieces));
   return static_cast<std::uint32_t>(piece / kPieces) * column_stage_bytes<kConfig> +
-         static_cast<std::uint32_t>(row * kConfig.column_bytes() + (piece % kPieces ^ twist) * kPieceBytes);
+         static_cast<std::uint32_t>(row * kConfig.column_bytes() + (piece % kPieces ^ swizzle) * kPieceBytes);
 }
 
-/// The same piece `rows` further, a multiple of 4 known to the compiler, and `columns` further; `place` lies in the first 4 rows of 8, or in
+/// Where the stage holds the same piece `rows` further, a multiple of 4 known to the compiler, and `columns` further; `place` lies in the first 4 rows of 8, or in
 /// the first 8 where `rows` is a multiple of 8.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t further_in_columns(std::uint32_t place, std::int32_t rows,
                                                                           std::int32_t columns) {
   constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
-  const std::int32_t twist = rows % 8 >> (3 - same_bank_bits(kPieces));
-  return (place ^ static_cast<std::uint32_t>(twist * kPieceBytes)) + static_cast<std::uint32_t>(rows * kConfig.column_bytes()) +
+  const std::int32_t swizzle = rows % 8 >> (3 - same_bank_bits(kPieces));
+  return (place ^ static_cast<std::uint32_t>(swizzle * kPieceBytes)) + static_cast<std::uint32_t>(rows * kConfig.column_bytes()) +
          static_cast<std::uint32_t>(columns) * column_stage_bytes<kConfig>;
 }
 

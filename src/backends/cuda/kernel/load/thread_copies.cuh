@@ -1,5 +1,5 @@
-// Rows of K and V that the producer's threads copy, piece by piece: where the copy engine cannot. The pieces of all rows are dealt out over
-// the threads in turn.
+// Rows of K and V that the producer's threads copy, piece by piece (cp.async): what TMA does not take. The pieces of all rows are dealt out
+// over the threads, one after the other.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct StagedTokens {
 template <KernelConfig kConfig>
 class ThreadCopies {
  public:
-  /// Of one of the producer's threads.
+  /// For one of the producer's threads.
   __device__ ThreadCopies(const DeviceCall& call, std::int32_t thread) : call_(call), row_bytes_(row_bytes<kConfig>(call)) {
     if (Asked<kConfig>(call).bulk_copies()) return;
     row_pieces_ = row_bytes_ / copy_bytes();
@@ -33,7 +33,7 @@ class ThreadCopies {
     piece_stride_ = kConfig.producer_threads() % row_pieces_;
   }
 
-  /// By all producer threads. `pages`: of the tile, where it has any.
+  /// Copies some tokens of a tile. Called by all producer threads; `pages`: the tile's, where it has any.
   __device__ void copy(CtaShared<kConfig>& shared, std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record,
                        const StagedTokens& at, const LanePages<kConfig>& pages) const {
     if (!is_paged(call_.problem.pages)) {
@@ -76,7 +76,7 @@ class ThreadCopies {
     }
   }
 
-  /// The pieces of all rows in turn, dealt out over the threads, to row `to_row` of the stage and those behind. Where whole rows are dealt
+  /// Copies the pieces of all rows, dealt out over the threads one after the other, to row `to_row` of the stage and those behind. Where whole rows are dealt
   /// out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
   __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const std::byte* rows, std::int64_t step, std::int32_t tokens,
                             bool exists) const {

@@ -11,16 +11,16 @@
 
 namespace lean::cuda {
 
-/// Of a slice of a row, neighbouring dims that a lane merges.
+/// Neighbouring dims of a slice that a lane merges.
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kLaneDims = least_of(kQuadDims, kConfig.head_dim / kWarpThreads);
+inline constexpr std::int32_t kLaneDims = least_of(kVectorDims, kConfig.head_dim / kWarpThreads);
 
 template <KernelConfig kConfig>
 struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
   float x[kLaneDims<kConfig>] = {};
 };
 
-/// What a warp merges at once of a row.
+/// Dims that a warp merges at once, and how many such slices a row has.
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kSliceDims = kWarpThreads * kLaneDims<kConfig>;
 template <KernelConfig kConfig>
@@ -33,13 +33,13 @@ struct RowSlice {
   softmax::State state;
 };
 
-/// A lane's first dim of a slice, as rows are kept: twisted.
+/// A lane's first dim of a slice, as rows are kept: swizzled.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t dim_of_lane(std::int32_t slice) {
   return slice * kSliceDims<kConfig> + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kLaneDims<kConfig>;
 }
 
-/// What other workers stored.
+/// Loads what other workers stored.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> load_past_l1(const float* at) {
   if constexpr (kLaneDims<kConfig> == 2) {

@@ -1,4 +1,5 @@
-// Rows of O into the output.
+// Finished rows of O into the output, with their LSE where it is asked for: the last stage of an output that one worker has whole, and
+// what the fix-up ends in.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct RowEnd {
   float scale = 1.0F;
 };
 
-/// Finishes a row. Of a warp, one lane stores its lse, where that is asked for.
+/// Finishes a row. One lane of a warp stores its lse, where that is asked for.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
                                                         softmax::State state, bool stores_lse) {
@@ -40,7 +41,7 @@ template <KernelConfig kConfig>
   return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
 }
 
-/// A lane's merged elements of a row, if the problem has that many dims.
+/// Stores a lane's merged elements of a row, if the problem has that many dims.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
@@ -63,13 +64,13 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
   for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
 }
 
-/// Into the output.
+/// Stores a merged slice of a row into the output.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_slice(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
                                              std::int32_t slice, const RowSlice<kConfig>& whole) {
   const std::int32_t dim = dim_of_lane<kConfig>(slice);
   const RowEnd end = end_row<kConfig>(call, record, row, whole.state, dim == 0);
-  store_elements<kConfig>(call, end, twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims, whole.o);
+  store_elements<kConfig>(call, end, swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims, whole.o);
 }
 
 }  // namespace lean::cuda

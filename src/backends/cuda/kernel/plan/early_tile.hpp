@@ -27,13 +27,13 @@ LEAN_HD [[nodiscard]] constexpr EarlyPlace early_place(const AlikeShares& shares
   return {sequence, kv_head, place - static_cast<float>(output)};
 }
 
-/// Of so many tiles or more, if all sequences had as many tokens as are seen of this one.
+/// Whether shares have so many tiles or more, if all sequences had as many tokens as are seen of this one.
 LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, const KeySpan& seen, std::int32_t tile_tokens,
                                                    std::int32_t tiles = kLongShareTiles) noexcept {
   return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(tiles * tile_tokens);
 }
 
-/// Tokens of `seen`, which has some: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
+/// What of `seen`, which has some tokens, is read early: up to a tile, and of a long share two, from the beginning of one that tiles counted from `first_token`
 /// on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {

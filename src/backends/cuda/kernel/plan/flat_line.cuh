@@ -129,7 +129,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   return line;
 }
 
-/// Of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of fewer. It makes the rules
+/// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of fewer. It makes the rules
 /// itself: a reference to its caller's would keep these in memory.
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __noinline__ FlatLine build_longer_line(const DeviceCall& call) {

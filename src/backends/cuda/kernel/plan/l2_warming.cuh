@@ -20,7 +20,7 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 inline constexpr bool kWarmsL2 = kConfig.step() && kConfig.scope != Scope::kStridedStep;
 
-/// Of what an earlier kernel may be writing: past the L1, which would go on having what was there before.
+/// Loads a word that an earlier kernel may be writing: past the L1, which would go on having what was there before.
 struct EarlyLoad {
   [[nodiscard]] __device__ static std::int32_t load(const std::int32_t* at) { return ptx::load_relaxed(at); }
 };

@@ -28,7 +28,7 @@ struct SequenceSums {
   bool clamped = false;  // a length had to be
 };
 
-/// Of the sequences [begin, end), as far as they exist.
+/// Sums the sequences [begin, end), as far as they exist.
 template <typename TRules>
 [[nodiscard]] __device__ __forceinline__ SequenceSums<typename TRules::Units> sum_sequences(const TRules& rules, std::int64_t begin,
                                                                                             std::int64_t end) {

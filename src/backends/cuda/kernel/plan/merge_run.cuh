@@ -20,7 +20,7 @@ namespace lean::cuda {
           .parts = parts};
 }
 
-/// A group's partials; all of the output's where there is one group.
+/// What of a group's contributors is merged, or of all of the output's where there is one group.
 [[nodiscard]] __device__ __forceinline__ MergeRun run_of_group(const fixup::Slots& slots, const schedule::SlotMap& map,
                                                                std::int32_t contributors, const fixup::Grouping& grouping,
                                                                std::int32_t group) {
@@ -32,7 +32,7 @@ namespace lean::cuda {
   return run;
 }
 
-/// The groups' results.
+/// What of the groups' results is merged.
 [[nodiscard]] __device__ __forceinline__ MergeRun run_of_groups(const fixup::Slots& slots, const schedule::SlotMap& map,
                                                                 const fixup::Grouping& grouping) {
   MergeRun run = partials_of(slots, map, 0, grouping.size, grouping.groups, true);

@@ -35,13 +35,13 @@ template <typename TRules>
   return cursor.lengths();
 }
 
-/// By the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a segment.
+/// Called by the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a segment.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
   if (call.plan.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
 }
 
-/// By all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
+/// Called by all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void build_line(const DeviceCall& call) {
   if (call.plan.short_line) return;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
   }
 }
 
-/// By the walking warps: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
+/// Called by the warps that walk: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
 template <KernelConfig kConfig, typename TVisit>
 __device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   if (kConfig.step() && !call.plan.cumulative) {

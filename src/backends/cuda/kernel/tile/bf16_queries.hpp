@@ -13,12 +13,12 @@ namespace lean::cuda {
 /// What an element may lose, of its row's largest: half the smallest step of fp16, 2^-25, of 2^14.
 inline constexpr double kQueryStep = 0x1p-39;
 
-/// The same of a call: 0 where queries are multiplied as they are.
+/// kQueryStep for a call; 0 where queries are multiplied as they are.
 [[nodiscard]] constexpr double query_step_of(const Problem& problem) noexcept {
   return is_fp8(problem.k.dtype) && problem.q.dtype == DType::kBFloat16 ? kQueryStep : 0.0;
 }
 
-/// Both as the exponent field of an fp32: of the factor, and of its inverse.
+/// A row's factor and its inverse, each as the exponent field of an fp32.
 struct QueryPower {
   std::uint32_t up;
   std::uint32_t down;

@@ -1,4 +1,4 @@
-// Fragment: what a register read from a stage holds, by the type of K and V, and how matrix products take it. Lane = 4 group + quad.
+// Fragment: what a register read from a stage holds, by the type of K and V, and how matrix products take it. Lane = 4 quad + in_quad.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@
 
 namespace lean::cuda {
 
-inline constexpr std::int32_t kColumnDims = 8;  // dims of an accumulator
+inline constexpr std::int32_t kAccumulatorDims = 8;  // of O, in one accumulator
 
-/// 16-bit: of K dims 2 quad and + 1 of token `group`; of V dim `group` of tokens 2 quad and + 1. As products take them.
+/// 16-bit: of K dims 2 in_quad and + 1 of token `quad`; of V dim `quad` of tokens 2 in_quad and + 1. As products take them.
 template <DType kType>
 struct Fragment {
   static constexpr std::int32_t kPieceDims = 8;
-  static constexpr std::int32_t kLaneDims = 2;  // of a piece of O, neighbours from kLaneDims quad on
+  static constexpr std::int32_t kLaneDims = 2;  // of a piece of O, neighbours from kLaneDims in_quad on
   // Selectors of __byte_perm(x, y): the register as it is, or its second token from y; and what holds the first token.
   static constexpr std::uint32_t kSameToken = 0x3210;
   static constexpr std::uint32_t kSecondFromOther = 0x7610;
   static constexpr std::uint32_t kFirstToken = 0x0000FFFF;
 
-  /// Factors of the product of Q K^T over dims [16 step, 16 step + 16) of a group of pieces.
+  /// Factors of the product of Q K^T over dims [16 step, 16 step + 16) of a set of pieces.
   template <int kPieces>
   __device__ __forceinline__ static uint2 key_factors(const std::uint32_t (&k)[kPieces], int step) {
     return {k[2 * step], k[2 * step + 1]};
   }
 
-  /// Factor of the product of P V that gives accumulator `column` of a group of pieces.
+  /// Factor of the product of P V that gives accumulator `accumulator` of a set of pieces.
   template <int kPieces>
-  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int column) {
-    return v[column];
+  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int accumulator) {
+    return v[accumulator];
   }
 
   /// What this lane holds of a piece of O, of row `half` 0 or 1; `o`: the piece's first accumulator.
@@ -41,17 +41,17 @@ struct Fragment {
     *reinterpret_cast<float2*>(to) = {o[0][2 * half], o[0][2 * half + 1]};
   }
 
-  /// Rows first_row to first_row + 15 of dims [16 step, 16 step + 16), from where they are staged.
+  /// Rows first_row to first_row + 15 of dims [16 step, 16 step + 16), from where they are staged, as operand A of a product.
   template <KernelConfig kConfig>
-  __device__ __forceinline__ static void load_queries(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
-                                                      std::int32_t lane, int step) {
+  __device__ __forceinline__ static void load_queries_as_a(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
+                                                           std::int32_t lane, int step) {
     ptx::load_matrices(q, query_address<kConfig>(staged, first_row + lane % 16, 2 * step + lane / 16));
   }
 
-  /// The same of rows 0 to 7, as columns of products; two registers a product.
+  /// Rows 0 to 7 as operand B of products, their columns; two registers a product.
   template <KernelConfig kConfig, int kRegisters>
-  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
-                                                            std::int32_t lane) {
+  __device__ __forceinline__ static void load_queries_as_b(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
+                                                           std::int32_t lane) {
 #pragma unroll
     for (int piece = 0; piece < kRegisters; piece += 4) {
       ptx::load_matrices(q + piece, query_address<kConfig>(staged, lane % 8, piece + lane / 8));
@@ -59,14 +59,14 @@ struct Fragment {
   }
 
   /// Where O^T has what V^T brings as its rows `lane / 4` and + 8: dims of 16.
-  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t group, int half) {
-    return group + 8 * half;
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t quad, int half) {
+    return quad + 8 * half;
   }
 };
 
-/// fp8: of K dims 4 quad to + 3 of token `group`, which are given to the product as its dims 2 quad, + 1, + 8 and + 9: queries
-/// are put in the same order. Of V dims 2 group and + 1 of tokens 2 quad and + 1, sorted to pairs of tokens; one product takes
-/// the even dims of a piece, one the odd ones, so that a lane holds dims 4 quad to + 3 of O.
+/// fp8: of K dims 4 in_quad to + 3 of token `quad`, which are given to the product as its dims 2 in_quad, + 1, + 8 and + 9: queries
+/// are put in the same order. Of V dims 2 quad and + 1 of tokens 2 in_quad and + 1, sorted to pairs of tokens; one product takes
+/// the even dims of a piece, one the odd ones, so that a lane holds dims 4 in_quad to + 3 of O.
 template <DType kType>
   requires(is_fp8(kType))
 struct Fragment<kType> {
@@ -82,8 +82,8 @@ struct Fragment<kType> {
   }
 
   template <int kPieces>
-  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int column) {
-    return ptx::fp8_to_half<kType>(v[column / 2], column % 2 != 0);
+  __device__ __forceinline__ static std::uint32_t value_factor(const std::uint32_t (&v)[kPieces], int accumulator) {
+    return ptx::fp8_to_half<kType>(v[accumulator / 2], accumulator % 2 != 0);
   }
 
   __device__ __forceinline__ static void store(float* to, const float (*o)[4], int half) {
@@ -91,8 +91,8 @@ struct Fragment<kType> {
   }
 
   template <KernelConfig kConfig>
-  __device__ __forceinline__ static void load_queries(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
-                                                      std::int32_t lane, int step) {
+  __device__ __forceinline__ static void load_queries_as_a(std::uint32_t (&q)[4], std::uint32_t staged, std::int32_t first_row,
+                                                           std::int32_t lane, int step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint2 four = load_four<kConfig>(staged, first_row + lane / 4 + 8 * half, lane % 4, step);
@@ -102,8 +102,8 @@ struct Fragment<kType> {
   }
 
   template <KernelConfig kConfig, int kRegisters>
-  __device__ __forceinline__ static void load_query_columns(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
-                                                            std::int32_t lane) {
+  __device__ __forceinline__ static void load_queries_as_b(std::uint32_t (&q)[kRegisters], std::uint32_t staged,
+                                                           std::int32_t lane) {
 #pragma unroll
     for (int step = 0; step < kRegisters / 2; ++step) {
       const uint2 four = load_four<kConfig>(staged, lane / 4, lane % 4, step);
@@ -112,17 +112,17 @@ struct Fragment<kType> {
     }
   }
 
-  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t group, int half) {
-    return 2 * group + half;
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t output_dim(std::int32_t quad, int half) {
+    return 2 * quad + half;
   }
 
  private:
-  /// Dims 4 quad to + 3 of a step, of one row.
+  /// Dims 4 in_quad to + 3 of a step, of one row.
   template <KernelConfig kConfig>
-  [[nodiscard]] __device__ __forceinline__ static uint2 load_four(std::uint32_t staged, std::int32_t row, std::int32_t quad,
+  [[nodiscard]] __device__ __forceinline__ static uint2 load_four(std::uint32_t staged, std::int32_t row, std::int32_t in_quad,
                                                                   int step) {
-    const std::uint32_t eight = query_address<kConfig>(staged, row, 2 * step + quad / 2);
-    return ptx::load_shared_8(eight + static_cast<std::uint32_t>(quad % 2) * 8U);
+    const std::uint32_t eight = query_address<kConfig>(staged, row, 2 * step + in_quad / 2);
+    return ptx::load_shared_8(eight + static_cast<std::uint32_t>(in_quad % 2) * 8U);
   }
 };
 

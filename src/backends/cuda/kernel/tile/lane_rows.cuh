@@ -23,7 +23,7 @@ struct LaneRows {
   float max[2];              // what weights refer to, log2 domain
   float scale[2];            // fp8 only: products times this are scores in the log2 domain
 
-  /// Of a segment's block, nothing summed yet. `row_of`: which row of the block each of the two is.
+  /// Begins with a segment's block, of which nothing is summed yet. `row_of`: which row of the block each of the two is.
   template <typename TRowOf>
   __device__ __forceinline__ void begin(const DeviceCall& call, const SegmentRecord& record, const TRowOf& row_of) {
 #pragma unroll
@@ -38,7 +38,7 @@ struct LaneRows {
     first_limit = __reduce_min_sync(ptx::kAllLanes, min(limit[0], limit[1]));
   }
 
-  /// What turns a row's products into scores in the log2 domain.
+  /// A row's products times this are scores in the log2 domain.
   [[nodiscard]] __device__ __forceinline__ float score_scale(const DeviceCall& call, int i) const {
     return kConfig.fp8() ? scale[i] : call.tile.log2_scale;
   }

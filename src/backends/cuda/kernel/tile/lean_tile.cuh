@@ -1,5 +1,5 @@
-// LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's share of a tile's tokens, by 16x8x16 matrix
-// products; scores, online softmax and accumulate in registers. Each warp keeps its own (O, m, l); cta_combine.cuh merges them.
+// LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's tokens of a tile, by 16x8x16 matrix products; scores,
+// online softmax and accumulate in registers. Each warp keeps its own (O, m, l), which fixup/segment_end.cuh merges.
 #pragma once
 
 #include <cstdint>
@@ -44,11 +44,11 @@ class WarpTile {
         rows_(call.problem.head_dim, lane_) {}
 
   /// Takes the queries of a row block, with all consumer threads together, and empties (O, m, l).
-  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const Turn& turn) {
-    const SegmentRecord& record = memory.shared.records[turn.place];
+  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const PipelineState& records) {
+    const SegmentRecord& record = memory.shared.records[records.index];
     if constexpr (kConfig.bulk_queries()) {
-      queries_ = ptx::shared_address(memory.queries[turn.place]);
-      ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
+      queries_ = ptx::shared_address(memory.queries[records.index]);
+      ptx::barrier_wait(&memory.shared.queries_full[records.index], records.phase);
       if constexpr (kConfig.holds_queries()) hold_queries();
     } else {
       queries_ = ptx::shared_address(memory.exchange);
@@ -60,9 +60,9 @@ class WarpTile {
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
     sum_[0] = sum_[1] = 0.0F;
 #pragma unroll
-    for (auto& column : o_) {
+    for (auto& accumulator : o_) {
 #pragma unroll
-      for (float& x : column) x = 0.0F;
+      for (float& x : accumulator) x = 0.0F;
     }
   }
 
@@ -91,7 +91,7 @@ class WarpTile {
     if constexpr (kConfig.step()) {  // else a rule
       if (asked().pages() && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end, scale);
     }
-    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * quad();
+    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * in_quad();
     const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
 #pragma unroll
@@ -137,8 +137,8 @@ class WarpTile {
     constexpr int kHalves = rows.kOfWarp / (kMmaRows / 2);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      if (row_of(rows.turn + half) - lane_ / 4 >= count) return;
-      stage_half(memory, row_warp_ * rows.kOfWarp + half * (kMmaRows / 2) + lane_ / 4, rows.kCount, rows.turn + half);
+      if (row_of(rows.round + half) - lane_ / 4 >= count) return;
+      stage_half(memory, row_warp_ * rows.kOfWarp + half * (kMmaRows / 2) + lane_ / 4, rows.kCount, rows.round + half);
     }
   }
 
@@ -150,20 +150,20 @@ class WarpTile {
                                              int half) const {
     const std::int32_t place = token_warp_ * part_rows + staged;
     float* row = memory.exchange + place * kDims;
-    // The twist moves quads among eight neighbours: where the pieces of those lie is worked out once.
-    constexpr int kNear = 8 * kQuadDims / Held::kPieceDims;
+    // The swizzle moves quads among eight neighbours: where the pieces of those lie is worked out once.
+    constexpr int kNear = 8 * kVectorDims / Held::kPieceDims;
     std::int32_t near[kNear];
 #pragma unroll
     for (int c = 0; c < kNear; ++c) {
-      const std::int32_t dim = c * Held::kPieceDims + quad() * Held::kLaneDims;
-      near[c] = twisted_quad<kConfig>(lane_ / 4, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
+      const std::int32_t dim = c * Held::kPieceDims + in_quad() * Held::kLaneDims;
+      near[c] = swizzled_vector<kConfig>(lane_ / 4, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
     }
 #pragma unroll
     for (int c = 0; c < kDims / Held::kPieceDims; ++c) {
-      const int column = c * Held::kPieceDims / kColumnDims;
-      Held::store(row + near[c % kNear] + c / kNear * 8 * kQuadDims, o_ + column, half);
+      const int accumulator = c * Held::kPieceDims / kAccumulatorDims;
+      Held::store(row + near[c % kNear] + c / kNear * 8 * kVectorDims, o_ + accumulator, half);
     }
-    if (quad() != 0) return;
+    if (in_quad() != 0) return;
     memory.shared.parts.m[place] = lane_rows_.max[half];
     memory.shared.parts.l[place] = sum_[half];
   }
@@ -175,7 +175,7 @@ class WarpTile {
 
   /// Rows of the block that this lane holds: half 0 and 1.
   [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + lane_ / 4 + 8 * half; }
-  [[nodiscard]] __device__ std::int32_t quad() const { return lane_ % 4; }
+  [[nodiscard]] __device__ std::int32_t in_quad() const { return lane_ % 4; }
 
   /// Where a lane keeps words for itself, one in consumer_threads(): in the exchange area, which is the consumers' until the segment ends.
   /// There lie the scores while rules are applied to them and, from a tile's scores to its values, seen_by_warp().
@@ -193,7 +193,7 @@ class WarpTile {
 
   [[nodiscard]] __device__ __forceinline__ QueryStep load_query_step(int step) const {
     QueryStep query;
-    Held::template load_queries<kConfig>(query.x, queries_, row_warp_ * kMmaRows, lane_, step);
+    Held::template load_queries_as_a<kConfig>(query.x, queries_, row_warp_ * kMmaRows, lane_, step);
     return query;
   }
 
@@ -215,16 +215,16 @@ class WarpTile {
 #pragma unroll
       for (auto& s : scores_[run]) s[0] = s[1] = s[2] = s[3] = 0.0F;
 #pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        constexpr int kGroupSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
-        std::uint32_t k[2][Rows::kGroupPieces];
+      for (int g = 0; g < Rows::kSets; ++g) {
+        constexpr int kSetSteps = Rows::kSetPieces * Held::kPieceDims / kMmaDims;
+        std::uint32_t k[2][Rows::kSetPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
 #pragma unroll
-        for (int step = 0; step < kGroupSteps; ++step) {
-          const QueryStep query = query_step(g * kGroupSteps + step);
+        for (int step = 0; step < kSetSteps; ++step) {
+          const QueryStep query = query_step(g * kSetSteps + step);
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {  // in turn: a product waits for the one before it in its sum
+          for (int half = 0; half < 2; ++half) {  // one after the other: a product waits for the one before it in its sum
             const uint2 factors = Fragment<kType>::key_factors(k[half], step);
             ptx::multiply_add<kConfig.product_dtype()>(scores_[run][half], query.x, factors.x, factors.y);
           }
@@ -244,9 +244,9 @@ class WarpTile {
       const std::int32_t row = run_row(run);
       if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
 #pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        constexpr int kColumns = Rows::kGroupPieces * Held::kPieceDims / kColumnDims;
-        std::uint32_t v[2][Rows::kGroupPieces];
+      for (int g = 0; g < Rows::kSets; ++g) {
+        constexpr int kAccumulators = Rows::kSetPieces * Held::kPieceDims / kAccumulatorDims;
+        std::uint32_t v[2][Rows::kSetPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
@@ -256,9 +256,9 @@ class WarpTile {
           for (std::uint32_t& x : v[half]) x &= kept;
         }
 #pragma unroll
-        for (int column = 0; column < kColumns; ++column) {
-          ptx::multiply_add<kProduct>(o_[g * kColumns + column], p, Fragment<kType>::value_factor(v[0], column),
-                                      Fragment<kType>::value_factor(v[1], column));
+        for (int accumulator = 0; accumulator < kAccumulators; ++accumulator) {
+          ptx::multiply_add<kProduct>(o_[g * kAccumulators + accumulator], p, Fragment<kType>::value_factor(v[0], accumulator),
+                                      Fragment<kType>::value_factor(v[1], accumulator));
         }
       }
     }
@@ -295,7 +295,7 @@ class WarpTile {
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       if (j % 4 >= 2) continue;  // a token is that of two scores
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + token_of(j);
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * in_quad() + token_of(j);
       if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
       score(j) = copysignf(softmax::kNegInf, -scale[0]);
       score(j + 2) = copysignf(softmax::kNegInf, -scale[1]);
@@ -314,7 +314,7 @@ class WarpTile {
 #pragma unroll 1
     for (int j = 0; j < kScores; ++j) {
       const std::uint32_t at_score = own + j * kWordBytes;
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * quad() + token_of(j);
+      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * in_quad() + token_of(j);
       const PackedRow at = query_of(record, row_of(j % 4 / 2));
       const float bias = key_bias(call_, record, at, key, lacking);
       const bool sees = bias != softmax::kNegInf;
@@ -353,9 +353,9 @@ class WarpTile {
       sum_[half] *= factor[half];
     }
 #pragma unroll
-    for (auto& column : o_) {
+    for (auto& accumulator : o_) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) column[i] *= factor[i / 2];
+      for (int i = 0; i < 4; ++i) accumulator[i] *= factor[i / 2];
     }
   }
 
@@ -367,7 +367,7 @@ class WarpTile {
   QueryStep query_[kSteps];    // where they are held
   float scores_[kRuns][2][4];
   float sum_[2];
-  float o_[kDims / kColumnDims][4];
+  float o_[kDims / kAccumulatorDims][4];
 };
 
 }  // namespace lean::cuda

@@ -1,5 +1,5 @@
-// LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the rows of the matrix products
-// and queries as their columns. Of 16 rows at least 8 would be empty, so this has half the products, scores and accumulators, and its
+// LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the 16 rows (M) of matrix products
+// and queries as their 8 columns (N). Of 16 rows at least 8 would be empty, so this has half the products, scores and accumulators, and its
 // queries fit registers; what K and V look like in a stage, and how they are read, is the same. Every sum is in WarpTile's order, so that
 // the bits do not tell which of the two computed them. For decode steps.
 #pragma once
@@ -26,9 +26,9 @@
 
 namespace lean::cuda {
 
-/// Lane = 4 group + quad: it holds scores of tokens `group` and + 8 of each run and two dims of each 16 (output_dim()), of queries 2 quad and + 1;
-/// and of query 2 quad + group % 2 the weights' sum over tokens 2 (group / 2) and + 1, + 8 and + 9, which is what a lane of WarpTile sums.
-/// kWhole: as WarpTile has it.
+/// Lane = 4 quad + in_quad: it holds scores of tokens `quad` and + 8 of each run and two dims of each 16 (output_dim()), of queries 2 in_quad and + 1;
+/// and of query 2 in_quad + quad % 2 the weights' sum over tokens 2 (quad / 2) and + 1, + 8 and + 9, which is what a lane of WarpTile sums.
+/// kWhole: d is the variant's own, as in every decode step.
 template <KernelConfig kConfig, bool kWhole>
 class NarrowTile {
  public:
@@ -46,11 +46,11 @@ class NarrowTile {
         rows_(call.problem.head_dim, lane_) {}
 
   /// Takes the queries of a row block, with all consumer threads together, and empties (O, m, l).
-  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const Turn& turn) {
-    const SegmentRecord& record = memory.shared.records[turn.place];
-    const std::uint32_t queries = ptx::shared_address(memory.queries[turn.place]);
-    ptx::barrier_wait(&memory.shared.queries_full[turn.place], turn.parity);
-    Held::template load_query_columns<kConfig>(query_, queries, lane_);
+  __device__ __forceinline__ void begin(CtaMemory<kConfig>& memory, const PipelineState& records) {
+    const SegmentRecord& record = memory.shared.records[records.index];
+    const std::uint32_t queries = ptx::shared_address(memory.queries[records.index]);
+    ptx::barrier_wait(&memory.shared.queries_full[records.index], records.phase);
+    Held::template load_queries_as_b<kConfig>(query_, queries, lane_);
     if constexpr (kConfig.fp8()) scale_queries(record.kv_head);
     lane_rows_.begin(call_, record, [this](int query) { return row_of(query); });
     sum_ = 0.0F;
@@ -69,7 +69,8 @@ class NarrowTile {
     scores_of<kConfig.dtype>(stage);
   }
 
-  /// The online softmax over this warp's tokens, as WarpTile's.
+  /// The online softmax over this warp's tokens; the stage held the sequence's tokens [tile_token, tile_token + tile_tokens), and
+  /// leftovers behind.
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
     const std::int32_t stage_end = tile_token + tile_tokens;
@@ -92,7 +93,7 @@ class NarrowTile {
     const float shift[2] = {lane_rows_.shift(0), lane_rows_.shift(1)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) = ptx::exp2_approx(score(j) - shift[j % 2]);
-    // Neighbouring groups hold neighbouring tokens: one gives the other its weight of the query that is not its own to sum.
+    // Neighbouring quads hold neighbouring tokens: one gives the other its weight of the query that is not its own to sum.
     const bool second = sums_second();
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) {
@@ -118,19 +119,19 @@ class NarrowTile {
 
   /// Stages this warp's part, of rows below `count`.
   __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows<kConfig>& rows, std::int32_t count) const {
-    static_assert(rows.kCount == kNarrowRows && rows.kTurns == 1);
-    const std::int32_t group = lane_ / 4;
+    static_assert(rows.kCount == kNarrowRows && rows.kRounds == 1);
+    const std::int32_t quad = lane_ / 4;
 #pragma unroll
     for (int query = 0; query < 2; ++query) {
       const std::int32_t row = row_of(query);
       if (row >= count) return;
       const std::int32_t place = warp_ * kNarrowRows + row;
       float* to = memory.exchange + place * kDims;
-      std::int32_t near[2][2];  // the twist moves quads among eight neighbours: where those lie is worked out once
+      std::int32_t near[2][2];  // the swizzle moves quads among eight neighbours: where those lie is worked out once
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const std::int32_t dim = i / 2 * kMmaDims + Held::output_dim(group, i % 2);
-        near[i / 2][i % 2] = twisted_quad<kConfig>(row, dim / kQuadDims) * kQuadDims + dim % kQuadDims;
+        const std::int32_t dim = i / 2 * kMmaDims + Held::output_dim(quad, i % 2);
+        near[i / 2][i % 2] = swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
       }
 #pragma unroll
       for (int i = 0; i < kDims / kMmaDims; ++i) {
@@ -142,7 +143,7 @@ class NarrowTile {
           sixteen[near[i % 2][1]] = o_[i][2 + query];
         }
       }
-      if (group != query) continue;
+      if (quad != query) continue;
       memory.shared.parts.m[place] = lane_rows_.max[query];
       memory.shared.parts.l[place] = sum_;
     }
@@ -154,7 +155,7 @@ class NarrowTile {
  private:
   using Rows = StageRows<kConfig, kWhole>;
   using Held = Fragment<kConfig.dtype>;
-  static constexpr int kGroupSteps = Rows::kGroupPieces * Held::kPieceDims / kMmaDims;
+  static constexpr int kSetSteps = Rows::kSetPieces * Held::kPieceDims / kMmaDims;
 
   /// kType: of what is stored, which the variant's own type may stand for.
   template <DType kType>
@@ -164,16 +165,16 @@ class NarrowTile {
       float(&s)[kRunScores] = scores_[run];
       s[0] = s[1] = s[2] = s[3] = 0.0F;
 #pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        std::uint32_t k[2][Rows::kGroupPieces];
+      for (int g = 0; g < Rows::kSets; ++g) {
+        std::uint32_t k[2][Rows::kSetPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) rows_.read_keys(stage, run_row(run) + half * 8, g, k[half]);
 #pragma unroll
-        for (int step = 0; step < kGroupSteps; ++step) {
+        for (int step = 0; step < kSetSteps; ++step) {
           const uint2 low = Fragment<kType>::key_factors(k[0], step);
           const uint2 high = Fragment<kType>::key_factors(k[1], step);
           const std::uint32_t keys[4] = {low.x, high.x, low.y, high.y};
-          const std::uint32_t* query = query_ + 2 * (g * kGroupSteps + step);
+          const std::uint32_t* query = query_ + 2 * (g * kSetSteps + step);
           ptx::multiply_add<kConfig.product_dtype()>(s, keys, query[0], query[1]);
         }
       }
@@ -191,16 +192,16 @@ class NarrowTile {
       const std::int32_t row = run_row(run);
       if (row + kMmaTokens > tile_tokens) rows_.clear(stage, max(row, tile_tokens), row + kMmaTokens, lane_);
 #pragma unroll
-      for (int g = 0; g < Rows::kGroups; ++g) {
-        std::uint32_t v[2][Rows::kGroupPieces];
+      for (int g = 0; g < Rows::kSets; ++g) {
+        std::uint32_t v[2][Rows::kSetPieces];
 #pragma unroll
         for (int half = 0; half < 2; ++half) rows_.read_values(stage, row + half * 8, g, v[half]);
 #pragma unroll
-        for (int step = 0; step < kGroupSteps; ++step) {
+        for (int step = 0; step < kSetSteps; ++step) {
           std::uint32_t values[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) values[i] = Fragment<kType>::value_factor(v[i / 2], 2 * step + i % 2);
-          ptx::multiply_add<kProduct>(o_[g * kGroupSteps + step], values, weights[0], weights[1]);
+          ptx::multiply_add<kProduct>(o_[g * kSetSteps + step], values, weights[0], weights[1]);
         }
       }
     }
