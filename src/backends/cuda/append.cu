@@ -1,3 +1,5 @@
+// The kernel ahead of a call that appends (append.hpp): new rows of K and V into the cache, rotated and rounded or divided by their
+// scale, and with a rotary embedding all queries, rotated, into their rows of the output. A thread makes eight dims of a row.
 #include "backends/cuda/append.hpp"
 
 #include <cuda_runtime_api.h>
@@ -65,8 +67,8 @@ struct Piece {
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of any row, rotated, one by one: a function that is called, since what runs once is paid by its
-/// fetching.
+/// Elements [dim, dim + kPieceElements) of any row, rotated, one by one: a function that is called, since what runs once is paid by
+/// its fetching.
 [[nodiscard]] __device__ __noinline__ Piece rotated_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim) {
   const std::int64_t tables = rotary_row(append, row.position);
   Piece piece;
@@ -82,7 +84,8 @@ struct Piece {
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of a row, rotated; where rows lie as they usually do, and are rotated by halves, all is loaded at once.
+/// Elements [dim, dim + kPieceElements) of a row, rotated; where rows lie as they usually do, and are rotated by halves, all is
+/// loaded at once.
 [[nodiscard]] __device__ __forceinline__ Piece rotated_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
   const std::int32_t half = append.rotary_dim / 2;
   const bool rotates = row.rotates && dim < append.rotary_dim;
@@ -231,7 +234,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   }
 }
 
-/// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room for.
+/// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room
+/// for.
 dim3 grid_of(const Problem& problem) noexcept {
   const std::int64_t row_pieces = problem.head_dim / kPieceElements;
   const std::int64_t of_token = ceil_div(TokenRows(problem).count() * row_pieces, kThreads);

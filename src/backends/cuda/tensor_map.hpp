@@ -1,5 +1,5 @@
-// TensorMap: what tensor copies (TMA, sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each, and swizzle the
-// 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/load/stage_columns.cuh).
+// TensorMap: what tensor copies (TMA, sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each, and
+// swizzle the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/load/stage_columns.cuh).
 // Source: CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors", swizzling modes.
 #pragma once
 
@@ -29,7 +29,8 @@ struct TensorMaps {
   BoxMaps v;
 };
 
-/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole boxes.
+/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole
+/// boxes.
 [[nodiscard]] bool takes_boxes(const Problem& problem) noexcept;
 
 /// Rows of a tall box: all of a tile, or as many as divide pages into boxes.

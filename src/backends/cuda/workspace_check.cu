@@ -1,3 +1,5 @@
+// The kernels around a call that checks its workspace (workspace_check.hpp): one takes the state for it and looks for counters that
+// are not 0, one gives it back. What they find is a sticky code.
 #include "backends/cuda/workspace_check.hpp"
 
 #include <cuda/atomic>

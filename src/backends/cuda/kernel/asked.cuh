@@ -1,5 +1,5 @@
-// Asked: what a call asks for, as a variant's code sees it. What the variant's scope leaves out is a constant here, so that neither its
-// code nor its registers are there.
+// Asked: what a call asks for, as a variant's code sees it. What the variant's scope leaves out is a constant here, so that neither
+// its code nor its registers are there.
 #pragma once
 
 #include <cstdint>

@@ -88,8 +88,8 @@ __device__ __forceinline__ void consumer_sync() {
   ptx::named_barrier(kConsumerBarrier, kConfig.consumer_threads());
 }
 
-/// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than the
-/// variant's.
+/// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than
+/// the variant's.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
   constexpr std::int64_t kRowBytes = kConfig.stage_row_bytes(kConfig.head_dim);

@@ -1,6 +1,28 @@
-// The kernel: one CTA is one worker. The work line is built, by all threads where it is long; then the producer's warps walk the
-// worker's segments and fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits
-// for another CTA (but a host block, where that is asked for).
+// The kernel, warp-specialised: one CTA is one worker. One launch; nothing waits for another CTA but a host block, where that is
+// asked for.
+//
+//   warps           number    what they do
+//   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their parts,
+//                             and write the output or hand over a partial; the last contributor to arrive merges those
+//     first thread            initialises the barriers, asks for the first segment's queries
+//     last warp               in a decode step: the first read, K and V of an early tile into the L2
+//   producers       1, 2, 4   walk the worker's segments and announce each (first thread), keep the ring full (as many as copy)
+//   contributors'   0, 1      any call: walks the segments too, and says who shares each output; in a decode step a producer does
+//   all                       build the line together where it is long; a short one each warp that walks it builds for itself
+//
+//   shared memory, from low addresses to high (CtaMemory)
+//   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
+//   | CtaShared: barriers, | queries        | exchange, the consumers': | CtaLine           | ring: stages of a K   | a row: |
+//   | 2 records, the call, | of 2 segments, | queries that they stage,  | of a general line | or V tile each, 2 and | read,  |
+//   | a flat line, then    | where bulk     | scores under rules,       |                   | more, as many as fit  | never  |
+//   | states of parts      | copies bring   | O of parts                |                   | up to 96 KB or all    | used   |
+//   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
+//
+//   barrier              who waits         until
+//   stage_full, _free    consumers, prod.  a tile has come; every consumer warp has read it
+//   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
+//   queries_full         consumers         bulk copies have brought the queries
+//   contributors_known   consumers         the rest of the record is there, which a segment's end needs
 #pragma once
 
 #include "backends/cuda/kernel/cta_memory.cuh"
@@ -37,7 +59,8 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   shared.lacks_pages = 0;
 }
 
-/// Copies the call into shared memory. Called by the consumer warps; the first and the last, which has the L2 warmed, leave it to the others.
+/// Copies the call into shared memory. Called by the consumer warps; the first and the last, which has the L2 warmed, leave it to
+/// the others.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
   constexpr std::int32_t kWords = sizeof(DeviceCall) / sizeof(std::uint64_t);

@@ -1,5 +1,5 @@
-// DeviceCall: everything one launch needs, passed by value (__grid_constant__). cuda_backend.cpp fills it; each of the kernel's stages reads
-// its own part, and all of them the problem. docs/glossary.md has the letters.
+// DeviceCall: everything one launch needs, passed by value (__grid_constant__). cuda_backend.cpp fills it; each of the kernel's
+// stages reads its own part, and all of them the problem. docs/glossary.md has the letters.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ enum class Pass : std::int32_t { kWhole, kMergeOnly };  // kMergeOnly: Fixup::kT
 
 /// row * group_inverse >> this is row / group while row * group < 2^this, since the rounding adds less than 1 / group to it.
 inline constexpr std::int32_t kGroupInverseBits = 16;
-/// output * kv_heads_inverse >> this is output / kv heads in the same way, for outputs of an even line, of which there are 1024 at most (kMaxWorkers).
+/// output * kv_heads_inverse >> this is output / kv heads in the same way, for outputs of an even line, of which there are 1024 at
+/// most (kMaxWorkers).
 inline constexpr std::int32_t kOutputInverseBits = 20;
 
 /// Where rows of K or V lie: what the first copy needs of a tensor, side by side, since constants come line by line.
@@ -47,7 +48,8 @@ struct KvRows {
            .dim = element}};
 }
 
-/// Shares as they would be if all sequences were alike, for the first read (plan/early_tile.hpp). In floating point, since a place need be near only; what is read is held to what exists.
+/// Shares as they would be if all sequences were alike, for the first read (plan/early_tile.hpp). In floating point, since a place
+/// need be near only; what is read is held to what exists.
 struct AlikeShares {
   float outputs_a_worker = 0.0F;
   float sequences_an_output = 0.0F;  // 1 / kv heads

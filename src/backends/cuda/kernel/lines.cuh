@@ -1,6 +1,6 @@
-// The work line as the device holds it: lengths from device memory, and the types of the two walks: the general one in 64 bits, and the
-// flat line's in 32, which every decode step has (schedule/flat_line.hpp). kernel/plan builds and walks them; shared memory has room
-// for both while they are built.
+// The work line as the device holds it: lengths from device memory, and the types of the two walks: the general one in 64 bits, and
+// the flat line's in 32, which every decode step has (schedule/flat_line.hpp). kernel/plan builds and walks them; shared memory has
+// room for both while they are built.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ using FlatPlan = schedule::BasicPlan<std::int32_t>;
 using FlatRange = schedule::BasicShares<std::int32_t>::Range;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
 
-/// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its sequence.
+/// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its
+/// sequence.
 struct FlatLine {
   FlatPlan plan;
   FlatRange share;  // this worker's

@@ -9,7 +9,8 @@
 
 namespace lean::cuda {
 
-/// packed_row() of a row of the record's block. A decode step has one block of few rows, for which a product does instead of a division.
+/// packed_row() of a row of the record's block. A decode step has one block of few rows, for which a product does instead of a
+/// division.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ PackedRow row_in_block(const DeviceCall& call, const SegmentRecord& record,
                                                                 std::int32_t row) {

@@ -1,5 +1,6 @@
-// Copies from global to shared memory that run beside the threads: by the Tensor Memory Accelerator (TMA, sm_90), which takes bulk copies
-// (runs of bytes, cp.async.bulk) and tensor copies (boxes of a tensor, cp.async.bulk.tensor), and by threads (cp.async, sm_80).
+// Copies from global to shared memory that run beside the threads: by the Tensor Memory Accelerator (TMA, sm_90), which takes bulk
+// copies (runs of bytes, cp.async.bulk) and tensor copies (boxes of a tensor, cp.async.bulk.tensor), and by threads (cp.async,
+// sm_80).
 // Source: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
 
@@ -17,7 +18,8 @@ inline constexpr bool kHasTma = false;
 inline constexpr bool kHasTma = true;
 #endif
 
-/// A bulk copy, of one run of bytes: both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets go of it first: what is read once must not push out partials, queries and code.
+/// A bulk copy, of one run of bytes: both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets go of it
+/// first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(
@@ -51,8 +53,8 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
-/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier; the L2 lets
-/// go of it first.
+/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier; the
+/// L2 lets go of it first.
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(

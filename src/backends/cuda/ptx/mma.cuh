@@ -1,5 +1,6 @@
-// Matrix fragments: loads from shared memory and products with fp32 accumulation, D = A B + D, A 16 x 16, B 16 x 8 (PTX ISA, "Warp-level
-// Matrix Instructions"). Lane = 4 quad + in_quad: of an accumulator it holds rows quad and quad + 8, columns 2 in_quad and + 1.
+// Matrix fragments: loads from shared memory and products with fp32 accumulation, D = A B + D, A 16 x 16, B 16 x 8 (PTX ISA,
+// "Warp-level Matrix Instructions"). Lane = 4 quad + in_quad: of an accumulator it holds rows quad and quad + 8, columns 2 in_quad
+// and + 1.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-// Arrival on the device: whoever comes last of an output's contributors merges, or the paper's host waits for its peers (docs/fixup.md).
-// By all consumer threads together.
+// Arrival on the device: whoever comes last of an output's contributors merges, or the paper's host waits for its peers
+// (docs/fixup.md). Called by all consumer threads together.
 #pragma once
 
 #include <cuda/atomic>

@@ -1,7 +1,7 @@
-// The end of a chunk under fixed_chunk (docs/fixup.md): what the warps staged of it becomes a node of the worker's stack, which lies in the
-// slot of the segment, and is merged with its siblings there, a warp a row; where no other worker has a part of the output, the last node
-// takes in all that are left and goes to the output. Else, at the segment's end, whoever arrives last takes the nodes of all contributors
-// through one stack more, in shared memory. By all consumer threads together.
+// The end of a chunk under fixed_chunk (docs/fixup.md): what the warps staged of it becomes a node of the worker's stack, which
+// lies in the slot of the segment, and is merged with its siblings there, a warp a row; where no other worker has a part of the
+// output, the last node takes in all that are left and goes to the output. Else, at the segment's end, whoever arrives last takes
+// the nodes of all contributors through one stack more, in shared memory. By all consumer threads together.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ struct StoredNode {
   }
 };
 
-/// Pushes the chunk's node. All slices of a row by one warp, always the same for a row: what it stores, it alone reads until the segment
-/// ends.
+/// Pushes the chunk's node. All slices of a row by one warp, always the same for a row: what it stores, it alone reads until the
+/// segment ends.
 template <KernelConfig kConfig, typename TNode, typename TRows>
 __device__ __forceinline__ void push_chunk(const SegmentRecord& record, const TNode& own, const TRows& rows) {
   constexpr int kSlices = kRowSlices<kConfig>;
@@ -178,8 +178,8 @@ class NodeMerge {
   }
 
  private:
-  /// Nodes whose elements are asked for at once. More would be faster, but what a function takes of registers, the loop over tiles spills
-  /// where it is short of them.
+  /// Nodes whose elements are asked for at once. More would be faster, but what a function takes of registers, the loop over tiles
+  /// spills where it is short of them.
   static constexpr std::int32_t kAhead = kConfig.step() ? (kConfig.fp8() ? 4 : 16) : 1;
 
   /// What a lane knows of one node.
@@ -263,8 +263,8 @@ template <KernelConfig kConfig>
   return arrive<kConfig>(call.fixup.slots.counter(record.slots.slot(0)), record.contributors);
 }
 
-/// Called by all consumer threads at the end of a segment of chunks whose output is shared. Not inlined, so that the loop over tiles keeps
-/// its registers.
+/// Called by all consumer threads at the end of a segment of chunks whose output is shared. Not inlined, so that the loop over
+/// tiles keeps its registers.
 template <KernelConfig kConfig>
 __device__ __noinline__ void merge_shared_nodes(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;

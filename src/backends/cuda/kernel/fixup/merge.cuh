@@ -11,8 +11,8 @@
 
 namespace lean::cuda {
 
-/// One trip to memory for up to kAhead partials, and a run has kMaxOneLevel at most (kMaxWorkers, and FlashDecoding's limit of splits,
-/// see to that).
+/// One trip to memory for up to kAhead partials, and a run has kMaxOneLevel at most (kMaxWorkers, and FlashDecoding's limit of
+/// splits, see to that).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
   constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;

@@ -1,6 +1,6 @@
 // Parts: results (O, m, l) of the same rows, and their merge. The warps of a CTA bring theirs at a segment's end, in shared memory;
-// the workers that share an output bring theirs in slots. A warp merges up to 128 dims of a row: a lane knows a part's state, and every
-// lane adds up its elements of all parts, which it asks for before it uses one.
+// the workers that share an output bring theirs in slots. A warp merges up to 128 dims of a row: a lane knows a part's state, and
+// every lane adds up its elements of all parts, which it asks for before it uses one.
 #pragma once
 
 #include <cstdint>
@@ -137,7 +137,8 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
   }
 }
 
-/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next before it stores one.
+/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next
+/// before it stores one.
 template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {

@@ -73,8 +73,8 @@ __device__ __noinline__ void hand_over_any(std::int32_t record_index) {
   if (record.chunk.ends_shared) merge_shared_nodes<kConfig>(record_index);
 }
 
-/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each shared
-/// output.
+/// Called by all consumer threads at the end of a segment, or a chunk, whose result went to a slot; in the merging pass, for each
+/// shared output.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void hand_over(std::int32_t record_index) {
   if constexpr (!kConfig.step()) {

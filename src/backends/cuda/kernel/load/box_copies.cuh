@@ -13,8 +13,8 @@
 
 namespace lean::cuda {
 
-/// Copies tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all producers, a lane a box.
-/// A page outside the pool comes as zeros.
+/// Copies tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all
+/// producers, a lane a box. A page outside the pool comes as zeros.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps& maps, const SegmentRecord& record,
                                            const PageRuns runs) {

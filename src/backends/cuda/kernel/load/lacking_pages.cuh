@@ -1,5 +1,5 @@
-// Pages whose id lies outside the pool: their tokens are 0 in a stage and count as not there, and the workspace says so. The producer
-// reports them; the tiles look up every token's page from the first on that is lacking.
+// Pages whose id lies outside the pool: their tokens are 0 in a stage and count as not there, and the workspace says so. The
+// producer reports them; the tiles look up every token's page from the first on that is lacking.
 #pragma once
 
 #include "backends/cuda/kernel/cta_memory.cuh"

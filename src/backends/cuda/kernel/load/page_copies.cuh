@@ -16,8 +16,8 @@
 
 namespace lean::cuda {
 
-/// The pages that a lane looks up of a tile. With TMA a lane has a page, or a box of tokens; where threads copy a warp has runs of rows,
-/// and a lane a row of each run.
+/// The pages that a lane looks up of a tile. With TMA a lane has a page, or a box of tokens; where threads copy a warp has runs of
+/// rows, and a lane a row of each run.
 template <KernelConfig kConfig>
 struct LanePages {
   static constexpr std::int32_t kRunRows = most_of(1, least_of(kWarpThreads, kConfig.tile_tokens / kConfig.producer_warps()));
@@ -33,7 +33,8 @@ struct LanePages {
   }
 };
 
-/// The pages of [token, token + tokens), of which the first `boxed` come in boxes. Asked for before the wait for a stage; the same for K and V.
+/// The pages of [token, token + tokens), of which the first `boxed` come in boxes. Asked for before the wait for a stage; the same
+/// for K and V.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LanePages<kConfig> ask_for_pages(const DeviceCall& call, const SegmentRecord& record,
                                                                           std::int32_t token, std::int32_t tokens,
@@ -95,8 +96,8 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   }
 }
 
-/// A run of rows from row `first` of a stage on, all of them in pages that exist: nothing is asked on the way. `place`: of this lane's row.
-/// A row is copied by few lanes, each some pieces of it, since what costs is to tell them where it begins.
+/// A run of rows from row `first` of a stage on, all of them in pages that exist: nothing is asked on the way. `place`: of this
+/// lane's row. A row is copied by few lanes, each some pieces of it, since what costs is to tell them where it begins.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std::byte* place, std::uint32_t stage,
                                                std::int32_t first) {
@@ -123,8 +124,8 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
   }
 }
 
-/// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and reads
-/// the call from shared memory: inlined, it is a third of the kernel.
+/// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and
+/// reads the call from shared memory: inlined, it is a third of the kernel.
 template <KernelConfig kConfig>
 __device__ __noinline__ void copy_page_rows(const HeadRows rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
                                             const LanePages<kConfig> pages) {

@@ -1,7 +1,6 @@
-// Producer: the producer warps of the warp-specialised kernel. They walk the worker's segments, announce each to the consumer warps, and
-// keep the ring of K and V tiles full.
-// A stage holds the K or the V rows of one LeanTile: end to end but for what fills a row up to 16 bytes, or in columns
-// (stage_columns.cuh). Only rows that exist are copied.
+// Producer: the producer warps of the warp-specialised kernel. They walk the worker's segments, announce each to the consumer
+// warps, and keep the ring of K and V tiles full. A stage holds the K or the V rows of one LeanTile: end to end but for what fills
+// a row up to 16 bytes, or in columns (stage_columns.cuh). Only rows that exist are copied.
 #pragma once
 
 #include <cstdint>
@@ -61,9 +60,9 @@ class Producer {
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()),
         by_threads_(call, thread_) {}
 
-  /// Called by the producer's copying_threads(), and by the sharing thread, if there is one, which walks the same segments and says of
-  /// each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once. TCursor:
-  /// DeviceCursor or FlatCursor.
+  /// Called by the producer's copying_threads(), and by the sharing thread, if there is one, which walks the same segments and says
+  /// of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once.
+  /// TCursor: DeviceCursor or FlatCursor.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
     TileRange range;
@@ -100,7 +99,8 @@ class Producer {
     }
   }
 
-  /// Does what run() does for a worker that has one segment, by one thread: it is announced when its first tile is asked for, and not before.
+  /// Does what run() does for a worker that has one segment, by one thread: it is announced when its first tile is asked for, and
+  /// not before.
   template <typename TCursor>
   __device__ __forceinline__ void run(OneSegment<TCursor> one) {
     static_assert(kPlain && kConfig.bulk_step() && !kConfig.has_sharing_warp());
@@ -199,8 +199,9 @@ class Producer {
                         packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
   }
 
-  /// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in registers. In a
-  /// decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did not come earlier.
+  /// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in
+  /// registers. In a decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did
+  /// not come earlier.
   [[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later() const {
     return kConfig.step() ? call_ : cta_memory<kConfig>().shared.call;
   }
@@ -258,7 +259,8 @@ class Producer {
     return head_rows(Asked<kConfig, kPlain>(call), keys, record.lengths, {record.sequence, record.kv_head});
   }
 
-  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits there.
+  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits
+  /// there.
   [[nodiscard]] __device__ __forceinline__ std::int32_t boxed_tokens(const SegmentRecord& record, std::int32_t token,
                                                                      std::int32_t tokens) const {
     if (!asked_.tensor_copies() || (asked_.pages() && token % kBoxRows != 0)) return 0;

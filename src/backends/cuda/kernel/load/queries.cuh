@@ -71,8 +71,8 @@ template <KernelConfig kConfig>
   return staged + static_cast<std::uint32_t>(row * kQueryRowBytes<kConfig> + place * kPieceBytes);
 }
 
-/// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called before
-/// a segment begins, when nothing is kept in registers yet.
+/// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called
+/// before a segment begins, when nothing is kept in registers yet.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32_t record_index) {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
@@ -98,7 +98,8 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
   }
 }
 
-/// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others more.
+/// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others
+/// more.
 template <KernelConfig kConfig>
 inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
 template <KernelConfig kConfig>

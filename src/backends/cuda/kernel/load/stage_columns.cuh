@@ -1,5 +1,5 @@
-// Columns of a stage: tiles as tensor copies lay them down, which is also how threads then do. A column holds 128 bytes of each row, or
-// all of a shorter one, row by row, one column behind the other. This is the swizzle of tensor maps (PTX ISA, "Swizzling
+// Columns of a stage: tiles as tensor copies lay them down, which is also how threads then do. A column holds 128 bytes of each
+// row, or all of a shorter one, row by row, one column behind the other. This is the swizzle of tensor maps (PTX ISA, "Swizzling
 // modes"): piece c of row r lies where piece c ^ swizzle(r) would, so equal pieces of 8 rows meet in no bank.
 #pragma once
 
@@ -30,8 +30,8 @@ template <KernelConfig kConfig>
          static_cast<std::uint32_t>(row * kConfig.column_bytes() + (piece % kPieces ^ swizzle) * kPieceBytes);
 }
 
-/// Where the stage holds the same piece `rows` further, a multiple of 4 known to the compiler, and `columns` further; `place` lies in the first 4 rows of 8, or in
-/// the first 8 where `rows` is a multiple of 8.
+/// Where the stage holds the same piece `rows` further, a multiple of 4 known to the compiler, and `columns` further; `place` lies
+/// in the first 4 rows of 8, or in the first 8 where `rows` is a multiple of 8.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t further_in_columns(std::uint32_t place, std::int32_t rows,
                                                                           std::int32_t columns) {

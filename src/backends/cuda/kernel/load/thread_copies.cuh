@@ -1,5 +1,5 @@
-// Rows of K and V that the producer's threads copy, piece by piece (cp.async): what TMA does not take. The pieces of all rows are dealt out
-// over the threads, one after the other.
+// Rows of K and V that the producer's threads copy, piece by piece (cp.async): what TMA does not take. The pieces of all rows are
+// dealt out over the threads, one after the other.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ class ThreadCopies {
     }
   }
 
-  /// Copies the pieces of all rows, dealt out over the threads one after the other, to row `to_row` of the stage and those behind. Where whole rows are dealt
-  /// out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
+  /// Copies the pieces of all rows, dealt out over the threads one after the other, to row `to_row` of the stage and those behind.
+  /// Where whole rows are dealt out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
   __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const std::byte* rows, std::int64_t step, std::int32_t tokens,
                             bool exists) const {
     const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();

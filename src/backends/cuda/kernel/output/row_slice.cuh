@@ -1,4 +1,5 @@
-// RowSlice: up to 128 dims of a row of results, one warp's at a time, a few neighbouring dims a lane: what is merged, stored and output.
+// RowSlice: up to 128 dims of a row of results, one warp's at a time, a few neighbouring dims a lane: what is merged, stored and
+// output.
 #pragma once
 
 #include <cstdint>

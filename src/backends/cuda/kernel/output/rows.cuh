@@ -1,5 +1,5 @@
-// Finished rows of O into the output, with their LSE where it is asked for: the last stage of an output that one worker has whole, and
-// what the fix-up ends in.
+// Finished rows of O into the output, with their LSE where it is asked for: the last stage of an output that one worker has whole,
+// and what the fix-up ends in.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself, longer
-// ones all threads together. A short one may be even, and its segments known by arithmetic.
+// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself,
+// longer ones all threads together. A short one may be even, and its segments known by arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -70,9 +70,9 @@ template <int kSequences>
   return picked;
 }
 
-/// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even one is
-/// known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and how long:
-/// nobody searches, nothing is read twice.
+/// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
+/// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
+/// how long: nobody searches, nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative, int kSequences>
 [[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
                                                                    const FlatRules<kConfig, kCumulative>& rules) {
@@ -129,8 +129,8 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   return line;
 }
 
-/// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of fewer. It makes the rules
-/// itself: a reference to its caller's would keep these in memory.
+/// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of
+/// fewer. It makes the rules itself: a reference to its caller's would keep these in memory.
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __noinline__ FlatLine build_longer_line(const DeviceCall& call) {
   return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));

@@ -1,4 +1,5 @@
-// The first read of a decode step: it begins as soon as one length is known, thousands of cycles before the plan is, and goes into the L2.
+// The first read of a decode step: it begins as soon as one length is known, thousands of cycles before the plan is, and goes into
+// the L2.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,16 @@ struct EarlyLoad {
   [[nodiscard]] __device__ static std::int32_t load(const std::int32_t* at) { return ptx::load_relaxed(at); }
 };
 
-/// Whether a call that overlaps the kernels ahead of it may ask for its first read before these have ended: it is told where to by lengths
-/// which they may be writing, so by those alone that are held to the capacity, and asks for what is allocated, whatever is there.
+/// Whether a call that overlaps the kernels ahead of it may ask for its first read before these have ended: it is told where to by
+/// lengths which they may be writing, so by those alone that are held to the capacity, and asks for what is allocated, whatever is
+/// there.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool may_warm_early(const DeviceCall& call) {
   return !call.plan.cumulative && !Asked<kConfig>(call).pages();
 }
 
-/// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has any.
+/// Tokens of a head that do not lie end to end, line by line, by a warp: a lane a row. `ids`: of the sequence's pages, where it has
+/// any.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const HeadRows& k, const HeadRows& v, bool keys_only,
                                               const std::int32_t* ids, const KeySpan& tokens) {
@@ -57,9 +60,9 @@ __device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const Head
   }
 }
 
-/// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different tiles,
-/// of tokens that exist, and so the memory is not idle meanwhile. Of fp8 row by row only where shares are short: in longer ones the memory
-/// is not what is waited for. By a warp.
+/// Sends for the K and V of the worker's early tiles. Mostly another worker meets them, which is no loss: workers ask for different
+/// tiles, of tokens that exist, and so the memory is not idle meanwhile. Of fp8 row by row only where shares are short: in longer
+/// ones the memory is not what is waited for. By a warp.
 template <KernelConfig kConfig, bool kCumulative>
 __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const Problem& problem = call.problem;

@@ -1,5 +1,5 @@
-// What builders of a line have in common: sums over sequences and over the lanes of a warp. Every sequence is read by all of them once a
-// call, and so they report lengths that had to be clamped; who walks the line does not.
+// What builders of a line have in common: sums over sequences and over the lanes of a warp. Every sequence is read by all of them
+// once a call, and so they report lengths that had to be clamped; who walks the line does not.
 #pragma once
 
 #include <cstdint>

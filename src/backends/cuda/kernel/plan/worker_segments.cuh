@@ -1,11 +1,10 @@
-// The one way to ask for a worker's segments, whatever the line. The kernel calls, in this order: setup_done(), build_line() and, by
-// the warps that walk, visit_segments(), which hands a cursor to what makes use of the segments. Behind it there are five kinds of line:
-//
+// The one way to ask for a worker's segments, whatever the line: setup_done(), build_line(), and visit_segments(), which hands a cursor to
+// whoever makes use of the segments. Behind it lie five kinds of line:
 //   general         any policy, any rows: summed by all threads, walked in 64 bits
 //   flat            every kv head of a sequence is one output: summed by all threads, walked in 32 bits
-//   short           flat, of few sequences: each walking warp builds it for itself, and waits for nobody
+//   short           flat, of few sequences: built by each warp that walks it, for itself
 //   even            short, all outputs alike: the worker's one segment is known by arithmetic
-//   even, by bulk   the same, its keys and values neither in pages nor packed: seen by the compiler as OneSegment
+//   even, by bulk   the same without pages: the compiler sees that it is OneSegment
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,8 @@
 
 namespace lean::cuda {
 
-/// The one segment of a worker, or none, of K and V without pages or cumulative lengths: what is made of it has code of its own, in which
-/// nothing is jumped over on the way to the first copy. Handed to the producers' first thread alone.
+/// The one segment of a worker, or none, of K and V without pages or cumulative lengths: what is made of it has code of its own, in
+/// which nothing is jumped over on the way to the first copy. Handed to the producers' first thread alone.
 template <typename TCursor>
 struct OneSegment {
   TCursor& cursor;
@@ -35,7 +34,8 @@ template <typename TRules>
   return cursor.lengths();
 }
 
-/// Called by the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a segment.
+/// Called by the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a
+/// segment.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
   if (call.plan.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
@@ -53,17 +53,17 @@ __device__ __forceinline__ void build_line(const DeviceCall& call) {
   }
 }
 
-/// Whether the calling warp walks the line: the first producer's does and, if there is one, the warp that finds contributors. Others copy
-/// what they are told.
+/// Whether the calling warp walks the line: the first producer's does and, if there is one, the warp that finds contributors.
+/// Others copy what they are told.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool needs_line() {
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
   return warp == 0 || warp == kConfig.producer_warps();
 }
 
-/// A flat line's segments: built, where it is short, and walked. In a decode step cumulative lengths are code of their own, since whatever
-/// is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one walk serves both, and is
-/// a sixth of the kernel less.
+/// A flat line's segments: built, where it is short, and walked. In a decode step cumulative lengths are code of their own, since
+/// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one walk
+/// serves both, and is a sixth of the kernel less.
 template <KernelConfig kConfig, bool kCumulative, typename TVisit>
 __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);

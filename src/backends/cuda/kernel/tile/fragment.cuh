@@ -1,4 +1,5 @@
-// Fragment: what a register read from a stage holds, by the type of K and V, and how matrix products take it. Lane = 4 quad + in_quad.
+// Fragment: what a register read from a stage holds, by the type of K and V, and how matrix products take it. Lane = 4 quad +
+// in_quad.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// LaneRows: what a lane knows of the two rows of the block whose scores it holds, in either tile (lean_tile.cuh, narrow_tile.cuh): how
-// far each sees, and what its weights refer to. The sums of weights are the tiles' own: they lie on different lanes.
+// LaneRows: what a lane knows of the two rows of the block whose scores it holds, in either tile (lean_tile.cuh, narrow_tile.cuh):
+// how far each sees, and what its weights refer to. The sums of weights are the tiles' own: they lie on different lanes.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace lean::cuda {
 
-/// A score may be larger than what its row's weights refer to by so much, in the log2 domain: weights may then be larger than 1 by a factor
-/// of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
+/// A score may be larger than what its row's weights refer to by so much, in the log2 domain: weights may then be larger than 1 by
+/// a factor of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
 inline constexpr float kMaxSlack = 8.0F;
 
 template <KernelConfig kConfig>
@@ -52,8 +52,9 @@ struct LaneRows {
     return __any_sync(ptx::kAllLanes, outgrows(largest, 0) || outgrows(largest, 1)) != 0;
   }
 
-  /// Has a row refer to its largest score, where that outgrew it, and returns what its sums are to be multiplied by. A row by itself,
-  /// whatever the warp's other rows do: its bits must not depend on them. Lanes kNearest, 2 kNearest, ... below kEnd apart hold the row too.
+  /// Has a row refer to its largest score, where that outgrew it, and returns what its sums are to be multiplied by. A row by
+  /// itself, whatever the warp's other rows do: its bits must not depend on them. Lanes kNearest, 2 kNearest, ... below kEnd apart
+  /// hold the row too.
   template <int kNearest, int kEnd>
   [[nodiscard]] __device__ __forceinline__ float grow(float (&largest)[2], int i) {
     float& of_row = largest[i];
@@ -65,8 +66,8 @@ struct LaneRows {
     return factor;
   }
 
-  /// What is subtracted from a row's scores. An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and its weights
-  /// at 0.
+  /// What is subtracted from a row's scores. An empty row's maximum is -inf: subtracting 0 instead leaves its scores at -inf and
+  /// its weights at 0.
   [[nodiscard]] __device__ __forceinline__ float shift(int i) const { return max[i] == softmax::kNegInf ? 0.0F : max[i]; }
 };
 

@@ -1,5 +1,5 @@
-// LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's tokens of a tile, by 16x8x16 matrix products; scores,
-// online softmax and accumulate in registers. Each warp keeps its own (O, m, l), which fixup/segment_end.cuh merges.
+// LeanTile() of the paper (Alg. 1) on one warp: 16 query rows against the warp's tokens of a tile, by 16x8x16 matrix products;
+// scores, online softmax and accumulate in registers. Each warp keeps its own (O, m, l), which fixup/segment_end.cuh merges.
 #pragma once
 
 #include <cstdint>
@@ -114,8 +114,8 @@ class WarpTile {
     }
   }
 
-  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and what a mask
-  /// hides from all rows of the warp is selected away.
+  /// O += P V of this warp's tokens, from a stage that holds V. Rows past `tile_tokens` hold leftovers and are cleared, and what a
+  /// mask hides from all rows of the warp is selected away.
   __device__ void accumulate(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
     if constexpr (kConfig.fp8()) {
       if (is_e5m2()) return accumulate_of<DType::kFloat8E5M2>(memory, stage, tile_tokens);
@@ -177,8 +177,8 @@ class WarpTile {
   [[nodiscard]] __device__ std::int32_t row_of(int half) const { return row_warp_ * kMmaRows + lane_ / 4 + 8 * half; }
   [[nodiscard]] __device__ std::int32_t in_quad() const { return lane_ % 4; }
 
-  /// Where a lane keeps words for itself, one in consumer_threads(): in the exchange area, which is the consumers' until the segment ends.
-  /// There lie the scores while rules are applied to them and, from a tile's scores to its values, seen_by_warp().
+  /// Where a lane keeps words for itself, one in consumer_threads(): in the exchange area, which is the consumers' until the
+  /// segment ends. There lie the scores while rules are applied to them and, from a tile's scores to its values, seen_by_warp().
   [[nodiscard]] __device__ __forceinline__ static std::uint32_t own_words(const CtaMemory<kConfig>& memory) {
     return ptx::shared_address(memory.exchange + ptx::thread_index());
   }

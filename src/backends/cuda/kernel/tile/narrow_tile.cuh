@@ -1,7 +1,7 @@
-// LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the 16 rows (M) of matrix products
-// and queries as their 8 columns (N). Of 16 rows at least 8 would be empty, so this has half the products, scores and accumulators, and its
-// queries fit registers; what K and V look like in a stage, and how they are read, is the same. Every sum is in WarpTile's order, so that
-// the bits do not tell which of the two computed them. For decode steps.
+// LeanTile() on one warp for up to 8 query rows: S^T = K Q^T and O^T = V^T P^T, with tokens, then dims, as the 16 rows (M) of
+// matrix products and queries as their 8 columns (N). Of 16 rows at least 8 would be empty, so this has half the products, scores
+// and accumulators, and its queries fit registers; what K and V look like in a stage, and how they are read, is the same. Every sum
+// is in WarpTile's order, so that the bits do not tell which of the two computed them. For decode steps.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@
 
 namespace lean::cuda {
 
-/// Lane = 4 quad + in_quad: it holds scores of tokens `quad` and + 8 of each run and two dims of each 16 (output_dim()), of queries 2 in_quad and + 1;
-/// and of query 2 in_quad + quad % 2 the weights' sum over tokens 2 (quad / 2) and + 1, + 8 and + 9, which is what a lane of WarpTile sums.
-/// kWhole: d is the variant's own, as in every decode step.
+/// Lane = 4 quad + in_quad: it holds scores of tokens `quad` and + 8 of each run and two dims of each 16 (output_dim()), of queries
+/// 2 in_quad and + 1; and of query 2 in_quad + quad % 2 the weights' sum over tokens 2 (quad / 2) and + 1, + 8 and + 9, which is
+/// what a lane of WarpTile sums. kWhole: d is the variant's own, as in every decode step.
 template <KernelConfig kConfig, bool kWhole>
 class NarrowTile {
  public:

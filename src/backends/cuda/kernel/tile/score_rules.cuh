@@ -68,8 +68,8 @@ namespace lean::cuda {
   return x;
 }
 
-/// Bit j of a lane's word: its score j is of a key that its row sees. Afterwards the bits of scores 0 and 1 of every 4 say so of any
-/// of the warp's rows: those scores' tokens are what the lane holds of V.
+/// Bit j of a lane's word: its score j is of a key that its row sees. Afterwards the bits of scores 0 and 1 of every 4 say so of
+/// any of the warp's rows: those scores' tokens are what the lane holds of V.
 [[nodiscard]] __device__ __forceinline__ std::uint32_t seen_by_warp(std::uint32_t seen) {
   seen |= seen >> 2;
 #pragma unroll

@@ -1,6 +1,7 @@
-// StageRows: reads K and V from a stage. Where it holds rows end to end as bulk copies bring them, which swizzle nothing, equal 16-byte
-// pieces of 8 rows may share banks: row r reads piece c ^ swizzle(r) where it should read c, which is free of conflicts, and pieces are put
-// right in registers. Where it holds columns, that is where piece c lies, and nothing is to be put right (load/stage_columns.cuh).
+// StageRows: reads K and V from a stage. Where it holds rows end to end as bulk copies bring them, which swizzle nothing, equal
+// 16-byte pieces of 8 rows may share banks: row r reads piece c ^ swizzle(r) where it should read c, which is free of conflicts,
+// and pieces are put right in registers. Where it holds columns, that is where piece c lies, and nothing is to be put right
+// (load/stage_columns.cuh).
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,8 @@ class StageRows {
 
   /// Set g of the pieces of the values in rows `row` to `row` + 7.
   __device__ __forceinline__ void read_values(std::uint32_t stage, std::int32_t row, int g, std::uint32_t (&v)[kSetPieces]) const {
-    // With a swizzle of three bits a register's two tokens differ in the last one: the second then comes from the neighbouring piece.
+    // With a swizzle of three bits a register's two tokens differ in the last one: the second then comes from the neighbouring
+    // piece.
     constexpr bool kThreeBits = kWhole && same_bank_bits(kPieces) == 3;
     const std::uint32_t from = row_address(stage, row);
     std::uint32_t read[kSetPieces];

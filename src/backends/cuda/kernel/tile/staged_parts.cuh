@@ -1,5 +1,5 @@
-// Parts staged at a segment's end: how the consumer warps lay their (O, m, l) side by side in the exchange area, from which the fix-up
-// merges them. Rows of partials in slots lie the same way.
+// Parts staged at a segment's end: how the consumer warps lay their (O, m, l) side by side in the exchange area, from which the
+// fix-up merges them. Rows of partials in slots lie the same way.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ template <KernelConfig kConfig>
   return vector ^ (2 * ((kConfig.narrow() ? row / 2 : row) & 3));
 }
 
-/// Which rows of the block the warps stage at once: all, or in round each half of a matrix product's.
+/// Which rows of the block the warps stage at once: all, or each half of a matrix product's, one round after the other.
 template <KernelConfig kConfig>
 struct StagedRows {
   static constexpr std::int32_t kOfWarp = kConfig.staged_rows();
