@@ -9,6 +9,7 @@
 #include "backends/cuda/append.hpp"
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "backends/cuda/tensor_map.hpp"
 #include "backends/cuda/workspace_check.hpp"

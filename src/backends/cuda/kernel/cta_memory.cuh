@@ -8,6 +8,8 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "softmax/state.hpp"
@@ -15,13 +17,8 @@
 namespace lean::cuda {
 
 inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
-inline constexpr std::int32_t kQueryBytes = 2;
 
 [[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
-
-/// Bytes from a staged row of queries to the next: rows that bulk copies bring lie apart, so that ldmatrix meets no bank twice.
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kQueryRowBytes = kConfig.head_dim * kQueryBytes + (kConfig.bulk_queries() ? kPieceBytes : 0);
 
 /// States of the warps' parts, whose O lies in the exchange area (tile/staged_parts.cuh).
 template <KernelConfig kConfig>

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/options.hpp"
@@ -125,11 +124,5 @@ struct DeviceCall {
   FixupArgs fixup;
   LaunchArgs launch;
 };
-
-/// Stages that a ring has at most.
-[[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
-  if (!config.bulk_step()) return 16;
-  return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
-}
 
 }  // namespace lean::cuda

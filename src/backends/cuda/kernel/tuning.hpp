@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel_config.hpp"
+
 namespace lean::cuda {
 
 /// Bytes. Pages below this are copied row by row: bulk copies that a warp's lanes ask for go one after the other, 60 cycles each
@@ -20,6 +22,12 @@ inline constexpr std::int32_t kMinPageRows = 64;
 /// Bytes of a ring that TMA fills: more in flight brings no bandwidth, less where pages lie apart, and whatever else asks the
 /// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
 inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
+
+/// Stages that a ring has at most.
+[[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
+  if (!config.bulk_step()) return 16;
+  return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+}
 
 /// Sequences a lane. A flat line of up to a sequence a lane is built by each warp that walks it, for itself, and where it may be
 /// even, of up to so many a lane; any other is summed by the whole CTA (h200-early-and-whole.jsonl).

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/shared.cuh"
@@ -12,11 +13,6 @@
 #include "problem/address.hpp"
 
 namespace lean::cuda {
-
-inline constexpr std::int32_t kQueryPieceDims = 8;  // 16 bytes
-
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kQueryPieces = kConfig.head_dim / kQueryPieceDims;  // of a staged row
 
 [[nodiscard]] __device__ __forceinline__ const std::uint16_t* query_row(const DeviceCall& call, const SegmentRecord& record,
                                                                         PackedRow at) {
@@ -62,13 +58,6 @@ __device__ __forceinline__ void copy_queries(const DeviceCall& call, const Segme
       from += strides.head;
     }
   }
-}
-
-/// Where 8 dims of a row are staged. Rows end to end are swizzled, which keeps ldmatrix free of bank conflicts.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ std::uint32_t query_address(std::uint32_t staged, std::int32_t row, std::int32_t piece) {
-  const std::int32_t place = kConfig.bulk_queries() ? piece : piece ^ (row % 8);
-  return staged + static_cast<std::uint32_t>(row * kQueryRowBytes<kConfig> + place * kPieceBytes);
 }
 
 /// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called

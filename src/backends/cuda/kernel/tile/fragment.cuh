@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/fp8.cuh"
