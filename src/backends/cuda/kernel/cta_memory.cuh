@@ -75,6 +75,14 @@ template <KernelConfig kConfig>
   return *reinterpret_cast<CtaMemory<kConfig>*>(dynamic_shared_memory);
 }
 
+/// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in
+/// registers. In a decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did
+/// not come earlier.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later(const DeviceCall& call) {
+  return kConfig.step() ? call : cta_memory<kConfig>().shared.call;
+}
+
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up

@@ -1,6 +1,6 @@
 // Producer: the producer warps of the warp-specialised kernel. They walk the worker's segments, announce each to the consumer
 // warps, and keep the ring of K and V tiles full. A stage holds the K or the V rows of one LeanTile: end to end but for what fills
-// a row up to 16 bytes, or in columns (stage_columns.cuh). Only rows that exist are copied.
+// a row up to 16 bytes, or in columns (load/stage_columns.cuh). Only rows that exist are copied.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/load/thread_copies.cuh"
-#include "backends/cuda/kernel/plan/merge_run.cuh"
+#include "backends/cuda/kernel/plan/record_writer.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/copy.cuh"
@@ -22,20 +22,9 @@
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
-#include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
 
 namespace lean::cuda {
-
-/// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
-template <KernelConfig kConfig, typename TCursor>
-[[nodiscard]] __device__ bool next_segment(const DeviceCall& call, TCursor& cursor) {
-  if (!Asked<kConfig>(call).merge_only()) return cursor.next_run();
-  while (cursor.next()) {
-    if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
-  }
-  return false;
-}
 
 /// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs, else all.
 template <KernelConfig kConfig>
@@ -58,17 +47,17 @@ class Producer {
         ring_(call.load.ring_stages),
         row_bytes_(row_bytes<kConfig>(call)),
         thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()),
-        by_threads_(call, thread_) {}
+        by_threads_(call, thread_),
+        writer_(call) {}
 
-  /// Called by the producer's copying_threads(), and by the sharing thread, if there is one, which walks the same segments and says
-  /// of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once.
-  /// TCursor: DeviceCursor or FlatCursor.
+  /// Called by the producer's copying_threads(), and by the contributors' thread, if there is one, which walks the same segments and
+  /// says of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
     TileRange range;
     bool first_segment = true;
     for (PipelineState records(kRecords);; records.advance()) {
-      const bool more = (thread_ == 0 || finds_contributors()) && next_range(cursor, range);
+      const bool more = (thread_ == 0 || finds_contributors()) && writer_.next(cursor, range);
       SegmentRecord& record = shared_.records[records.index];
       if (finds_contributors()) {
         if (!more) return;
@@ -80,7 +69,7 @@ class Producer {
       if (thread_ == 0) {
         ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
         record.last = !more;
-        if (more) announce(cursor, range, record);
+        if (more) writer_.write(cursor, range, record);
         ptx::barrier_arrive(&shared_.record_full[records.index]);
       } else {
         ptx::barrier_wait(&shared_.record_full[records.index], records.phase);
@@ -107,9 +96,9 @@ class Producer {
     TCursor& cursor = one.cursor;
     PipelineState records(kRecords);
     TileRange range;
-    if (next_range(cursor, range)) {
+    if (writer_.next(cursor, range)) {
       SegmentRecord record;
-      announce(cursor, range, record);
+      writer_.write(cursor, range, record);
       const HeadRows k = rows_of(call_, true, record);
       const HeadRows v = rows_of(call_, false, record);
       std::int32_t token = record.token_begin;
@@ -140,119 +129,11 @@ class Producer {
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 
-  /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles [begin, end) of the output.
-  struct TileRange {
-    std::int32_t tile_begin = 0;
-    std::int32_t tile_end = 0;
-  };
-
-  template <typename TCursor>
-  [[nodiscard]] __device__ bool next_range(TCursor& cursor, TileRange& range) const {
-    const bool chunks = asked_.chunks() && !asked_.merge_only();
-    const auto& segment = cursor.segment();
-    if (chunks && range.tile_end < segment.tile_end) {
-      range.tile_begin = range.tile_end;
-    } else {
-      if (!next_segment<kConfig>(call_, cursor)) return false;
-      range.tile_begin = segment.tile_begin;
-    }
-    range.tile_end = segment.tile_end;
-    if (chunks) {
-      const std::int32_t first_tile = segment.output.first_tile;
-      const std::int32_t chunk_end = (chunk_of(first_tile + range.tile_begin) + 1) * call_.plan.chunk_tiles - first_tile;
-      range.tile_end = min(range.tile_end, chunk_end);
-    }
-    return true;
-  }
-
-  [[nodiscard]] __device__ std::int32_t chunk_of(std::int32_t tile) const { return quotient(tile, call_.plan.chunk_tiles); }
-
-  template <typename TCursor>
-  __device__ void announce(const TCursor& cursor, const TileRange& range, SegmentRecord& record) {
-    const auto& output = cursor.segment().output;
-    const Sequence lengths = lengths_at(call_, cursor);
-    const KeySpan seen = keys_of(output, lengths);
-    const std::int32_t first_token = lengths.kv_begin + output.first_tile * kConfig.tile_tokens;
-    std::int32_t begin = first_token + range.tile_begin * kConfig.tile_tokens;
-    // With chunks a tile begins where it begins, whatever its row block sees: which lane sums which token must not depend on that.
-    if (!asked_.windowed_chunks()) begin = max(begin, seen.begin);
-    // What lies behind the last tile may not fit.
-    const std::int32_t end = range.tile_end == output.tiles ? seen.end : first_token + range.tile_end * kConfig.tile_tokens;
-    record.sequence = output.sequence;
-    record.kv_head = output.kv_head;
-    record.row_block = output.row_block;
-    record.rows = output.rows;
-    record.lengths = lengths;
-    record.first_seen = seen.begin;
-    record.token_begin = min(begin, seen.end);
-    record.token_end = asked_.merge_only() ? record.token_begin : min(end, seen.end);
-  }
-
-  /// What any of an output's rows sees.
-  template <typename TOutput>
-  [[nodiscard]] __device__ __forceinline__ KeySpan keys_of(const TOutput& output, const Sequence& lengths) const {
-    if (kConfig.step() && call_.shape.reach.left < 0)
-      return {lengths.kv_begin, lengths.kv_end};  // the last query sees the last key
-    if constexpr (kConfig.step()) return visible_span(lengths, 0, lengths.q_tokens - 1, call_.shape.reach);
-    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
-    return visible_span(lengths, packed_row(first_row, call_.shape.group).token,
-                        packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
-  }
-
-  /// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in
-  /// registers. In a decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did
-  /// not come earlier.
-  [[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later() const {
-    return kConfig.step() ? call_ : cta_memory<kConfig>().shared.call;
-  }
-
   template <typename TCursor>
   __device__ __forceinline__ void announce_contributors(const TCursor& cursor, const TileRange& range,
                                                         const PipelineState& records) {
-    const DeviceCall& call = call_for_later();
-    SegmentRecord& record = shared_.records[records.index];
-    record.contributor = cursor.segment().contributor;
-    record.contributors = cursor.segment().contributors;
-    record.slots = cursor.segment().slots;
-    const auto& output = cursor.segment().output;
-    const HeadPosition first_head{output.sequence, output.kv_head * call.shape.group};
-    const OutputView& o = call.problem.o;
-    record.output = static_cast<std::uint16_t*>(o.data) +
-                    q_offset(o.strides, lengths_at(call, cursor), first_head, asked_.cumulative_queries());
-    if constexpr (kConfig.fp8()) record.v_scale = v_scale_of(call.problem, output.kv_head);
-    record.slot = nullptr;
-    if (asked_.chunks()) {
-      record.chunk = place_chunk(cursor.segment(), range);
-      // Any call's warps leave their results in the slot first: where they merge them, registers are short.
-      if (!kConfig.step() || record.chunk.ends_shared) {
-        record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
-      }
-    } else if (!record.sole()) {
-      const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
-      const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
-      record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_group(call.fixup.slots, record.slots, record.contributors, grouping, group);
-    }
+    writer_.write_contributors(cursor, range, shared_.records[records.index]);
     ptx::barrier_arrive(&shared_.contributors_known[records.index]);
-  }
-
-  /// Called for a segment's chunks one after the other.
-  template <typename TSegment>
-  [[nodiscard]] __device__ ChunkPlace place_chunk(const TSegment& segment, const TileRange& range) {
-    const std::int32_t first_tile = segment.output.first_tile;
-    if (range.tile_begin == segment.tile_begin) nodes_ = 0;
-    const fixup::ChunkPush push = fixup::push_after(chunk_of(first_tile + segment.tile_begin), segment.contributor == 0,
-                                                    {.level = 0, .index = chunk_of(first_tile + range.tile_begin)});
-    const bool ends_segment = range.tile_end == segment.tile_end;
-    const bool ends_output = ends_segment && segment.sole();
-    const ChunkPlace chunk{.output_first = chunk_of(first_tile),
-                           .place = nodes_,
-                           .merges = ends_output ? nodes_ : push.merges,  // the tree's ragged right edge too
-                           .node = push.node,
-                           .ends_output = ends_output,
-                           .ends_shared = ends_segment && !segment.sole()};
-    nodes_ += 1 - push.merges;
-    return chunk;
   }
 
   [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
@@ -278,9 +159,9 @@ class Producer {
     const auto after_first_keys = [&] {
       if (kConfig.bulk_queries() && !first_segment && thread_ == 0) {
         await_append();
-        copy_queries<kConfig>(call_for_later(), record, record_index);
+        copy_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index);
       }
-      v = rows_of(call_for_later(), false, record);
+      v = rows_of(call_for_later<kConfig>(call_), false, record);
     };
     std::int32_t token = record.token_begin;
     if constexpr (kConfig.bulk_step()) {  // K and V by one place in the code: that much less is to be fetched before the first
@@ -367,7 +248,7 @@ class Producer {
   std::int32_t thread_;
   ThreadCopies<kConfig> by_threads_;
   LanePages<kConfig> pages_;  // of the tile that is being copied
-  std::int32_t nodes_ = 0;    // on the stack of the segment's chunks
+  RecordWriter<kConfig, kPlain> writer_;
 };
 
 /// What visit_segments() calls with a worker's segments, by all warps but the consumers'.
