@@ -8,7 +8,7 @@
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
-#include "backends/cuda/kernel/bf16_queries.hpp"
+#include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "base/kv_type.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"

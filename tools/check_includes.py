@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks who may include whom: the rooms of src/ know only the rooms to their left, include/lean knows nobody, integrations/ and
-python/src know the public interface, integrations/runtime and what lies beside them.
+"""Checks who may include whom: the rooms of src/ know only the rooms to their left, as do the stages of the CUDA kernel, include/lean
+knows nobody, integrations/ and python/src know the public interface, integrations/runtime and what lies beside them.
 
 Usage: check_includes.py [REPOSITORY_ROOT]; prints every breach as file:line and exits non-zero if there is one.
 """
@@ -24,6 +24,12 @@ ROOMS["backends/cpu"] = ALL_ROOMS
 ROOMS["backends/cuda"] = ALL_ROOMS
 ROOMS["explain"] = {"base", "problem", "schedule"}  # shows schedules to people; nothing that computes knows it
 ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda", "explain"}
+
+# The stages of the CUDA kernel, each of which may include those before it. What a merge ends in goes to the output straight from
+# registers, so the fix-up comes last. docs/contracts.md draws it.
+KERNEL = "backends/cuda/kernel/"
+STAGES = ["plan", "load", "tile", "output", "fixup"]
+WHOLE_KERNEL = {"decode_kernel.cuh", "instantiate.cuh"}  # include every stage; the headers beside them none
 
 # Third-party and threading headers, and the rooms that may use them.
 SPECIAL = {
@@ -59,6 +65,27 @@ def breach_in_room(room: str, quoted: str, system: str) -> str:
     return "" if STANDARD.fullmatch(system) else "a third-party header"
 
 
+def breach_in_kernel(file: str, quoted: str) -> str:
+    """Why a file of src/ (a path) may not include this by the order of the kernel's stages; empty if it may."""
+    if not quoted.startswith(KERNEL):
+        return ""
+    if file.startswith("backends/cuda/ptx/"):
+        return "ptx must not know the kernel"
+    *folder, name = quoted.removeprefix(KERNEL).split("/")
+    if folder and folder[0] not in STAGES:
+        return f"{folder[0]} is not a stage of the kernel"
+    if not file.startswith(KERNEL):
+        return ""
+    *own_folder, own_name = file.removeprefix(KERNEL).split("/")
+    if own_folder and own_folder[0] not in STAGES:
+        return f"{own_folder[0]} is not a stage of the kernel"
+    if not own_folder:
+        return f"what every stage may include must not know {folder[0]}" if folder and own_name not in WHOLE_KERNEL else ""
+    if not folder:
+        return f"a stage must not know {name}" if name in WHOLE_KERNEL else ""
+    return "" if STAGES.index(folder[0]) <= STAGES.index(own_folder[0]) else f"{own_folder[0]} must not know {folder[0]}"
+
+
 def breach_in_public(quoted: str, system: str) -> str:
     if quoted:
         return "" if quoted.startswith("lean/") else "a public header includes only \"lean/...\" and the standard library"
@@ -79,7 +106,8 @@ def breaches(root: pathlib.Path):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".hpp", ".h", ".cpp", ".cu", ".cuh"}:
                 continue
-            room = room_rule(path.relative_to(root / folder).as_posix()) if room_rule else None
+            file = path.relative_to(root / folder).as_posix()
+            room = room_rule(file) if room_rule else None
             if room is not None and room not in ROOMS:
                 yield path.relative_to(root), "", f"{room} is not a room"
                 continue
@@ -88,7 +116,10 @@ def breaches(root: pathlib.Path):
                 if not match or match[3]:  # an include through a macro: Highway's re-inclusion
                     continue
                 quoted, system = match[1] or "", match[2] or ""
-                reason = flat_rule(quoted, system) if room is None else breach_in_room(room, quoted, system)
+                if room is None:
+                    reason = flat_rule(quoted, system)
+                else:
+                    reason = breach_in_room(room, quoted, system) or breach_in_kernel(file, quoted)
                 if reason:
                     yield f"{path.relative_to(root)}:{number}", quoted or system, reason
 

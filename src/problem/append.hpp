@@ -38,18 +38,18 @@ LEAN_HD [[nodiscard]] constexpr bool writes_new_token(const Sequence& lengths, s
   return row >= first_row && row < first_row + rows;
 }
 
-/// Whether queries of the sequence are turned; those of one without keys see nothing, and the tables may have no row at all.
-LEAN_HD [[nodiscard]] constexpr bool turns_queries(const Append& append, const Sequence& lengths) noexcept {
+/// Whether queries of the sequence are rotated; those of one without keys see nothing, and the tables may have no row at all.
+LEAN_HD [[nodiscard]] constexpr bool rotates_queries(const Append& append, const Sequence& lengths) noexcept {
   return append.rotary_dim > 0 && lengths.kv_tokens() > 0;
 }
 
-/// The row of the rotary tables that token `token` of the sequence is turned by.
+/// The row of the rotary tables that token `token` of the sequence is rotated by.
 LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Append& append, const Sequence& lengths,
                                                              std::int64_t token) noexcept {
   return max_of(0, append.rotary_absolute ? token : token - lengths.kv_begin);
 }
 
-/// Two elements of a row that are turned together, by column `column` of the tables.
+/// Two elements of a row that are rotated together, by column `column` of the tables.
 struct RotaryPair {
   std::int32_t first = 0;
   std::int32_t second = 0;
@@ -69,13 +69,13 @@ LEAN_HD [[nodiscard]] constexpr RotaryPair rotary_pair_of(const Append& append, 
   return rotary_pair(append, dim < half ? dim : dim - half);
 }
 
-struct Turned {
+struct Rotated {
   float first = 0.0F;
   float second = 0.0F;
 };
 
 /// (a, b) -> (a cos - b sin, a sin + b cos) (RoFormer, arXiv 2104.09864, eq. 34).
-LEAN_HD [[nodiscard]] inline Turned turn(float cos, float sin, float a, float b) noexcept {
+LEAN_HD [[nodiscard]] inline Rotated rotate(float cos, float sin, float a, float b) noexcept {
   return {std::fma(a, cos, -(b * sin)), std::fma(a, sin, b * cos)};
 }
 
@@ -90,9 +90,9 @@ LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, floa
   const float* const sin = append.rotary_sin + rotary_row(append, position);
   for (std::int32_t column = 0; column < append.rotary_dim / 2; ++column) {
     const RotaryPair pair = rotary_pair(append, column);
-    const Turned turned = turn(cos[column], sin[column], row[pair.first], row[pair.second]);
-    row[pair.first] = turned.first;
-    row[pair.second] = turned.second;
+    const Rotated rotated = rotate(cos[column], sin[column], row[pair.first], row[pair.second]);
+    row[pair.first] = rotated.first;
+    row[pair.second] = rotated.second;
   }
 }
 

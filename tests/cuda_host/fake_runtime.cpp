@@ -118,10 +118,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   }
   if (call.kernel.find("decode_kernel") != std::string_view::npos) {
     const auto& asked = *static_cast<const lean::cuda::DeviceCall*>(arguments[0]);
-    call.state_bytes = asked.slots.layout.state_bytes();
-    call.scratch_bytes = asked.slots.layout.scratch_bytes();
-    call.short_line = asked.short_line;
-    call.may_be_even = asked.even.outputs > 0;
+    call.state_bytes = asked.fixup.slots.layout.state_bytes();
+    call.scratch_bytes = asked.fixup.slots.layout.scratch_bytes();
+    call.short_line = asked.plan.short_line;
+    call.may_be_even = asked.plan.even.outputs > 0;
   }
   return called(call);
 }

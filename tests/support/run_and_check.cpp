@@ -9,7 +9,7 @@
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/tile_kernels.hpp"
-#include "backends/cuda/kernel/bf16_queries.hpp"
+#include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/reference/load.hpp"
 #include "base/kv_type.hpp"
 #include "problem/address.hpp"

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "backends/cuda/kernel/bf16_queries.hpp"
+#include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "base/float_types.hpp"
 
 namespace lean::cuda {

@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "backends/cuda/kernel/early_tile.hpp"
+#include "backends/cuda/kernel/plan/early_tile.hpp"
 
 namespace lean::cuda {
 namespace {

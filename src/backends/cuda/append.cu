@@ -1,3 +1,5 @@
+// The kernel ahead of a call that appends (append.hpp): new rows of K and V into the cache, rotated and rounded or divided by their
+// scale, and with a rotary embedding all queries, rotated, into their rows of the output. A thread makes eight dims of a row.
 #include "backends/cuda/append.hpp"
 
 #include <cuda_runtime_api.h>
@@ -26,7 +28,7 @@ constexpr std::int32_t kThreads = 256;
 constexpr std::int64_t kManyCtas = 4096;    // four times what a large GPU holds at once
 constexpr std::int32_t kPieceElements = 8;  // of a row, by one thread: 16 bytes of 16-bit elements
 
-/// Rows that a token brings: its queries, where they are turned, then K and V of each kv head.
+/// Rows that a token brings: its queries, where they are rotated, then K and V of each kv head.
 struct TokenRows {
   std::int32_t queries;
   std::int32_t kv_heads;
@@ -37,13 +39,13 @@ struct TokenRows {
   [[nodiscard]] LEAN_HD std::int64_t count() const { return queries + std::int64_t{2} * kv_heads; }
 };
 
-/// A row of 16-bit elements as it comes, and the position it is turned by.
+/// A row of 16-bit elements as it comes, and the position it is rotated by.
 struct SourceRow {
   const std::uint16_t* elements;
   bool bf16;
   std::int64_t stride;  // elements from one to the next
   std::int64_t position;
-  bool turns;
+  bool rotates;
 
   [[nodiscard]] __device__ float element(std::int32_t dim) const { return to_fp32(elements[dim * stride]); }
   [[nodiscard]] __device__ float to_fp32(std::uint16_t bits) const {
@@ -55,7 +57,7 @@ struct Piece {
   float x[kPieceElements];
 };
 
-/// Of a row whose pieces begin at multiples of 16 bytes.
+/// Elements [dim, dim + kPieceElements) of a row whose pieces begin at multiples of 16 bytes.
 [[nodiscard]] __device__ __forceinline__ Piece load_piece(const SourceRow& row, std::int32_t dim) {
   const uint4 eight = *reinterpret_cast<const uint4*>(row.elements + dim);
   const std::uint32_t pairs[] = {eight.x, eight.y, eight.z, eight.w};
@@ -65,47 +67,48 @@ struct Piece {
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of any row, turned, one by one: a function that is called, since what runs once is paid by its
-/// fetching.
-[[nodiscard]] __device__ __noinline__ Piece turned_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim) {
+/// Elements [dim, dim + kPieceElements) of any row, rotated, one by one: a function that is called, since what runs once is paid by
+/// its fetching.
+[[nodiscard]] __device__ __noinline__ Piece rotated_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim) {
   const std::int64_t tables = rotary_row(append, row.position);
   Piece piece;
 #pragma unroll 1
   for (int i = 0; i < kPieceElements; ++i) {
     piece.x[i] = row.element(dim + i);
-    if (!row.turns || dim + i >= append.rotary_dim) continue;
+    if (!row.rotates || dim + i >= append.rotary_dim) continue;
     const RotaryPair pair = rotary_pair_of(append, dim + i);
-    const Turned turned = turn(append.rotary_cos[tables + pair.column], append.rotary_sin[tables + pair.column],
-                               row.element(pair.first), row.element(pair.second));
-    piece.x[i] = dim + i == pair.first ? turned.first : turned.second;
+    const Rotated rotated = rotate(append.rotary_cos[tables + pair.column], append.rotary_sin[tables + pair.column],
+                                   row.element(pair.first), row.element(pair.second));
+    piece.x[i] = dim + i == pair.first ? rotated.first : rotated.second;
   }
   return piece;
 }
 
-/// The same; where rows lie as they usually do, and are turned by halves, all is loaded at once.
-[[nodiscard]] __device__ __forceinline__ Piece turned_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
+/// Elements [dim, dim + kPieceElements) of a row, rotated; where rows lie as they usually do, and are rotated by halves, all is
+/// loaded at once.
+[[nodiscard]] __device__ __forceinline__ Piece rotated_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
   const std::int32_t half = append.rotary_dim / 2;
-  const bool turns = row.turns && dim < append.rotary_dim;
+  const bool rotates = row.rotates && dim < append.rotary_dim;
   if (row.stride != 1 || !aligned_to(row.elements, sizeof(uint4)) ||
-      (turns && (append.rotary_interleaved || half % kPieceElements != 0))) {
-    return turned_piece_of_any(append, row, dim);
+      (rotates && (append.rotary_interleaved || half % kPieceElements != 0))) {
+    return rotated_piece_of_any(append, row, dim);
   }
   Piece piece = load_piece(row, dim);
-  if (!turns) return piece;
+  if (!rotates) return piece;
   const bool leads = dim < half;
   const std::int32_t column = leads ? dim : dim - half;
   const std::int64_t tables = rotary_row(append, row.position) + column;
   const Piece other = load_piece(row, leads ? dim + half : column);
 #pragma unroll
   for (int i = 0; i < kPieceElements; ++i) {
-    const Turned turned = turn(append.rotary_cos[tables + i], append.rotary_sin[tables + i], leads ? piece.x[i] : other.x[i],
-                               leads ? other.x[i] : piece.x[i]);
-    piece.x[i] = leads ? turned.first : turned.second;
+    const Rotated rotated = rotate(append.rotary_cos[tables + i], append.rotary_sin[tables + i], leads ? piece.x[i] : other.x[i],
+                                   leads ? other.x[i] : piece.x[i]);
+    piece.x[i] = leads ? rotated.first : rotated.second;
   }
   return piece;
 }
 
-/// To a row of 16-bit elements that begins at a multiple of 4 bytes.
+/// Stores a piece to a row of 16-bit elements that begins at a multiple of 4 bytes.
 __device__ __forceinline__ void store_piece(std::byte* to, const Piece& piece, bool bf16) {
   std::uint32_t pairs[kPieceElements / 2];
 #pragma unroll
@@ -122,7 +125,7 @@ __device__ __forceinline__ void store_piece(std::byte* to, const Piece& piece, b
   }
 }
 
-/// To a row of fp8 that may begin anywhere, divided by its scale.
+/// Stores a piece to a row of fp8 that may begin anywhere, divided by its scale.
 __device__ __noinline__ void store_quantised_piece(std::byte* to, const Piece& piece, float scale, DType dtype) {
   std::uint32_t fours[2] = {0, 0};
 #pragma unroll
@@ -145,7 +148,7 @@ struct Place {
   std::int32_t token;  // counted as those of the cache
 };
 
-/// A row, turned or not, and where it goes: null where it is left out.
+/// A row, rotated or not, and where it goes: null where it is left out.
 struct RowCopy {
   SourceRow from;
   std::byte* to;
@@ -160,7 +163,7 @@ struct RowCopy {
                    .bf16 = problem.q.dtype == DType::kBFloat16,
                    .stride = 1,
                    .position = rotary_position(problem.append, lengths, at.token),
-                   .turns = turns_queries(problem.append, lengths)},
+                   .rotates = rotates_queries(problem.append, lengths)},
           .to = reinterpret_cast<std::byte*>(static_cast<std::uint16_t*>(problem.o.data) + to),
           .dtype = problem.q.dtype};
 }
@@ -190,13 +193,13 @@ struct RowCopy {
                    .bf16 = problem.q.dtype == DType::kBFloat16,
                    .stride = fresh.strides.dim,
                    .position = rotary_position(problem.append, lengths, at.token),
-                   .turns = keys && problem.append.rotary_dim > 0},
+                   .rotates = keys && problem.append.rotary_dim > 0},
           .to = cache_row(problem, cache, lengths, at.head, at.token),
           .dtype = cache.dtype,
           .scale = keys ? k_scale_of(problem, at.head.head) : v_scale_of(problem, at.head.head)};
 }
 
-/// CTAs (x, y, z): tokens y, y + gridDim.y, ... of sequence x; of each the z-th share of its rows, a piece a thread.
+/// CTAs (x, y, z): tokens y, y + gridDim.y, ... of sequence x; of each the z-th part of its rows, a piece a thread.
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ Problem problem) {
   ptx::start_dependents();
   ptx::await_earlier_kernels();  // over already where this is not a dependent launch
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
       if (new_row >= 0 && at.token < first_new) continue;
       const RowCopy copy = new_row < 0 ? copy_of_query(problem, lengths, at) : copy_of_new_row(problem, lengths, at, keys);
       if (copy.to == nullptr) continue;
-      const Piece piece = turned_piece(problem.append, copy.from, dim);
+      const Piece piece = rotated_piece(problem.append, copy.from, dim);
       std::byte* const to = copy.to + dim * bytes_of(copy.dtype);
       if (kv_type_of(copy.dtype).scaled) {
         store_quantised_piece(to, piece, copy.scale, copy.dtype);
@@ -231,7 +234,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   }
 }
 
-/// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room for.
+/// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room
+/// for.
 dim3 grid_of(const Problem& problem) noexcept {
   const std::int64_t row_pieces = problem.head_dim / kPieceElements;
   const std::int64_t of_token = ceil_div(TokenRows(problem).count() * row_pieces, kThreads);

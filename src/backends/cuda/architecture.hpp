@@ -8,7 +8,7 @@ namespace lean::cuda {
 
 enum class Architecture : std::int32_t {
   kSm80 = 80,  // cp.async and mma.sync; serves whatever is asked
-  kSm90 = 90,  // the copy engine (cp.async.bulk, TMA), mbarriers, programmatic dependent launch; serves decode steps
+  kSm90 = 90,  // TMA (cp.async.bulk), mbarriers, programmatic dependent launch; serves decode steps
 };
 
 inline constexpr Architecture kArchitectures[] = {Architecture::kSm90, Architecture::kSm80};  // the newest first

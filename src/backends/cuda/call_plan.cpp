@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backends/cuda/append.hpp"
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/tensor_map.hpp"
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
@@ -58,7 +59,7 @@ Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& pla
   const std::int32_t dims = config.fills_rows() ? config.head_dim : shape.head_dim;
   Ring ring{.stage_bytes = config.tile_tokens * config.stage_row_bytes(dims)};
   std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, kEngineRingBytes);
+  if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, kTmaRingBytes);
   ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
   return ring;
 }

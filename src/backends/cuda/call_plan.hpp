@@ -18,7 +18,7 @@ namespace lean::cuda {
 
 /// How K and V may come into shared memory, whichever kernel serves.
 struct KvCopies {
-  bool runs = false;               // by the copy engine: whole tiles, or what a page holds of them
+  bool runs = false;               // by bulk copies (TMA): whole tiles, or what a page holds of them
   bool boxes = false;              // by its tensor copies, from where they lie
   std::int32_t thread_bytes = 16;  // by threads, so much at once: 16, 8, 4 or 1
 };

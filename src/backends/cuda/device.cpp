@@ -1,3 +1,4 @@
+// What the current device offers, asked of the runtime once a device (device.hpp).
 #include "backends/cuda/device.hpp"
 
 #include <cuda_runtime_api.h>

@@ -38,7 +38,7 @@ struct KernelConfig {
 
   // The traits that the kernel asks for again and again, by names of their own.
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
-  /// The copy engine brings K and V, whatever the call.
+  /// Bulk copies bring K and V, whatever the call.
   [[nodiscard]] constexpr bool copies_runs() const noexcept { return traits().copies == Copies::kRuns; }
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
@@ -68,14 +68,14 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return max_of(8192, consumer_warps * staged_rows() * head_dim);
   }
-  /// The copy engine brings the queries, a row at a time, which is for few rows; else the consumers do.
+  /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
   [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || kv_type().converted() || narrow(); }
   /// Runs of kMmaTokens that one warp takes of a tile.
   [[nodiscard]] constexpr std::int32_t warp_runs() const noexcept { return tile_tokens / (token_warps() * kMmaTokens); }
   [[nodiscard]] constexpr std::int32_t consumer_threads() const noexcept { return consumer_warps * kWarpThreads; }
-  /// Producers feed the ring: with the copy engine a warp does, or one thread.
+  /// Producers feed the ring: with bulk copies a warp does, or one thread.
   [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept { return traits().producer_warps; }
   [[nodiscard]] constexpr std::int32_t producer_threads() const noexcept { return producer_warps() * kWarpThreads; }
   [[nodiscard]] constexpr bool has_sharing_warp() const noexcept { return traits().sharing_warp; }

@@ -32,44 +32,42 @@ std::int32_t inverse_of(std::int32_t divisor, std::int32_t bits) noexcept {
 DeviceCall device_call(const Problem& problem, const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace,
                        bool follows_append) noexcept {
   const Options& options = plan.options;
-  return {.k_rows = kv_rows_of(problem.k),
-          .v_rows = kv_rows_of(problem.v),
+  return {.load = {.k_rows = kv_rows_of(problem.k),
+                   .v_rows = kv_rows_of(problem.v),
+                   .ring_stages = launch.ring.stages,
+                   .stage_bytes = launch.ring.stage_bytes,
+                   .copy_bytes = plan.copies.thread_bytes,
+                   .page_shift = page_shift_of(problem),
+                   .bulk_copies = plan.copies.runs,
+                   .vector_queries = plan.vector_queries},
           .problem = after_append(problem),
-          .queries = launch.queries,
           .shape = launch.line,
-          .policy = options.policy,
-          .fixup = options.fixup,
-          .slots = slots_of(launch, workspace),
-          .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
           .group_inverse = inverse_of(launch.line.group, kGroupInverseBits),
-          .even = launch.even,
-          .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
-          .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
-          .ring_stages = launch.ring.stages,
-          .stage_bytes = launch.ring.stage_bytes,
-          .copy_bytes = plan.copies.thread_bytes,
-          .chunk_tiles = options.policy.kind == Policy::Kind::kFixedChunk
-                             ? schedule::chunk_tiles_of(options.policy, launch.kernel->config.tile_tokens)
-                             : 0,
-          .page_shift = page_shift_of(problem),
-          .flat = launch.flat,
-          .short_line = launch.short_line,
-          .cumulative = has_cumulative_lengths(problem),
-          .bulk_copies = plan.copies.runs,
-          .score_rules = launch.rules.every_tile,
-          .may_rule = launch.rules.some_tile,
-          .hides_values = launch.rules.hides_values,
-          .vector_queries = plan.vector_queries,
-          .vector_output = rows_aligned(problem.o, 8),
-          .dependent_launch = options.dependent_launch,
-          .follows_append = follows_append};
+          .plan = {.queries = launch.queries,
+                   .policy = options.policy,
+                   .even = launch.even,
+                   .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
+                   .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
+                   .chunk_tiles = options.policy.kind == Policy::Kind::kFixedChunk
+                                      ? schedule::chunk_tiles_of(options.policy, launch.kernel->config.tile_tokens)
+                                      : 0,
+                   .flat = launch.flat,
+                   .short_line = launch.short_line,
+                   .cumulative = has_cumulative_lengths(problem)},
+          .tile = {.log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim),
+                   .score_rules = launch.rules.every_tile,
+                   .may_rule = launch.rules.some_tile,
+                   .hides_values = launch.rules.hides_values},
+          .output = {.vector_output = rows_aligned(problem.o, 8)},
+          .fixup = {.kind = options.fixup, .slots = slots_of(launch, workspace)},
+          .launch = {.dependent = options.dependent_launch, .follows_append = follows_append}};
 }
 
 /// Left out where the driver does not take them: threads copy then.
 void add_tensor_maps(const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
   const KernelConfig& config = launch.kernel->config;
   const std::int32_t rows = tall_box_rows(call.problem, config.tile_tokens);
-  if (encode(call.problem, config.column_bytes(), rows, maps)) call.box_tokens = rows;
+  if (encode(call.problem, config.column_bytes(), rows, maps)) call.load.box_tokens = rows;
 }
 
 Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
@@ -80,8 +78,8 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
       error != cudaSuccess) {
     return cuda_status(error, "cudaFuncSetAttribute");
   }
-  const bool waits_for_others = call.fixup == Fixup::kHostBlock && call.pass == Pass::kWhole;
-  const bool overlaps = call.dependent_launch || call.follows_append;
+  const bool waits_for_others = call.fixup.kind == Fixup::kHostBlock && call.fixup.pass == Pass::kWhole;
+  const bool overlaps = call.launch.dependent || call.launch.follows_append;
   cudaLaunchAttribute attribute{};
   if (waits_for_others) {
     attribute.id = cudaLaunchAttributeCooperative;
@@ -108,9 +106,9 @@ Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchP
   TensorMaps maps{};
   if (launch.tensor_copies) add_tensor_maps(launch, call, maps);
   const Status status = launch_pass(plan, launch, call, maps);
-  if (!status.ok() || call.fixup != Fixup::kTwoKernels) return status;
-  call.pass = Pass::kMergeOnly;
-  call.follows_append = false;
+  if (!status.ok() || call.fixup.kind != Fixup::kTwoKernels) return status;
+  call.fixup.pass = Pass::kMergeOnly;
+  call.launch.follows_append = false;
   return launch_pass(plan, launch, call, maps);
 }
 

@@ -14,8 +14,8 @@ inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Sco
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {
-  kRuns,           // the copy engine takes whole tiles, or what a page holds of them: tokens of a head lie end to end
-  kBoxes,          // the copy engine's tensor copies, and threads where these cannot
+  kRuns,           // bulk copies (TMA) take whole tiles, or what a page holds of them: tokens of a head lie end to end
+  kBoxes,          // tensor copies (TMA), and threads where these cannot
   kThreads,        // threads take pieces of rows
   kRunsOrThreads,  // as the call allows
 };
@@ -45,7 +45,7 @@ struct ScopeTraits {
   StageOrder stage = StageOrder::kRows;
   Dims dims = Dims::kFewer;
   Chunks chunks = Chunks::kNever;
-  bool warms_l2 = false;            // sends for its first read before there is a plan (kernel/l2_warming.cuh)
+  bool warms_l2 = false;            // sends for its first read before there is a plan (kernel/plan/l2_warming.cuh)
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
   bool sharing_warp = false;

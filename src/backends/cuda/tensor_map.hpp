@@ -1,5 +1,5 @@
-// TensorMap: what tensor copies of the copy engine (sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each,
-// and lay the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/stage_columns.cuh).
+// TensorMap: what tensor copies (TMA, sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each, and
+// swizzle the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/load/stage_columns.cuh).
 // Source: CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors", swizzling modes.
 #pragma once
 
@@ -11,14 +11,14 @@
 namespace lean::cuda {
 
 inline constexpr std::int32_t kBoxRows = 16;       // of a low box
-inline constexpr std::int32_t kMostBoxRows = 256;  // the copy engine's limit
+inline constexpr std::int32_t kMostBoxRows = 256;  // the TMA's limit
 
-/// CUtensorMap.
+/// A CUtensorMap, for code that does not include cuda.h.
 struct alignas(128) TensorMap {
   std::byte bytes[128];
 };
 
-/// Low boxes take the copy engine some 110 cycles for 2 KB, tall ones a fourth of that a byte; what is left of a tile comes in low ones.
+/// Low boxes take the TMA some 110 cycles for 2 KB, tall ones a fourth of that a byte; what is left of a tile comes in low ones.
 struct BoxMaps {
   TensorMap tall;
   TensorMap low;
@@ -29,7 +29,8 @@ struct TensorMaps {
   BoxMaps v;
 };
 
-/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole boxes.
+/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole
+/// boxes.
 [[nodiscard]] bool takes_boxes(const Problem& problem) noexcept;
 
 /// Rows of a tall box: all of a tile, or as many as divide pages into boxes.

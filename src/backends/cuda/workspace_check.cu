@@ -1,16 +1,23 @@
+// The kernels around a call that checks its workspace (workspace_check.hpp): one takes the state for it and looks for counters that
+// are not 0, one gives it back. What they find is a sticky code.
 #include "backends/cuda/workspace_check.hpp"
+
+#include <cuda/atomic>
 
 #include <atomic>
 
 #include "backends/cuda/device.hpp"
+#include "backends/cuda/sticky.cuh"
 
 namespace lean::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
 
-__device__ void report(fixup::StateHeader& header, StatusCode code) {
-  atomicCAS(&header.sticky_code, 0, static_cast<fixup::Counter>(code));
+/// Puts `value` where `expected` is; false where something else is. Acquires what was released with the word.
+__device__ bool exchange_acq_rel(fixup::Counter& word, fixup::Counter expected, fixup::Counter value) {
+  using Ref = ::cuda::atomic_ref<fixup::Counter, ::cuda::thread_scope_device>;
+  return Ref(word).compare_exchange_strong(expected, value, ::cuda::memory_order_acq_rel, ::cuda::memory_order_relaxed);
 }
 
 /// One CTA.
@@ -18,18 +25,20 @@ __global__ void claim(const fixup::Slots slots, const fixup::Counter ticket) {
   __shared__ bool mine;
   fixup::StateHeader& header = slots.header();
   if (threadIdx.x == 0) {
-    mine = atomicCAS(&header.owner, 0, ticket) == 0;
-    if (!mine) report(header, StatusCode::kWorkspaceInUse);
+    mine = exchange_acq_rel(header.owner, 0, ticket);  // pairs with release()
+    if (!mine) report_sticky(header, StatusCode::kWorkspaceInUse);
   }
   __syncthreads();
   if (!mine) return;  // the other call's counters are its own business
   bool dirty = false;
   for (std::int64_t i = threadIdx.x; i < slots.layout.counters(); i += kThreads) dirty |= slots.counters()[i] != 0;
-  if (__syncthreads_or(dirty) != 0 && threadIdx.x == 0) report(header, StatusCode::kWorkspaceDirty);
+  if (__syncthreads_or(dirty) != 0 && threadIdx.x == 0) report_sticky(header, StatusCode::kWorkspaceDirty);
 }
 
-/// One thread.
-__global__ void release(const fixup::Slots slots, const fixup::Counter ticket) { atomicCAS(&slots.header().owner, ticket, 0); }
+/// One thread. Pairs with claim() of a later call.
+__global__ void release(const fixup::Slots slots, const fixup::Counter ticket) {
+  exchange_acq_rel(slots.header().owner, ticket, 0);
+}
 
 Status launch(const void* kernel, unsigned threads, fixup::Slots slots, fixup::Counter ticket, void* stream) noexcept {
   void* arguments[] = {&slots, &ticket};

@@ -1,4 +1,4 @@
-// What a call with new tokens works on: queries turned by the rotary embedding, and new keys and values as they will stand in the
+// What a call with new tokens works on: queries rotated by the rotary embedding, and new keys and values as they will stand in the
 // cache. Values pass through fp32 and the types' own rounding, exactly as problem/append.hpp says: they are inputs, not results.
 #pragma once
 
@@ -26,7 +26,7 @@ inline void rotate(const Append& append, const Sequence& lengths, std::int64_t t
 
 /// A query row, which the caller has loaded.
 inline void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, std::vector<double>& row) {
-  if (!turns_queries(problem.append, lengths)) return;
+  if (!rotates_queries(problem.append, lengths)) return;
   rotate(problem.append, lengths, std::int64_t{lengths.kv_end} - lengths.q_tokens + query_token, row);
   for (double& x : row) x = rounded_to(problem.q.dtype, x);
 }

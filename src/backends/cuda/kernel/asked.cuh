@@ -1,5 +1,5 @@
-// Asked: what a call asks for, as a variant's code sees it. What the variant's scope leaves out is a constant here, so that neither its
-// code nor its registers are there.
+// Asked: what a call asks for, as a variant's code sees it. What the variant's scope leaves out is a constant here, so that neither
+// its code nor its registers are there.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,27 @@ struct Asked {
 
   __device__ __forceinline__ explicit Asked(const DeviceCall& asked_call) : call(asked_call) {}
 
-  [[nodiscard]] __device__ __forceinline__ bool flat() const { return !kAnyCall || call.flat; }
-  [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.pass == Pass::kMergeOnly; }
-  [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup == Fixup::kLastArriver; }
-  [[nodiscard]] __device__ __forceinline__ bool chunks() const { return kAnyCall ? call.chunk_tiles > 0 : kConfig.chunks_only(); }
+  [[nodiscard]] __device__ __forceinline__ bool flat() const { return !kAnyCall || call.plan.flat; }
+  [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.fixup.pass == Pass::kMergeOnly; }
+  [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup.kind == Fixup::kLastArriver; }
+  [[nodiscard]] __device__ __forceinline__ bool chunks() const {
+    return kAnyCall ? call.plan.chunk_tiles > 0 : kConfig.chunks_only();
+  }
   /// A window may begin inside a tile.
   [[nodiscard]] __device__ __forceinline__ bool windowed_chunks() const { return kAnyCall && chunks(); }
-  /// Of rows end to end; tensor copies are others.
-  [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const { return kAnyCall ? call.bulk_copies : kConfig.copies_runs(); }
-  [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.box_tokens > 0; }
+  /// Bulk copies bring rows end to end; tensor copies are others.
+  [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const {
+    return kAnyCall ? call.load.bulk_copies : kConfig.copies_runs();
+  }
+  [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.load.box_tokens > 0; }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kPlain && is_paged(call.problem.pages); }
   [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const { return !kPlain && call.problem.cu_kv_tokens != nullptr; }
   [[nodiscard]] __device__ __forceinline__ bool cumulative_queries() const {
     return !kPlain && call.problem.cu_q_tokens != nullptr;
   }
-  /// As DeviceCall has them.
-  [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.may_rule; }
-  [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.hides_values; }
+  /// Whether a tile may have rules, and whether these hide values (TileArgs).
+  [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.tile.may_rule; }
+  [[nodiscard]] __device__ __forceinline__ bool hides_values() const { return kAnyCall && call.tile.hides_values; }
 };
 
 }  // namespace lean::cuda

@@ -1,28 +1,46 @@
-// The kernel: one CTA is one worker. The work line is built, by all threads where it is long; then the producer's warps walk the
-// worker's segments and fill the ring, and the consumer warps compute LeanTiles and end each segment. One launch, nothing waits
-// for another CTA (but a host block, where that is asked for).
+// The kernel, warp-specialised: one CTA is one worker. One launch; nothing waits for another CTA but a host block, where that is
+// asked for.
+//
+//   warps           number    what they do
+//   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their parts,
+//                             and write the output or hand over a partial; the last contributor to arrive merges those
+//     first thread            initialises the barriers, asks for the first segment's queries
+//     last warp               in a decode step: the first read, K and V of an early tile into the L2
+//   producers       1, 2, 4   walk the worker's segments and announce each (first thread), keep the ring full (as many as copy)
+//   contributors'   0, 1      any call: walks the segments too, and says who shares each output; in a decode step a producer does
+//   all                       build the line together where it is long; a short one each warp that walks it builds for itself
+//
+//   shared memory, from low addresses to high (CtaMemory)
+//   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
+//   | CtaShared: barriers, | queries        | exchange, the consumers': | CtaLine           | ring: stages of a K   | a row: |
+//   | 2 records, the call, | of 2 segments, | queries that they stage,  | of a general line | or V tile each, 2 and | read,  |
+//   | a flat line, then    | where bulk     | scores under rules,       |                   | more, as many as fit  | never  |
+//   | states of parts      | copies bring   | O of parts                |                   | up to 96 KB or all    | used   |
+//   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
+//
+//   barrier              who waits         until
+//   stage_full, _free    consumers, prod.  a tile has come; every consumer warp has read it
+//   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
+//   queries_full         consumers         bulk copies have brought the queries
+//   contributors_known   consumers         the rest of the record is there, which a segment's end needs
 #pragma once
 
-#include "backends/cuda/kernel/cta_chunks.cuh"
-#include "backends/cuda/kernel/cta_combine.cuh"
-#include "backends/cuda/kernel/cta_merge.cuh"
-#include "backends/cuda/kernel/cta_shared.cuh"
-#include "backends/cuda/kernel/l2_warming.cuh"
-#include "backends/cuda/kernel/line_build.cuh"
-#include "backends/cuda/kernel/narrow_tile.cuh"
-#include "backends/cuda/kernel/producer.cuh"
-#include "backends/cuda/kernel/queries.cuh"
-#include "backends/cuda/kernel/ring.cuh"
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/fixup/segment_end.cuh"
+#include "backends/cuda/kernel/load/producer.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/plan/l2_warming.cuh"
+#include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/tile/tile.cuh"
 #include "backends/cuda/kernel_rows.hpp"
 #include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/grid.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda {
 
-/// Passed by the walking warps once the consumers have set up what is shared.
-inline constexpr std::uint32_t kStartBarrier = 2;
-
-/// By one thread, one after the other: a thread each costs more, since their addresses take turns anyway.
+/// Called by one thread: a thread for each barrier costs more, since their addresses go one after the other anyway.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
   const bool bulk = Asked<kConfig>(call).bulk_copies();
@@ -34,7 +52,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
 #pragma unroll
   for (std::int32_t record = 0; record < kRecords; ++record) {
     ptx::barrier_init(&shared.record_full[record], 1);
-    ptx::barrier_init(&shared.sharing_known[record], 1);
+    ptx::barrier_init(&shared.contributors_known[record], 1);
     ptx::barrier_init(&shared.queries_full[record], 1);
     const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
     ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
@@ -43,7 +61,8 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   shared.lacks_pages = 0;
 }
 
-/// By the consumer warps from the second on but for the last, which has the L2 warmed.
+/// Copies the call into shared memory. Called by the consumer warps; the first and the last, which has the L2 warmed, leave it to
+/// the others.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_call(const DeviceCall& call, CtaShared<kConfig>& shared) {
   constexpr std::int32_t kWords = sizeof(DeviceCall) / sizeof(std::uint64_t);
@@ -63,31 +82,31 @@ template <KernelConfig kConfig, bool kWhole>
 __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const Asked<kConfig> asked(call);
   CtaShared<kConfig>& shared = memory.shared;
-  Turn ring(call.ring_stages);
+  PipelineState ring(call.load.ring_stages);
   const std::byte* stages = memory.ring(call);
   const bool leads = threadIdx.x % kWarpThreads == 0;
-  const auto stage_address = [&] { return ptx::shared_address(stages + ring.place * call.stage_bytes); };
-  const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.place], ring.parity); };
+  const auto stage_address = [&] { return ptx::shared_address(stages + ring.index * call.load.stage_bytes); };
+  const auto await_stage = [&] { ptx::barrier_wait(&shared.stage_full[ring.index], ring.phase); };
   const auto release_stage = [&] {
-    ptx::barrier_arrive_by_warp(&shared.stage_free[ring.place], leads);
+    ptx::barrier_arrive_by_warp(&shared.stage_free[ring.index], leads);
     ring.advance();
   };
-  bool first_segment = true;                              // while the producer asks for its keys
-  if (call.follows_append) ptx::await_earlier_kernels();  // they turn the queries
-  for (Turn turn(kRecords);; turn.advance()) {
-    ptx::barrier_wait(&shared.record_full[turn.place], turn.parity);
-    const SegmentRecord& record = shared.records[turn.place];
+  bool first_segment = true;                                     // while the producer asks for its keys
+  if (call.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
+  for (PipelineState records(kRecords);; records.advance()) {
+    ptx::barrier_wait(&shared.record_full[records.index], records.phase);
+    const SegmentRecord& record = shared.records[records.index];
     if (record.last) return;
-    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, turn.place);
+    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, records.index);
     first_segment = false;
     if (!asked.merge_only()) {
       if constexpr (kStagesQueriesApart<kConfig>) {
-        stage_queries_apart<kConfig>(call, turn.place);
+        stage_queries_apart<kConfig>(call, records.index);
       } else if constexpr (!kConfig.bulk_queries()) {
-        stage_queries<kConfig>(call, turn.place);
+        stage_queries<kConfig>(call, records.index);
       }
       TileOf<kConfig, kWhole> tile(call);  // anew: nothing of it is kept in registers across hand_over()
-      tile.begin(memory, turn);
+      tile.begin(memory, records);
       for (std::int32_t token = record.token_begin; token < record.token_end;) {
         const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
         const bool idle = tile.idle(tokens);
@@ -101,71 +120,13 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         token += tokens;
       }
       tile.finish();
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
-      combine_warps<kConfig>(memory, turn.place, tile);
+      ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
+      combine_warps<kConfig>(memory, records.index, tile);
     } else {
-      ptx::barrier_wait(&shared.sharing_known[turn.place], turn.parity);
+      ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
     }
-    if (record.slot != nullptr) hand_over<kConfig>(turn.place);
-    ptx::barrier_arrive_by_warp(&shared.record_free[turn.place], leads);
-  }
-}
-
-template <KernelConfig kConfig, typename TCursor>
-__device__ __forceinline__ void walk(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory, TCursor& cursor) {
-  const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
-  if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
-  Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
-}
-
-/// Whether the calling warp walks the line: the first producer's and, if there is one, the sharing warp do. Others copy what they are told.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ bool needs_line() {
-  const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
-  return warp == 0 || warp == kConfig.producer_warps();
-}
-
-/// The walking warps' part of a flat line: built, where it is short, and walked. In a decode step cumulative lengths are code of their
-/// own, since whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one
-/// walk serves both, and is a sixth of the kernel less.
-template <KernelConfig kConfig, bool kCumulative>
-__device__ __forceinline__ void walk_flat_line(const DeviceCall& call, const TensorMaps& maps, CtaMemory<kConfig>& memory) {
-  const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
-  FlatLine line;
-  if (call.short_line) {
-    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
-    ptx::named_barrier(kStartBarrier, cta_threads(kConfig));
-  } else {
-    line = memory.shared.flat_line.line;
-    line.lengths = rules.lengths()(line.start.sequence);
-    line.even = {};
-  }
-  if constexpr (kConfig.step() && !kConfig.chunks_only()) {  // known to the compiler, wherever the plan comes from
-    line.plan.kind = Policy::Kind::kLean;
-    line.plan.granularity_tiles = 1;
-  }
-  using Cursor = schedule::FlatCursor<FlatRules<kConfig, kCumulative>>;
-  const auto even_cursor = [&] {
-    const auto sequence = static_cast<std::int32_t>(line.start.sequence);
-    return Cursor(rules, line.plan, line.even, {.sequence = sequence, .kv_head = line.even.output - sequence * call.shape.kv_heads},
-                  line.lengths);
-  };
-  const auto flat_cursor = [&] { return Cursor(rules, line.plan, worker_of(line.plan), line.share, line.start, line.lengths); };
-  if constexpr (!kMayBeEven<kConfig, kCumulative>) {
-    Cursor cursor = flat_cursor();
-    walk<kConfig>(call, maps, memory, cursor);
-  } else if constexpr (kConfig.copies_runs()) {
-    // An even line has code of its own: nothing is jumped over on the way to the first copy.
-    if (!line.even.even) {
-      Cursor cursor = flat_cursor();
-      walk<kConfig>(call, maps, memory, cursor);
-    } else if (threadIdx.x == kConfig.consumer_threads()) {
-      Cursor cursor = even_cursor();
-      Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run_even(cursor);
-    }
-  } else {
-    Cursor cursor = line.even.even ? even_cursor() : flat_cursor();
-    walk<kConfig>(call, maps, memory, cursor);
+    if (record.slot != nullptr) hand_over<kConfig>(records.index);
+    ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads);
   }
 }
 
@@ -187,23 +148,16 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
     }
     copy_call(call, memory.shared);
   }
-  if (consumes && call.short_line) ptx::named_barrier_arrive(kStartBarrier, cta_threads(kConfig));
-  if (call.dependent_launch) ptx::start_dependents();
+  if (consumes) setup_done<kConfig>(call);
+  if (call.launch.dependent) ptx::start_dependents();
   if constexpr (kWarmsL2<kConfig>) {
     if (warp == kConfig.consumer_warps - 1) {
-      if (call.dependent_launch && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
-      call.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
+      if (call.launch.dependent && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
+      call.plan.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
     }
   }
-  if (call.dependent_launch) ptx::await_earlier_kernels();
-  if (!call.short_line) {
-    __syncthreads();
-    if constexpr (kConfig.step()) {
-      build_flat_line<kConfig>();
-    } else {
-      call.flat ? build_flat_line<kConfig>() : build_line<kConfig>();
-    }
-  }
+  if (call.launch.dependent) ptx::await_earlier_kernels();
+  build_line<kConfig>(call);
   if (consumes) {
     if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
@@ -212,13 +166,8 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
     } else {
       consume<kConfig, false>(call, memory);
     }
-  } else if (kConfig.step() && !call.cumulative) {
-    walk_flat_line<kConfig, false>(call, maps, memory);
-  } else if (asked.flat()) {
-    walk_flat_line<kConfig, true>(call, maps, memory);
   } else {
-    DeviceCursor cursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
-    walk<kConfig>(call, maps, memory, cursor);
+    visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
   }
 }
 

@@ -1,4 +1,5 @@
-// What the code is compiled for. LEAN_CUDA_SM80_PATH: for sm_90 too as for sm_80, so that the older path is tested on newer hardware.
+// What the code is compiled for. LEAN_CUDA_SM80_PATH: for sm_90 too as for sm_80, so that the older path is tested on newer
+// hardware.
 #pragma once
 
 #if defined(__CUDA_ARCH__) && defined(LEAN_CUDA_SM80_PATH) && __CUDA_ARCH__ > 800

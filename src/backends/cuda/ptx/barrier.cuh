@@ -5,18 +5,15 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda::ptx {
-
-[[nodiscard]] __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/// Makes initialised barriers visible to the copy engine; every thread still needs __syncthreads().
+/// Makes initialised barriers visible to the TMA; every thread still needs __syncthreads().
 __device__ __forceinline__ void barrier_init_fence() {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -35,7 +32,7 @@ inline constexpr std::uint32_t kWarpArrivals = 32;
 inline constexpr std::uint32_t kWarpArrivals = 1;
 #endif
 
-/// By all lanes of a warp; one of them leads.
+/// A warp's arrival, by all its lanes; one of them leads.
 __device__ __forceinline__ void barrier_arrive_by_warp(std::uint64_t* barrier, bool leads) {
   __syncwarp();
   if (leads || kWarpArrivals > 1) barrier_arrive(barrier);
@@ -48,7 +45,7 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, st
 #endif
 }
 
-/// So many bytes more to come by copies of the copy engine, and no arrival.
+/// `bytes` more to come by bulk or tensor copies, and no arrival.
 __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -77,26 +74,12 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
   } while (done == 0);
 }
 
-/// threadIdx.x, read anew each time: what is derived from it is not kept in registers across the loops around.
-[[nodiscard]] __device__ __forceinline__ std::uint32_t thread_index() {
-  std::uint32_t index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
-/// Cycles of this multiprocessor's clock, of which differences mean something.
-[[nodiscard]] __device__ __forceinline__ std::uint32_t clock_cycles() {
-  std::uint32_t cycles;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
-  return cycles;
-}
-
 /// A barrier of the first `threads` threads that name it; id 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Arrives there without waiting: for those who have something to tell the ones who wait.
+/// Arrives at a named barrier without waiting: for those who have something to tell the ones who wait.
 __device__ __forceinline__ void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,22 +1,19 @@
-// Copies from global to shared memory that run beside the threads.
+// Copies from global to shared memory that run beside the threads: by the Tensor Memory Accelerator (TMA, sm_90), which takes bulk
+// copies (runs of bytes, cp.async.bulk) and tensor copies (boxes of a tensor, cp.async.bulk.tensor), and by threads (cp.async,
+// sm_80).
+// Source: PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/shared.cuh"
 
 namespace lean::cuda::ptx {
 
-#if defined(LEAN_CUDA_ARCH) && LEAN_CUDA_ARCH < 900
-inline constexpr bool kHasCopyEngine = false;
-#else
-inline constexpr bool kHasCopyEngine = true;
-#endif
-
-/// One run of bytes by the copy engine (sm_90): both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets
-/// go of it first: what is read once must not push out partials, queries and code.
+/// A bulk copy, of one run of bytes: both addresses and the size are multiples of 16. Reports to the barrier. The L2 lets go of it
+/// first: what is read once must not push out partials, queries and code.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std::uint32_t bytes, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(
@@ -29,7 +26,7 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, std:
 #endif
 }
 
-/// Has the copy engine fetch a run of bytes into the L2; address and size as for bulk_copy().
+/// Has the TMA fetch a run of bytes into the L2: its address and size are multiples of 16.
 __device__ __forceinline__ void prefetch_l2(const void* global, std::uint32_t bytes) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
@@ -50,7 +47,8 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
-/// One box of the tensor that `map` (a CUtensorMap outside shared memory) describes, by the copy engine (sm_90). As bulk_copy().
+/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier; the
+/// L2 lets go of it first.
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile(
@@ -63,21 +61,11 @@ __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const
 #endif
 }
 
-/// Has the copy engine fetch a map that it will be asked to use.
+/// Has the TMA fetch a map that it will be asked to use.
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
-}
-
-__device__ __forceinline__ void store_shared(std::uint32_t address, const uint4& x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-[[nodiscard]] __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
-  return x;
 }
 
 /// 16 bytes by this thread (sm_80), past the L1; 0 where `exists` is false, and `global` is not read then.
@@ -101,7 +89,7 @@ __device__ __forceinline__ void copy_byte(std::uint32_t shared, const std::byte*
   asm volatile("st.shared.b8 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
 
-/// Between what this thread stored to shared memory and copies to the same place by the copy engine.
+/// Between what this thread stored to shared memory and the TMA's copies to the same place (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_before_copies() {
 #if LEAN_CUDA_ARCH >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,4 @@
-// Programmatic dependent launch: kernels of a stream that overlap. Nothing before sm_90, where no such launch is made.
+// Programmatic dependent launch (PDL): kernels of a stream that overlap. Nothing before sm_90, where no such launch is made.
 // Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
 #pragma once
 

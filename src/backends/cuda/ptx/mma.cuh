@@ -1,5 +1,6 @@
-// Matrix fragments: loads from shared memory and 16x8x16 products with fp32 accumulation (PTX ISA, "Warp-level Matrix
-// Instructions"). Lane = 4 group + quad: a lane of an accumulator holds rows group and group + 8, columns 2 quad and + 1.
+// Matrix fragments: loads from shared memory and products with fp32 accumulation, D = A B + D, A 16 x 16, B 16 x 8 (PTX ISA,
+// "Warp-level Matrix Instructions"). Lane = 4 quad + in_quad: of an accumulator it holds rows quad and quad + 8, columns 2 in_quad
+// and + 1.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,9 +27,9 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t* fragment
 
 /// An 8x8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
 [[nodiscard]] __device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
-  std::uint32_t of_columns;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_columns) : "r"(pair));
-  return of_columns;
+  std::uint32_t of_transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(of_transposed) : "r"(pair));
+  return of_transposed;
 }
 
 /// c += a b; a 16x16, b 16x8.

@@ -1,4 +1,4 @@
-// What all lanes of a warp have together. Every lane takes part and gets the same.
+// What all lanes of a warp have together: every lane takes part, and gets the same but for warp_sum_before().
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,19 @@ template <typename TReduce>
 }
 [[nodiscard]] __device__ inline std::int64_t warp_max(std::int64_t x) {
   return warp_reduce(x, [](std::int64_t a, std::int64_t b) { return max_of(a, b); });
+}
+
+/// The sum over the lanes before the caller's.
+template <typename TUnits>
+[[nodiscard]] __device__ inline TUnits warp_sum_before(TUnits own) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  TUnits end = own;
+#pragma unroll
+  for (int lanes = 1; lanes < kLanes; lanes *= 2) {
+    const TUnits left = __shfl_up_sync(kAllLanes, end, static_cast<unsigned>(lanes));
+    if (lane >= lanes) end += left;
+  }
+  return end - own;
 }
 
 /// The largest; not for NaN. As integers of the same order: one instruction.

@@ -1,0 +1,104 @@
+// CtaMemory: a CTA's dynamic shared memory. decode_kernel.cuh draws it; the host sizes it by shared_bytes() and the ring's stages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cuda/kernel/asked.cuh"
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/lines.cuh"
+#include "backends/cuda/kernel/segment_record.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "softmax/state.hpp"
+
+namespace lean::cuda {
+
+inline constexpr std::int32_t kRecords = 2;  // segments the producer may be ahead
+
+[[nodiscard]] __device__ __forceinline__ std::int32_t lane() { return static_cast<std::int32_t>(threadIdx.x % kWarpThreads); }
+
+/// States of the warps' parts, whose O lies in the exchange area (tile/staged_parts.cuh).
+template <KernelConfig kConfig>
+struct CtaParts {
+  static constexpr std::int32_t kRows = kConfig.consumer_warps * kConfig.staged_rows();  // of all parts together
+  float m[kRows];                                                                        // [part][row]
+  float l[kRows];
+};
+
+template <KernelConfig kConfig>
+struct CtaShared {
+  alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
+  std::uint64_t stage_free[max_stages(kConfig)];
+  std::uint64_t record_full[kRecords];
+  std::uint64_t record_free[kRecords];
+  std::uint64_t queries_full[kRecords];  // with bulk_queries()
+  std::uint64_t contributors_known[kRecords];
+  SegmentRecord records[kRecords];
+  DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
+  union {
+    CtaFlatLine<kConfig> flat_line;  // until the walk begins
+    CtaParts<kConfig> parts;
+  };
+  std::int32_t arrived_last;
+  std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
+};
+
+/// Tensor copies place pieces by their addresses' bits, up to 8 rows of 128 bytes.
+template <KernelConfig kConfig>
+inline constexpr std::size_t kRestAlignment = kConfig.in_columns() ? 1024 : 128;
+
+/// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
+template <KernelConfig kConfig>
+struct CtaMemory {
+  CtaShared<kConfig> shared;
+  alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
+  alignas(16) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
+  alignas(kRestAlignment<kConfig>) std::byte rest[128];
+
+  [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
+  [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) {
+    return rest + line_bytes(Asked<kConfig>(call).flat());
+  }
+
+  [[nodiscard]] static constexpr LEAN_HD std::int32_t line_bytes(bool flat) noexcept {
+    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + 127) / 128 * 128);
+  }
+};
+
+/// Found by name wherever it is asked for, so that functions that are called, not inlined, know that it is shared memory.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ CtaMemory<kConfig>& cta_memory() {
+  extern __shared__ __align__(1024) std::byte dynamic_shared_memory[];
+  return *reinterpret_cast<CtaMemory<kConfig>*>(dynamic_shared_memory);
+}
+
+/// For what is not needed before the first copy. Any call's is read from shared memory, so that nothing of it is kept in
+/// registers. In a decode step it is worked out ahead of time instead: what ends a segment is waited for, and the first copy did
+/// not come earlier.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ const DeviceCall& call_for_later(const DeviceCall& call) {
+  return kConfig.step() ? call : cta_memory<kConfig>().shared.call;
+}
+
+/// Named barriers; 0 is that of __syncthreads().
+inline constexpr std::uint32_t kConsumerBarrier = 1;
+inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
+
+/// The consumer threads' own barrier.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void consumer_sync() {
+  ptx::named_barrier(kConsumerBarrier, kConfig.consumer_threads());
+}
+
+/// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than
+/// the variant's.
+template <KernelConfig kConfig>
+[[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
+  constexpr std::int64_t kRowBytes = kConfig.stage_row_bytes(kConfig.head_dim);
+  return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
+}
+
+}  // namespace lean::cuda

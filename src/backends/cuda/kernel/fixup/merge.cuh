@@ -1,0 +1,60 @@
+// The merge of an output's slots by the worker that arrives last, or the paper's host block (docs/fixup.md). By all consumer
+// threads together, once a segment at most: a function that is called, so that the loop over tiles keeps its registers.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/fixup/arrival.cuh"
+#include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/kernel/plan/merge_run.cuh"
+#include "fixup/arrival.hpp"
+
+namespace lean::cuda {
+
+/// One trip to memory for up to kAhead partials, and a run has kMaxOneLevel at most (kMaxWorkers, and FlashDecoding's limit of
+/// splits, see to that).
+template <KernelConfig kConfig>
+__device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
+  constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
+  constexpr std::int32_t kSlices = kRowSlices<kConfig>;
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const SegmentRecord& record = shared.records[record_index];
+  merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, record.rows * kSlices, [&run](std::int32_t i) {
+    return MergedSlice{.row = i / kSlices, .row_of_parts = i / kSlices, .slice = i % kSlices, .slot = run.slot};
+  });
+}
+
+/// The fix-ups in which one worker merges all groups: the paper's host, who waits for its peers, and the second of two kernels.
+template <KernelConfig kConfig>
+__device__ __noinline__ void merge_alone(std::int32_t record_index) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const SegmentRecord& record = shared.records[record_index];
+  const fixup::Slots& slots = shared.call.fixup.slots;
+  if (shared.call.fixup.kind == Fixup::kTwoKernels && shared.call.fixup.pass == Pass::kWhole) return;
+  if (shared.call.fixup.kind == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
+  const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
+  const std::int32_t runs = grouping.groups + (grouping.groups > 1 ? 1 : 0);
+#pragma unroll 1
+  for (std::int32_t i = 0; i < runs; ++i) {
+    const MergeRun run = i < grouping.groups ? run_of_group(slots, record.slots, record.contributors, grouping, i)
+                                             : run_of_groups(slots, record.slots, grouping);
+    merge_run<kConfig>(run, record_index);
+    consumer_sync<kConfig>();  // the groups' results are there
+  }
+}
+
+/// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void merge_shared(std::int32_t record_index) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  if (!Asked<kConfig>(shared.call).last_arriver()) return merge_alone<kConfig>(record_index);
+  const SegmentRecord& record = shared.records[record_index];
+#pragma unroll 1
+  for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {
+    merge_run<kConfig>(run, record_index);
+    if (run.slot == nullptr) return;
+    run = run_of_groups(shared.call.fixup.slots, record.slots, fixup::grouping_of(record.contributors));
+  }
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,169 @@
+// Parts: results (O, m, l) of the same rows, and their merge. The warps of a CTA bring theirs at a segment's end, in shared memory;
+// the workers that share an output bring theirs in slots. A warp merges up to 128 dims of a row: a lane knows a part's state, and
+// every lane adds up its elements of all parts, which it asks for before it uses one.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/output/row_slice.cuh"
+#include "backends/cuda/kernel/output/rows.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "fixup/arrival.hpp"
+
+namespace lean::cuda {
+
+/// What the token warps staged.
+template <KernelConfig kConfig>
+struct WarpParts {
+  static constexpr std::int32_t kRows = StagedRows<kConfig>::kCount;  // of a part
+
+  const CtaMemory<kConfig>& memory;
+
+  [[nodiscard]] __device__ __forceinline__ static constexpr std::int32_t count() { return kConfig.token_warps(); }
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t row) const {
+    return {memory.shared.parts.m[part * kRows + row], memory.shared.parts.l[part * kRows + row]};
+  }
+  /// Where the first part has elements of a row, and the part after `part`, which has them at `at`.
+  [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
+    return memory.exchange + row * kConfig.head_dim + dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const {
+    return at + kRows * kConfig.head_dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) {
+    return *reinterpret_cast<const LaneElements<kConfig>*>(at);
+  }
+};
+
+/// The partials of a run, past the L1: other workers stored them.
+template <KernelConfig kConfig>
+struct SlotParts {
+  const MergeRun& run;
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t count() const { return run.parts; }
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t row) const {
+    const float* m = run.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
+    return {__ldcg(m), __ldcg(m + kConfig.q_rows)};
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
+    return run.first + row * kConfig.head_dim + dim;
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t part) const {
+    return at + (part == 0 ? run.second - run.first : run.pitch);
+  }
+  [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) { return load_past_l1<kConfig>(at); }
+};
+
+/// Where a warp's merge goes: a slice of a row of the block.
+struct MergedSlice {
+  std::int32_t row = 0;
+  std::int32_t row_of_parts = 0;  // the same, among those that the parts hold
+  std::int32_t slice = 0;
+  float* slot = nullptr;  // null: to the output
+};
+
+/// What a lane asks for of a slice: a part's state, and its own elements of the first kAhead parts.
+template <int kAhead, KernelConfig kConfig>
+struct AskedSlice {
+  softmax::State state;
+  LaneElements<kConfig> elements[kAhead];
+  const float* next = nullptr;  // of the part after those
+};
+
+/// Asks for a slice of a row. Called by a warp.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+[[nodiscard]] __device__ __forceinline__ AskedSlice<kAhead, kConfig> ask_for_slice(const TParts& parts, std::int32_t row,
+                                                                                   std::int32_t slice) {
+  static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
+  const auto lane = static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
+  AskedSlice<kAhead, kConfig> asked;
+  if (lane < parts.count()) asked.state = parts.state(lane, row);
+  asked.next = parts.elements(row, dim_of_lane<kConfig>(slice));
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < parts.count()) asked.elements[i] = parts.load(asked.next);
+    asked.next = parts.next(asked.next, i);
+  }
+  return asked;
+}
+
+/// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp, which asked for it.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+[[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts, AskedSlice<kAhead, kConfig> asked) {
+  RowSlice<kConfig> whole;
+  whole.state.m = ptx::warp_max(asked.state.m);
+  const float weight = softmax::rescale_factor(asked.state.m, whole.state.m);
+  whole.state.l = ptx::warp_sum(asked.state.l * weight);
+  for (std::int32_t first = 0;;) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
+      const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
+#pragma unroll
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fmaf(asked.elements[i].x[j], factor, whole.o.x[j]);
+    }
+    first += kAhead;
+    if (first >= parts.count()) return whole;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      asked.elements[i] = {};
+      if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
+      asked.next = parts.next(asked.next, first + i);
+    }
+  }
+}
+
+/// Stores a slice into a slot; the first slice brings the row's state along.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice,
+                                            const RowSlice<kConfig>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig>(slice);
+  *reinterpret_cast<LaneElements<kConfig>*>(to.o + row * kConfig.head_dim + dim) = whole.o;
+  if (dim != 0) return;
+  to.m[row] = whole.state.m;
+  to.l[row] = whole.state.l;
+}
+
+/// Stores a merged slice where it goes.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergedSlice& to,
+                                              const RowSlice<kConfig>& whole) {
+  if (to.slot != nullptr) {
+    store_slice<kConfig>(shared.call.fixup.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
+  } else {
+    output_slice<kConfig>(shared.call, record, to.row, to.slice, whole);
+  }
+}
+
+/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next
+/// before it stores one.
+template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
+__device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
+                                             std::int32_t count, const TPlaceOf& place_of) {
+  AskedSlice<kAhead, kConfig> asked;
+  if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // one a warp at most
+    const auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
+    if (i >= count) return;
+    const MergedSlice to = place_of(i);
+    asked = ask_for_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
+    deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
+  } else {
+#pragma unroll 1
+    for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;;
+         i += kConfig.consumer_warps) {
+      RowSlice<kConfig> whole;
+      if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
+      if (i < count) {
+        const MergedSlice from = place_of(i);
+        asked = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
+      }
+      if (before >= 0) deliver_slice<kConfig>(shared, record, place_of(before), whole);
+      if (i >= count) return;
+      before = i;
+    }
+  }
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,69 @@
+// The work line as the device holds it: lengths from device memory, and the types of the two walks: the general one in 64 bits, and
+// the flat line's in 32, which every decode step has (schedule/flat_line.hpp). kernel/plan builds and walks them; shared memory has
+// room for both while they are built.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/device_call.hpp"
+#include "problem/sequence.hpp"
+#include "schedule/even_line.hpp"
+#include "schedule/flat_line.hpp"
+#include "schedule/segments.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::cuda {
+
+/// Lengths as the kernel reads them: a sequence that another launch serves has no queries.
+template <bool kCumulative>
+class BasicDeviceLengths {
+ public:
+  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries) noexcept : source_(problem), queries_(queries) {}
+
+  LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
+    Sequence lengths = source_(sequence);
+    if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
+    return lengths;
+  }
+
+ private:
+  BasicLengthSource<kCumulative> source_;
+  QueryRange queries_;
+};
+
+using DeviceLengths = BasicDeviceLengths<true>;
+
+/// Any line, and the flat line that every decode step has (schedule/flat_line.hpp).
+using DeviceLine = schedule::WorkLine<DeviceLengths>;
+using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
+template <KernelConfig kConfig, bool kCumulative>
+using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
+using FlatPlan = schedule::BasicPlan<std::int32_t>;
+using FlatRange = schedule::BasicShares<std::int32_t>::Range;
+using FlatStart = schedule::SequencePlace<std::int32_t>;
+
+/// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its
+/// sequence.
+struct FlatLine {
+  FlatPlan plan;
+  FlatRange share;  // this worker's
+  FlatStart start;
+  Sequence lengths;  // of that sequence
+  schedule::EvenShare even;
+};
+
+/// The general line, its plan and their sums while they are built.
+struct CtaLine {
+  schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
+  schedule::Plan plan;
+  DeviceLine line;  // begun by one thread, built by all
+};
+
+/// A flat line and its sums, where all threads build it.
+template <KernelConfig kConfig>
+struct CtaFlatLine {
+  schedule::BasicLineSums<std::int32_t> warp_sums[cta_threads(kConfig) / kWarpThreads];
+  FlatLine line;
+};
+
+}  // namespace lean::cuda

@@ -1,0 +1,274 @@
+// Producer: the producer warps of the warp-specialised kernel. They walk the worker's segments, announce each to the consumer
+// warps, and keep the ring of K and V tiles full. A stage holds the K or the V rows of one LeanTile: end to end but for what fills
+// a row up to 16 bytes, or in columns (load/stage_columns.cuh). Only rows that exist are copied.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/load/box_copies.cuh"
+#include "backends/cuda/kernel/load/page_copies.cuh"
+#include "backends/cuda/kernel/load/queries.cuh"
+#include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/load/row_pieces.cuh"
+#include "backends/cuda/kernel/load/thread_copies.cuh"
+#include "backends/cuda/kernel/plan/record_writer.cuh"
+#include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/grid.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "problem/address.hpp"
+#include "problem/pages.hpp"
+
+namespace lean::cuda {
+
+/// Producer threads that copy: one where a tile is one run of bytes, a warp where pages hold runs, else all.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t copying_threads(const DeviceCall& call) {
+  const Asked<kConfig> asked(call);
+  if (!asked.bulk_copies()) return kConfig.producer_threads();
+  return asked.pages() ? kWarpThreads : 1;
+}
+
+/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kPlain>
+class Producer {
+ public:
+  __device__ Producer(const DeviceCall& call, const TensorMaps& maps, CtaShared<kConfig>& shared, std::byte* ring_memory)
+      : call_(call),
+        maps_(maps),
+        asked_(call),
+        shared_(shared),
+        ring_memory_(ring_memory),
+        ring_(call.load.ring_stages),
+        row_bytes_(row_bytes<kConfig>(call)),
+        thread_(static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads()),
+        by_threads_(call, thread_),
+        writer_(call) {}
+
+  /// Called by the producer's copying_threads(), and by the contributors' thread, if there is one, which walks the same segments and
+  /// says of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once.
+  template <typename TCursor>
+  __device__ void run(TCursor& cursor) {
+    TileRange range;
+    bool first_segment = true;
+    for (PipelineState records(kRecords);; records.advance()) {
+      const bool more = (thread_ == 0 || finds_contributors()) && writer_.next(cursor, range);
+      SegmentRecord& record = shared_.records[records.index];
+      if (finds_contributors()) {
+        if (!more) return;
+        cursor.find_contributors();
+        ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
+        announce_contributors(cursor, range, records);
+        continue;
+      }
+      if (thread_ == 0) {
+        ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
+        record.last = !more;
+        if (more) writer_.write(cursor, range, record);
+        ptx::barrier_arrive(&shared_.record_full[records.index]);
+      } else {
+        ptx::barrier_wait(&shared_.record_full[records.index], records.phase);
+      }
+      sync_copying_warp();
+      if (record.last) return;
+      copy_segment(record, records.index, first_segment, [&] {
+        if constexpr (!kConfig.has_sharing_warp()) {
+          if (!asked_.chunks() || range.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
+          announce_contributors(cursor, range, records);
+        }
+      });
+      first_segment = false;
+      sync_copying_warp();
+      if (!asked_.bulk_copies()) ptx::barrier_arrive_by_warp(&shared_.record_free[records.index], thread_ % kWarpThreads == 0);
+    }
+  }
+
+  /// Does what run() does for a worker that has one segment, by one thread: it is announced when its first tile is asked for, and
+  /// not before.
+  template <typename TCursor>
+  __device__ __forceinline__ void run(OneSegment<TCursor> one) {
+    static_assert(kPlain && kConfig.copies_runs() && !kConfig.has_sharing_warp());
+    TCursor& cursor = one.cursor;
+    PipelineState records(kRecords);
+    TileRange range;
+    if (writer_.next(cursor, range)) {
+      SegmentRecord record;
+      writer_.write(cursor, range, record);
+      const HeadRows k = rows_of(call_, true, record);
+      const HeadRows v = rows_of(call_, false, record);
+      std::int32_t token = record.token_begin;
+      std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+      if (tokens > 0) copy_tile(k, record, token, tokens);
+      const std::uint32_t keys_asked = ptx::clock_cycles();
+      shared_.records[records.index] = record;
+      ptx::barrier_arrive(&shared_.record_full[records.index]);
+      announce_contributors(cursor, range, records);
+      while (ptx::clock_cycles() - keys_asked < kValuesAfterCycles) {
+      }
+      if (tokens > 0) copy_tile(v, record, token, tokens);
+      for (token += tokens; token < record.token_end; token += tokens) {
+        tokens = record.tokens_from(token, kConfig.tile_tokens);
+        copy_tile(k, record, token, tokens);
+        copy_tile(v, record, token, tokens);
+      }
+      records.advance();
+    }
+    shared_.records[records.index].last = true;
+    ptx::barrier_arrive(&shared_.record_full[records.index]);
+  }
+
+ private:
+  [[nodiscard]] __device__ bool finds_contributors() const {
+    return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads();
+  }
+
+  __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
+
+  template <typename TCursor>
+  __device__ __forceinline__ void announce_contributors(const TCursor& cursor, const TileRange& range,
+                                                        const PipelineState& records) {
+    writer_.write_contributors(cursor, range, shared_.records[records.index]);
+    ptx::barrier_arrive(&shared_.contributors_known[records.index]);
+  }
+
+  [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
+    return head_rows(Asked<kConfig, kPlain>(call), keys, record.lengths, {record.sequence, record.kv_head});
+  }
+
+  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits
+  /// there.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t boxed_tokens(const SegmentRecord& record, std::int32_t token,
+                                                                     std::int32_t tokens) const {
+    if (!asked_.tensor_copies() || (asked_.pages() && token % kBoxRows != 0)) return 0;
+    if (record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end) return 0;
+    return tokens / kBoxRows * kBoxRows;
+  }
+
+  /// The queries are asked for after the first keys, which are longer under way, and before more would keep them waiting; the first
+  /// segment's by whoever computes with them, beside all this. `then`: done once, by thread 0, when the first tiles are under way.
+  template <typename TThen>
+  __device__ __forceinline__ void copy_segment(const SegmentRecord& record, std::int32_t record_index, bool first_segment,
+                                               const TThen& then) {
+    const HeadRows k = rows_of(call_, true, record);
+    HeadRows v;
+    const auto after_first_keys = [&] {
+      if (kConfig.bulk_queries() && !first_segment && thread_ == 0) {
+        await_append();
+        copy_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index);
+      }
+      v = rows_of(call_for_later<kConfig>(call_), false, record);
+    };
+    std::int32_t token = record.token_begin;
+    if constexpr (kConfig.copies_runs()) {  // K and V by one place in the code: that much less is to be fetched before the first
+      const std::int32_t end = record.token_end;
+      std::int32_t tokens = 0;
+      for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
+        const bool keys = copy % 2 == 0;
+        if (keys) tokens = record.tokens_from(token, kConfig.tile_tokens);
+        if (token < end) copy_tile(either(keys, k, v), record, token, tokens);
+        if (copy == 0) after_first_keys();
+        if (copy == 1 && thread_ == 0) then();
+        if (!keys) token += tokens;
+      }
+    } else {
+      do {  // once where there are no tokens
+        const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+        const bool first = token == record.token_begin;
+        const bool any = token < record.token_end;
+        if (any) copy_tile(k, record, token, tokens);
+        if (first) after_first_keys();
+        if (any) copy_tile(v, record, token, tokens);
+        if (first && thread_ == 0) then();
+        token += tokens;
+      } while (token < record.token_end);
+    }
+  }
+
+  /// One of the two, in registers.
+  [[nodiscard]] __device__ __forceinline__ static HeadRows either(bool keys, const HeadRows& k, const HeadRows& v) {
+    return {keys, keys ? k.first : v.first, keys ? k.token_bytes : v.token_bytes, keys ? k.page_bytes : v.page_bytes};
+  }
+
+  /// Before new tokens and queries are read: the kernel ahead that makes them may still run. Older tokens are read meanwhile.
+  __device__ __forceinline__ void await_append() const {
+    if (call_.launch.follows_append) ptx::await_earlier_kernels();
+  }
+
+  /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
+  __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
+    std::byte* stage = ring_memory_ + ring_.index * call_.load.stage_bytes;
+    std::uint64_t* full = &shared_.stage_full[ring_.index];
+    if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
+      const std::int32_t unseen = min(record.first_seen - token, tokens);
+      stage += unseen * stage_row_bytes<kConfig>(call_);
+      token += unseen;
+      tokens -= unseen;
+    }
+    const std::int32_t boxed = boxed_tokens(record, token, tokens);
+    if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
+    ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
+    if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
+    if (asked_.bulk_copies() && asked_.pages()) {
+      copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
+    } else if (asked_.bulk_copies()) {
+      const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
+      if (thread_ == 0) {
+        ptx::barrier_arrive_expect(full, bytes);
+        ptx::bulk_copy(stage, rows.first + token * rows.token_bytes, bytes, full);
+      }
+    } else {
+      if (boxed > 0) {
+        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
+      }
+      if (tokens > boxed) {
+        by_threads_.copy(shared_, ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed}, pages_);
+      }
+      if (piece_bytes<kConfig>(call_) == 1) {  // the arrival after copies says nothing of what threads stored
+        ptx::await_async_copies();
+        ptx::barrier_arrive(full);
+      } else {
+        ptx::barrier_arrive_after_copies(full);
+      }
+    }
+    ring_.advance();
+  }
+
+  const DeviceCall& call_;
+  const TensorMaps& maps_;
+  Asked<kConfig, kPlain> asked_;
+  CtaShared<kConfig>& shared_;
+  std::byte* ring_memory_;
+  PipelineState ring_;
+  std::int32_t row_bytes_;
+  std::int32_t thread_;
+  ThreadCopies<kConfig> by_threads_;
+  LanePages<kConfig> pages_;  // of the tile that is being copied
+  RecordWriter<kConfig, kPlain> writer_;
+};
+
+/// What visit_segments() calls with a worker's segments, by all warps but the consumers'.
+template <KernelConfig kConfig>
+struct Produce {
+  const DeviceCall& call;
+  const TensorMaps& maps;
+  CtaMemory<kConfig>& memory;
+
+  template <typename TCursor>
+  __device__ __forceinline__ void operator()(TCursor& cursor) const {
+    const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
+    if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
+    Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
+  }
+
+  template <typename TCursor>
+  __device__ __forceinline__ void operator()(OneSegment<TCursor> one) const {
+    Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run(one);
+  }
+};
+
+}  // namespace lean::cuda

@@ -1,0 +1,99 @@
+// Queries: where the rows of a row block lie in memory and, 8 dims at a time, in the exchange area from which warps load them.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/copy.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
+#include "problem/address.hpp"
+
+namespace lean::cuda {
+
+[[nodiscard]] __device__ __forceinline__ const std::uint16_t* query_row(const DeviceCall& call, const SegmentRecord& record,
+                                                                        PackedRow at) {
+  const Problem& problem = call.problem;
+  const HeadPosition head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
+  return static_cast<const std::uint16_t*>(problem.q.data) +
+         q_offset(problem.q.strides, record.lengths, head, problem.cu_q_tokens != nullptr) + at.token * problem.q.strides.token;
+}
+
+/// Dims that queries lack are 0, and stay so: nobody copies anything there. By all consumer threads, once.
+template <KernelConfig kConfig>
+__device__ __noinline__ void pad_queries(const DeviceCall& call) {
+  if constexpr (!kConfig.bulk_queries()) return;
+  const std::int32_t first = call.problem.head_dim * kQueryBytes / kPieceBytes;
+  constexpr std::int32_t kPieces = kConfig.head_dim * kQueryBytes / kPieceBytes;
+  const std::uint32_t staged = ptx::shared_address(cta_memory<kConfig>().queries);
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kRecords * kConfig.q_rows * kPieces;
+       i += kConfig.consumer_threads()) {
+    if (i % kPieces < first) continue;
+    ptx::store_shared(staged + static_cast<std::uint32_t>(i / kPieces * kQueryRowBytes<kConfig> + i % kPieces * kPieceBytes),
+                      {0, 0, 0, 0});
+  }
+}
+
+/// Brings the record's queries to where they are staged, by one thread: a bulk copy a row.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index) {
+  const std::int32_t row_bytes = (kConfig.fills_rows() ? call.problem.head_dim : kConfig.head_dim) * kQueryBytes;
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  std::uint64_t* full = &memory.shared.queries_full[record_index];
+  const std::int32_t rows = record.rows;
+  ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * row_bytes));
+  const Strides& strides = call.problem.q.strides;
+  const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
+  std::byte* to = memory.queries[record_index];
+  const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
+  for (; to < end; token += strides.token) {
+    const std::uint16_t* from = token;
+#pragma unroll 1
+    for (std::int32_t head = 0; head < call.shape.group; ++head) {
+      ptx::bulk_copy(to, from, static_cast<std::uint32_t>(row_bytes), full);
+      to += kQueryRowBytes<kConfig>;
+      from += strides.head;
+    }
+  }
+}
+
+/// The queries of a record's row block to the exchange area, by all consumer threads; rows and dims that do not exist are 0. Called
+/// before a segment begins, when nothing is kept in registers yet.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32_t record_index) {
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const SegmentRecord& record = memory.shared.records[record_index];
+  const std::uint32_t staged = ptx::shared_address(memory.exchange);
+  consumer_sync<kConfig>();  // what the segment before had there is read
+#pragma unroll 1
+  for (auto i = static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.q_rows * kQueryPieces<kConfig>;
+       i += kConfig.consumer_threads()) {
+    const std::int32_t row = i / kQueryPieces<kConfig>;
+    const std::int32_t dim = i % kQueryPieces<kConfig> * kQueryPieceDims;
+    uint4 eight = {0, 0, 0, 0};
+    if (row < record.rows && dim < call.problem.head_dim) {
+      const std::uint16_t* from = query_row(call, record, query_of<kConfig>(call, record, row)) + dim;
+      if (call.load.vector_queries) {
+        eight = *reinterpret_cast<const uint4*>(from);
+      } else {
+        const auto* pairs = reinterpret_cast<const std::uint32_t*>(from);
+        eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
+      }
+    }
+    ptx::store_shared(query_address<kConfig>(staged, row, dim / kQueryPieceDims), eight);
+  }
+}
+
+/// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others
+/// more.
+template <KernelConfig kConfig>
+inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
+template <KernelConfig kConfig>
+__device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_index) {
+  stage_queries<kConfig>(call, record_index);
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,76 @@
+// Finished rows of O into the output, with their LSE where it is asked for: the last stage of an output that one worker has whole,
+// and what the fix-up ends in.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/output/row_slice.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/segment_record.cuh"
+#include "backends/cuda/kernel/tile/staged_parts.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+#include "output/rows.hpp"
+
+namespace lean::cuda {
+
+/// A row of the output: where it lies, and what its merged elements are multiplied by.
+struct RowEnd {
+  std::uint16_t* to = nullptr;
+  float scale = 1.0F;
+};
+
+/// Finishes a row. One lane of a warp stores its lse, where that is asked for.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ RowEnd end_row(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
+                                                        softmax::State state, bool stores_lse) {
+  const Problem& problem = call.problem;
+  const HeadPosition kv_head{record.sequence, record.kv_head};
+  const PackedRow at = row_in_block<kConfig>(call, record, row);
+  const float sink = output::row_sink(problem, call.shape.group, kv_head, at);
+  if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, at, state, sink);
+  const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
+  const float scale = softmax::output_scale(state, sink);
+  return {.to = record.output + offset, .scale = kConfig.kv_type().scaled ? scale * record.v_scale : scale};
+}
+
+/// Two neighbouring elements of O as the output has them.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t pack_output(const DeviceCall& call, float low, float high) {
+  const bool half = kConfig.kv_type().scaled ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
+  return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
+}
+
+/// Stores a lane's merged elements of a row, if the problem has that many dims.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
+                                               const LaneElements<kConfig>& o) {
+  if (dim >= call.problem.head_dim) return;
+  std::uint16_t* to = end.to + dim;
+  std::uint32_t pairs[kLaneDims<kConfig> / 2];
+#pragma unroll
+  for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
+    pairs[i] = pack_output<kConfig>(call, o.x[2 * i] * end.scale, o.x[2 * i + 1] * end.scale);
+  }
+  if (call.output.vector_output) {
+    if constexpr (kLaneDims<kConfig> == 4) {
+      *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = pairs[0];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+}
+
+/// Stores a merged slice of a row into the output.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_slice(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
+                                             std::int32_t slice, const RowSlice<kConfig>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig>(slice);
+  const RowEnd end = end_row<kConfig>(call, record, row, whole.state, dim == 0);
+  store_elements<kConfig>(call, end, swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims, whole.o);
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,182 @@
+// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself,
+// longer ones all threads together. A short one may be even, and its segments known by arithmetic.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/lines.cuh"
+#include "backends/cuda/kernel/plan/line_sums.cuh"
+#include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/sticky.cuh"
+
+namespace lean::cuda {
+
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries),
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
+}
+
+using FlatSums = schedule::BasicLineSums<std::int32_t>;
+
+/// A flat line's policy is lean, or fixed_chunk in the variant for it.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
+  const bool chunks = kConfig.chunks_only();
+  const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
+  return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+}
+
+/// This worker, or the first that has no share.
+[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const FlatPlan& plan) {
+  return min(static_cast<std::int32_t>(blockIdx.x), plan.workers);
+}
+
+/// What another lane read.
+template <bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ Sequence lengths_of_lane(Sequence lengths, int lane) {
+  lengths.kv_begin = __shfl_sync(ptx::kAllLanes, lengths.kv_begin, lane);
+  lengths.kv_end = __shfl_sync(ptx::kAllLanes, lengths.kv_end, lane);
+  lengths.q_tokens = __shfl_sync(ptx::kAllLanes, lengths.q_tokens, lane);
+  lengths.clamped = __shfl_sync(ptx::kAllLanes, static_cast<int>(lengths.clamped), lane) != 0;
+  if constexpr (kCumulative) {
+    lengths.q_first_token = __shfl_sync(ptx::kAllLanes, lengths.q_first_token, lane);
+    lengths.kv_first_token = __shfl_sync(ptx::kAllLanes, lengths.kv_first_token, lane);
+    lengths.first_page = __shfl_sync(ptx::kAllLanes, lengths.first_page, lane);
+  }
+  return lengths;
+}
+
+/// Whether a variant looks if a short line is even.
+template <KernelConfig kConfig, bool kCumulative>
+inline constexpr bool kMayBeEven = kConfig.looks_for_even_lines() && !kCumulative;
+
+/// All lanes bring the same number, and true.
+[[nodiscard]] __device__ __forceinline__ bool all_alike(std::int32_t x, bool alike) {
+  const std::int32_t of_first = __shfl_sync(ptx::kAllLanes, x, 0);  // by all lanes, whatever each of them found
+  return __all_sync(ptx::kAllLanes, alike && x == of_first) != 0;
+}
+
+/// One of a lane's sequences, in registers.
+template <int kSequences>
+[[nodiscard]] __device__ __forceinline__ Sequence pick(const Sequence (&lengths)[kSequences], std::int32_t i) {
+  Sequence picked = lengths[0];
+#pragma unroll
+  for (int j = 1; j < kSequences; ++j) {
+    if (i == j) picked = lengths[j];
+  }
+  return picked;
+}
+
+/// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
+/// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
+/// how long: nobody searches, nothing is read twice.
+template <KernelConfig kConfig, bool kCumulative, int kSequences>
+[[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
+                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+  const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
+  const auto batch = static_cast<std::int32_t>(call.shape.batch);
+  Sequence lengths[kSequences];
+  FlatSums each[kSequences];
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths()(min(first + i, batch - 1));
+  bool alike = true;
+  bool clamped = false;
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) {
+    clamped = clamped || lengths[i].clamped;
+    each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    alike = alike && each[i].max_output_cost == each[0].max_output_cost;
+  }
+  if (clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
+  if constexpr (kMayBeEven<kConfig, kCumulative>) {
+    if (call.plan.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
+      FlatLine line{.lengths = lengths[0]};
+      line.even = schedule::even_share(call.plan.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
+      if (line.even.even) {
+        const std::int32_t sequence = min(line.even.output * call.plan.kv_heads_inverse >> kOutputInverseBits, batch - 1);
+        line.start.sequence = sequence;
+        if (batch > 1) line.lengths = lengths_of_lane<kCumulative>(pick(lengths, sequence % kSequences), sequence / kSequences);
+        return line;
+      }
+    }
+  }
+  FlatSums own;
+#pragma unroll
+  for (int i = 0; i < kSequences; ++i) {
+    if (first + i < batch) own = own.plus(each[i]);
+  }
+  const std::int32_t begin = ptx::warp_sum_before(own.cost);
+  FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
+  line.share = line.plan.shares.range(worker_of(line.plan));
+  const std::int32_t place = line.share.begin;
+  const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
+  const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
+  std::int32_t in_lane = 0;
+  std::int32_t begins = begin;
+#pragma unroll
+  for (int i = 1, end = begin; i < kSequences; ++i) {
+    end += each[i - 1].cost;
+    if (place < end) break;
+    in_lane = i;
+    begins = end;
+  }
+  const std::int32_t held = __shfl_sync(ptx::kAllLanes, in_lane, holder);
+  line.start = {holder * kSequences + held, __shfl_sync(ptx::kAllLanes, begins, holder)};
+  line.lengths = lengths_of_lane<kCumulative>(pick(lengths, held), holder);
+  return line;
+}
+
+/// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of
+/// fewer. It makes the rules itself: a reference to its caller's would keep these in memory.
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __noinline__ FlatLine build_longer_line(const DeviceCall& call) {
+  return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));
+}
+
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
+                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+  if constexpr (kMayBeEven<kConfig, kCumulative>) {  // others have shorter ones only
+    if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call);
+  }
+  return build_lanes_line<kConfig, kCumulative, 1>(call, rules);
+}
+
+/// Any flat line, by all threads, a strip each.
+template <KernelConfig kConfig>
+__device__ __noinline__ void build_flat_line() {
+  CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  CtaFlatLine<kConfig>& built = shared.flat_line;
+  constexpr std::uint32_t kThreads = cta_threads(kConfig);
+  const FlatRules<kConfig, true> rules = flat_rules_of<kConfig, true>(shared.call);
+  const std::uint32_t warp = threadIdx.x / kWarpThreads;
+  const std::uint32_t lane = threadIdx.x % kWarpThreads;
+  const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(shared.call.shape.batch) + kThreads - 1) / kThreads;
+  const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
+  const auto [own, clamped] = sum_sequences(rules, first, first + strip_sequences);
+  std::int32_t begin = ptx::warp_sum_before(own.cost);
+  {
+    const FlatSums sums = sum_over_warp(own);
+    if (lane == 0) built.warp_sums[warp] = sums;
+  }
+  __syncthreads();
+  FlatSums sums;
+  if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
+  begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
+  const FlatPlan plan = flat_plan<kConfig>(shared.call, sum_over_warp(sums));
+  const FlatRange share = plan.shares.range(worker_of(plan));
+  const std::int32_t place = share.begin;
+  if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
+  if (threadIdx.x == 0) {
+    built.line.plan = plan;
+    built.line.share = share;
+    if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
+  }
+  __syncthreads();
+  if (clamped) report_sticky(shared.call.fixup.slots.header(), StatusCode::kBadLengths);
+}
+
+}  // namespace lean::cuda

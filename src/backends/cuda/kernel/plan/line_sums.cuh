@@ -1,0 +1,44 @@
+// What builders of a line have in common: sums over sequences and over the lanes of a warp. Every sequence is read by all of them
+// once a call, and so they report lengths that had to be clamped; who walks the line does not.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/ptx/warp.cuh"
+#include "base/int_math.hpp"
+#include "problem/sequence.hpp"
+#include "schedule/work_line.hpp"
+
+namespace lean::cuda {
+
+template <typename TUnits>
+[[nodiscard]] __device__ inline schedule::BasicLineSums<TUnits> sum_over_warp(const schedule::BasicLineSums<TUnits>& own) {
+  return {.cost = ptx::warp_sum(own.cost),
+          .tiles = ptx::warp_sum(own.tiles),
+          .outputs = ptx::warp_sum(own.outputs),
+          .max_output_tiles = ptx::warp_max(own.max_output_tiles),
+          .max_tile_cost = ptx::warp_max(own.max_tile_cost),
+          .min_output_cost = ptx::warp_min(own.min_output_cost),
+          .max_output_cost = ptx::warp_max(own.max_output_cost)};
+}
+
+template <typename TUnits>
+struct SequenceSums {
+  schedule::BasicLineSums<TUnits> sums;
+  bool clamped = false;  // a length had to be
+};
+
+/// Sums the sequences [begin, end), as far as they exist.
+template <typename TRules>
+[[nodiscard]] __device__ __forceinline__ SequenceSums<typename TRules::Units> sum_sequences(const TRules& rules, std::int64_t begin,
+                                                                                            std::int64_t end) {
+  SequenceSums<typename TRules::Units> all;
+  for (std::int64_t i = begin; i < min_of(end, rules.shape().batch); ++i) {
+    const Sequence lengths = rules.lengths()(i);
+    all.clamped = all.clamped || lengths.clamped;
+    all.sums = all.sums.plus(rules.sum_sequence(schedule::work_of(lengths)));
+  }
+  return all;
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,29 @@
+// Rows of a row block: which query token and head of the group each is.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/kernel/segment_record.cuh"
+#include "problem/address.hpp"
+
+namespace lean::cuda {
+
+/// packed_row() of a row of the record's block. A decode step has one block of few rows, for which a product does instead of a
+/// division.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ PackedRow row_in_block(const DeviceCall& call, const SegmentRecord& record,
+                                                                std::int32_t row) {
+  if constexpr (!kConfig.step()) return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + row, call.shape.group);
+  static_assert(!kConfig.step() || kConfig.q_rows * kConfig.q_rows < 1 << kGroupInverseBits);
+  const std::int32_t token = row * call.group_inverse >> kGroupInverseBits;
+  return {token, row - token * call.shape.group};
+}
+
+/// Which query a row of the block is; rows that do not exist are the block's first.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ PackedRow query_of(const DeviceCall& call, const SegmentRecord& record, std::int32_t row) {
+  return row_in_block<kConfig>(call, record, row < record.rows ? row : 0);
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,29 @@
+// bf16 queries beside fp8 keys become fp16 in registers (bf16_queries.hpp says how, and what that may lose).
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/tile/bf16_queries.hpp"
+#include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+
+namespace lean::cuda {
+
+/// Multiplies bf16 queries beside fp8 keys by a power of two a row, which makes them fp16, and returns its inverse: of the calling
+/// lane's row, whose lanes are a quad. `visit` calls what it is given for each register of its queries.
+template <typename TVisit>
+[[nodiscard]] __device__ __forceinline__ float to_half(const TVisit& visit) {
+  std::uint32_t largest = 0;
+  visit([&](const std::uint32_t& x) { largest = __vmaxu2(largest, x & 0x7FFF7FFFU); });
+  largest = max(largest >> 16, largest & 0xFFFFU);
+  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 1));
+  largest = max(largest, __shfl_xor_sync(ptx::kAllLanes, largest, 2));
+  const QueryPower power = query_power(largest);
+  const float up = __uint_as_float(power.up << 23);
+  visit([&](std::uint32_t& x) {
+    x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
+  });
+  return __uint_as_float(power.down << 23);
+}
+
+}  // namespace lean::cuda

@@ -1,0 +1,48 @@
+// Numbers chosen by measurement that belong to no one variant: each with its unit and its source, a file of bench/results, whose
+// rows the table "tried" of docs/cuda-backend.md explains. All are of one H200. The kernel's stages read them, and the host where
+// it plans a call.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel_config.hpp"
+
+namespace lean::cuda {
+
+/// Bytes. Pages below this are copied row by row: bulk copies that a warp's lanes ask for go one after the other, 60 cycles each
+/// (h200-pages.jsonl).
+inline constexpr std::int32_t kMinRunBytes = 2048;
+
+/// Bytes. In a decode step shorter pages come by tensor copies where they can, as rows with gaps do (h200-narrow-fp8.jsonl).
+inline constexpr std::int32_t kMinStepRunBytes = 8192;
+
+/// Tokens. Longer pages are copied by threads page by page; of shorter ones each lane looks a row up (h200-pages.jsonl).
+inline constexpr std::int32_t kMinPageRows = 64;
+
+/// Bytes of a ring that TMA fills: more in flight brings no bandwidth, less where pages lie apart, and whatever else asks the
+/// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
+inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
+
+/// Stages that a ring has at most.
+[[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
+  if (!config.copies_runs()) return 16;
+  return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+}
+
+/// Sequences a lane. A flat line of up to a sequence a lane is built by each warp that walks it, for itself, and where it may be
+/// even, of up to so many a lane; any other is summed by the whole CTA (h200-early-and-whole.jsonl).
+inline constexpr std::int32_t kLaneSequences = 4;
+
+/// Tiles. From such shares on a worker's first read is of two tiles (h200-l2-warming.jsonl).
+inline constexpr std::int32_t kLongShareTiles = 6;
+
+/// Tiles. Even lines with shares below so many are not walked, and the K of a worker's first tile comes before V, whatever is sent
+/// for. Longer calls gain nothing by it: 8 x 8k took 0.3 % more, fp8 3 % (h200-even-line.jsonl).
+inline constexpr std::int32_t kEvenShareTiles = 12;
+
+/// Cycles of a multiprocessor's clock, 0.53 us at 1.87 GHz. The workers of an even line all ask for their first keys at once, and
+/// for values no sooner than so many cycles after: asked for together they would come together, and keys are needed first. with
+/// 800, 1,000, 1,600 and 2,400 1 x 1k took 7.50, 7.13, 7.27 and 7.92 us, P1 11.7, 11.5, 11.6 and 12.2 (h200-even-line.jsonl).
+inline constexpr std::uint32_t kValuesAfterCycles = 1000;
+
+}  // namespace lean::cuda
