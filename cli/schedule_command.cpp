@@ -9,6 +9,8 @@
 #include "cli/prepared_call.hpp"
 #include "cli/print.hpp"
 #include "cli/problem_options.hpp"
+#include "schedule/line_shape.hpp"
+#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 namespace {
