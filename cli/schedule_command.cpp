@@ -10,6 +10,8 @@
 #include "cli/print.hpp"
 #include "cli/problem_options.hpp"
 #include "cli/validators.hpp"
+#include "schedule/line_shape.hpp"
+#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 namespace {

@@ -1,8 +1,5 @@
 // The extension lean_attention._core: entry points, nothing else. Users call lean_attention.decode() and friends, which
 // pass every argument by position.
-#include <cxxabi.h>
-#include <unistd.h>
-
 #include <string>
 #include <utility>
 
@@ -14,18 +11,13 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
+#include "restore_thread.h"
 #include "schedule_text.hpp"
 
 namespace lean::python {
 namespace {
 
 namespace device = runtime::device;
-
-/// Until the process has ended. Python up to 3.13 unwinds a daemon thread that wants the interpreter back while that ends, and nobody may
-/// catch the unwinding for good; from 3.14 on it does as here.
-[[noreturn]] void wait_for_the_end() noexcept {
-  while (true) pause();
-}
 
 /// Runs `body`, turning C++ exceptions into Python's.
 template <typename Body>
@@ -42,8 +34,6 @@ PyObject* guarded(Body&& body) noexcept {
   } catch (const device::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
-  } catch (const abi::__forced_unwind&) {  // from an argument's __dlpack__
-    wait_for_the_end();
   }
 }
 
@@ -70,11 +60,7 @@ Status decode_unlocked(const Call& call, const Options& options) {
   } catch (const std::bad_alloc&) {
     exhausted = true;
   }
-  try {
-    PyEval_RestoreThread(state);
-  } catch (const abi::__forced_unwind&) {
-    wait_for_the_end();  // here: what the call holds of Python is not to be given back without the interpreter
-  }
+  lean_restore_thread(state);
   if (exhausted) throw std::bad_alloc();
   return status;
 }

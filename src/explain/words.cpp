@@ -45,7 +45,8 @@ std::string policy_words(const ScheduleMap& map) {
     case Policy::Kind::kFixedSplit: return "fixed split x " + std::to_string(map.plan.splits) + " (FlashDecoding)";
     case Policy::Kind::kDataParallel: return "data parallel (FlashAttention-2)";
     case Policy::Kind::kFixedChunk:
-      return "fixed chunk of " + grouped(std::int64_t{map.plan.granularity_tiles} * map.shape.tile_tokens) + " tokens (batch-invariant)";
+      return "fixed chunk of " + grouped(std::int64_t{map.plan.granularity_tiles} * map.shape.tile_tokens) +
+             " tokens (batch-invariant)";
   }
   return "unknown";
 }
