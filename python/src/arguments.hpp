@@ -14,7 +14,7 @@
 
 namespace lean::python {
 
-/// What decode() takes; the order is that of jax_call.hpp's operands and of no other meaning. return_lse is for the doors.
+/// What decode() takes, the extension's one list of it; the order means nothing. return_lse is for the doors.
 inline constexpr std::array kArgumentNames = {"q",
                                               "k",
                                               "v",
@@ -111,6 +111,7 @@ class Call {
   [[nodiscard]] bool flag(Argument which) const;
   [[nodiscard]] std::int64_t length_of(Argument which);
   [[nodiscard]] const std::int32_t* int32_array(Argument which, std::int64_t count);
+  [[nodiscard]] const std::int32_t* keep(Argument which, std::vector<std::int32_t> values);
   [[nodiscard]] const std::int32_t* int32_numbers(Argument which, std::int64_t count);
   [[nodiscard]] const float* float_array(Argument which, std::int64_t count);
   template <typename T>

@@ -79,6 +79,11 @@ std::int64_t Call::length_of(Argument which) {
   return read.shape[0];
 }
 
+const std::int32_t* Call::keep(Argument which, std::vector<std::int32_t> values) {
+  on_host_.push_back({.which = which, .values = std::move(values)});
+  return on_host_.back().values.data();
+}
+
 /// `count` integers side by side. On the host, int64 and strided arrays are copied; on a device they are refused.
 const std::int32_t* Call::int32_array(Argument which, std::int64_t count) {
   if (!given(which)) return nullptr;
@@ -92,7 +97,7 @@ const std::int32_t* Call::int32_array(Argument which, std::int64_t count) {
   check_count(which, ints.shape[0], count);
   if (!wide && (ints.strides[0] == 1 || count <= 1)) return static_cast<const std::int32_t*>(ints.data);
   if (ints.on_cuda()) raise(PyExc_ValueError, "%s: must be contiguous on a device", which.name());
-  return on_host_.emplace_back(which, copied(ints, which)).values.data();
+  return keep(which, copied(ints, which));
 }
 
 /// A list, or one number for every sequence.
@@ -110,7 +115,7 @@ const std::int32_t* Call::int32_numbers(Argument which, std::int64_t count) {
       raise(PyExc_TypeError, "%s = %R: an array or a list of %lld is needed", which.name(), object, static_cast<long long>(count));
     values.assign(static_cast<std::size_t>(count), int32_of(object, which, 0));
   }
-  const std::int32_t* const data = on_host_.emplace_back(which, std::move(values)).values.data();
+  const std::int32_t* const data = keep(which, std::move(values));
   return q_.on_cuda() ? static_cast<const std::int32_t*>(on_device(which, "int32", data, count)) : data;
 }
 
@@ -183,7 +188,7 @@ const std::int32_t* Call::host_copy(Argument which, const std::int32_t* used, bo
   }
   if (!device) return nullptr;
   const Reference copy = from_framework("on_host", argument(which), nullptr);
-  return on_host_.emplace_back(which, copied(read_array(copy.get(), which.name(), nullptr), which)).values.data();
+  return keep(which, copied(read_array(copy.get(), which.name(), nullptr), which));
 }
 
 void Call::check_lengths(bool device) {
