@@ -52,7 +52,7 @@ def swapped(array):
         ("sinks", TypeError, dict(sinks=np.ones(6))),
         ("sinks", ValueError, dict(sinks=np.ones(5, np.float32))),
         ("sinks", ValueError, dict(sinks=np.ones(12, np.float32)[::2])),
-        ("alibi_slopes", ValueError, dict(alibi_slopes=np.ones((2, 6), np.float32))),
+        ("alibi_slopes", ValueError, dict(alibi_slopes=np.ones((3, 6), np.float32))),
         ("mask", ValueError, dict(mask=np.ones((2, 6, 1, 36), bool))),
         ("tree_mask", TypeError, dict(tree_mask=np.ones((2, 1, 1), np.float32))),
         ("block_table", ValueError, dict(block_table=np.zeros((3, 1), INT32))),
