@@ -63,10 +63,13 @@ namespace {
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const BackendEntry& backend = *backend_of(options.backend);
   const DType weights = cuda::product_dtype(problem.v.dtype);
+  const tile::TileConfig tile = backend.select_tile(problem, resolve(options));
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,
           .query_step = cuda::query_step_of(problem),
-          .tile_tokens = backend.select_tile(problem, resolve(options)).tile_tokens,
+          .tile_tokens = tile.tile_tokens,
+          .tile_depth = cuda::kProductRoundings,
+          .tile_roundings = cuda::sum_roundings(tile),
           .contributors = std::max(backend.worker_count(options), options.policy.splits)};
 }
 
@@ -78,6 +81,7 @@ reference::Rounding rounding_of(const Problem& problem, const Options& options) 
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
           .tile_tokens = cpu::select_tile(problem).tile_tokens,
+          .tile_depth = cpu::select_tile(problem).tile_tokens,
           .contributors = std::max(cpu::worker_count(options), options.policy.splits)};
 }
 

@@ -145,6 +145,16 @@ inline constexpr std::int32_t kRowBlocks[] = {kNarrowRows, 16, 32, 64, 128};
   return config;
 }
 
+/// Roundings of a warp's running sums for each tile of a variant, at most: of every kMmaTokens tokens that it takes, a lane adds 4 weights to
+/// l, one by one; O takes their products at once, by an addition that truncates, which counts twice.
+[[nodiscard]] constexpr std::int32_t sum_roundings(const tile::TileConfig& tile) noexcept {
+  KernelConfig config = config_of({tile.kv_dtype, tile.head_dim}, tile.q_rows, Scope::kAnyCall);
+  config.tile_tokens = tile.tile_tokens;
+  return 4 * config.warp_runs();
+}
+/// Of the products of one such addition among themselves, truncations all.
+inline constexpr std::int32_t kProductRoundings = 2 * kMmaTokens;
+
 /// Whether a call of chunks is a decode step must not show in its bits.
 [[nodiscard]] constexpr bool chunks_have_same_tiles(const KernelFamily& family) noexcept {
   return config_of(family, kMmaRows, Scope::kChunkStep).tile_tokens == config_of(family, kMmaRows, Scope::kAnyCall).tile_tokens;
