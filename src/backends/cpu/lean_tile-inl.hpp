@@ -221,11 +221,11 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 
 /// Adds kTokens tokens to kVectors vectors of each of kRows rows of sums, which the first ones begin; load(t, value) reads the vectors of
 /// the t-th token.
-template <int kRows, int kTokens, int kVectors, typename Load>
-HWY_INLINE void add_tokens(float* out, std::int32_t stride, bool first, const Vec* weights, const Load& load) {
+template <int kRows, int kTokens, int kVectors, bool kFirst, typename Load>
+HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, const Load& load) {
   const F32 f32;
   Vec acc[std::size_t{kRows * kVectors}];
-  if (first) {
+  if constexpr (kFirst) {
     for (int i = 0; i < kRows * kVectors; ++i) acc[i] = hn::Zero(f32);
   } else {
     for (int r = 0; r < kRows; ++r) {
@@ -246,7 +246,7 @@ HWY_INLINE void add_tokens(float* out, std::int32_t stride, bool first, const Ve
 }
 
 /// sums[r] += sum_t p[r][t] v[t] for kRows rows and kTokens tokens, or = where these are the first.
-template <typename T, int kRows, int kTokens, bool kAsks>
+template <typename T, int kRows, int kTokens, bool kFirst, bool kAsks>
 HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std::int32_t row, const TokenRows& v,
                                  std::int32_t token, const ReadAhead& ahead) {
   const StorageOf<T>* values[std::size_t{kTokens}];
@@ -265,14 +265,14 @@ HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std:
     for (std::int32_t i = 0; kAsks && i < 2 * kLanes; i += kElementsPerLine<T>) {
       if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kTokens>(later, d + i);
     }
-    add_tokens<kRows, kTokens, 2>(out + d, sums.stride, token == 0, weights, [&](int t, Vec* value) HWY_ATTR {
+    add_tokens<kRows, kTokens, 2, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       value[0] = load_of_pair<T, 0>(values[t] + d);
       value[1] = load_of_pair<T, 1>(values[t] + d);
     });
   }
   if (kAsks && d < v.dims) ask_lines<T, kTokens>(later, d);
   for (; d < v.dims; d += kLanes) {
-    add_tokens<kRows, kTokens, 1>(out + d, sums.stride, token == 0, weights, [&](int t, Vec* value) HWY_ATTR {
+    add_tokens<kRows, kTokens, 1, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       const StorageOf<T>* from = values[t] + d;
       *value = d + kLanes <= v.dims ? Element<T>::load(from) : Element<T>::load_first(from, v.dims - d);
     });
@@ -280,19 +280,20 @@ HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std:
 }
 
 /// The next rows from `row` on, as many as registers hold; how many they were. Who asks reads ahead for all of them.
-template <typename T, int kTokens, bool kAsks>
+template <typename T, int kTokens, bool kFirst, bool kAsks>
 HWY_INLINE std::int32_t accumulate_next(const RowBuffer& sums, const RowBuffer& p, std::int32_t row, const TokenRows& v,
                                         std::int32_t token, const ReadAhead& ahead) {
-  if (kManyRegisters && row + 4 <= sums.rows) return accumulate_block<T, 4, kTokens, kAsks>(sums, p, row, v, token, ahead), 4;
-  if (row + 2 <= sums.rows) return accumulate_block<T, 2, kTokens, kAsks>(sums, p, row, v, token, ahead), 2;
-  return accumulate_block<T, 1, kTokens, kAsks>(sums, p, row, v, token, ahead), 1;
+  if (kManyRegisters && row + 4 <= sums.rows)
+    return accumulate_block<T, 4, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 4;
+  if (row + 2 <= sums.rows) return accumulate_block<T, 2, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 2;
+  return accumulate_block<T, 1, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 1;
 }
 
-template <typename T, int kTokens>
+template <typename T, int kTokens, bool kFirst>
 HWY_INLINE void accumulate_rows(const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, std::int32_t token,
                                 const ReadAhead& ahead) {
-  std::int32_t row = accumulate_next<T, kTokens, true>(sums, p, 0, v, token, ahead);
-  while (row < sums.rows) row += accumulate_next<T, kTokens, false>(sums, p, row, v, token, ahead);
+  std::int32_t row = accumulate_next<T, kTokens, kFirst, true>(sums, p, 0, v, token, ahead);
+  while (row < sums.rows) row += accumulate_next<T, kTokens, kFirst, false>(sums, p, row, v, token, ahead);
 }
 
 /// o[r] = o[r] rescale[r] + sums[r].
@@ -313,8 +314,15 @@ void accumulate(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, c
   constexpr std::int32_t kTokens = 4;
   const ReadAhead ahead(v, sizeof(StorageOf<T>), prefetch);
   std::int32_t token = 0;
-  for (; token + kTokens <= v.tokens; token += kTokens) accumulate_rows<T, kTokens>(sums, p, v, token, ahead);
-  for (; token < v.tokens; ++token) accumulate_rows<T, 1>(sums, p, v, token, ahead);
+  if (v.tokens >= kTokens) {
+    accumulate_rows<T, kTokens, true>(sums, p, v, 0, ahead);
+    for (token = kTokens; token + kTokens <= v.tokens; token += kTokens) {
+      accumulate_rows<T, kTokens, false>(sums, p, v, token, ahead);
+    }
+  } else {
+    accumulate_rows<T, 1, true>(sums, p, v, token++, ahead);
+  }
+  for (; token < v.tokens; ++token) accumulate_rows<T, 1, false>(sums, p, v, token, ahead);
   add_sums(o, sums, rescale, v.dims);
 }
 
