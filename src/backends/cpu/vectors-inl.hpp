@@ -34,7 +34,10 @@ HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t
 HWY_INLINE Vec exp2_nonpositive(Vec x) {
   const F32 f32;
   const I32 i32;
-  const Vec whole = hn::Round(hn::Max(x, hn::Set(f32, -127.0F)));
+  // What weighs nothing becomes -127, whose power is 0: -inf itself would meet 0 x inf, which is invalid. Not (x >= -126) would also
+  // catch NaN: compare the other way round.
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Set(f32, -127.0F), x);
+  const Vec whole = hn::Round(x);
   const Vec f = hn::Sub(x, whole);
   Vec p = hn::Set(f32, 0.00015353362F);
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
@@ -44,8 +47,7 @@ HWY_INLINE Vec exp2_nonpositive(Vec x) {
   p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
   p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
   const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
-  // Not (x >= -126) would also catch NaN: compare the other way round.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Mul(p, power));
+  return hn::Mul(p, power);
 }
 
 }  // namespace
