@@ -62,10 +62,11 @@ class Tile {
     const fixup::Partial partial = memory_.partial(0);
     const cpu::RowBuffer s{memory_.scores, rows, layout_.score_stride()};
     const cpu::RowBuffer o{partial.o, rows, layout_.config.value_dim};
+    const cpu::RowBuffer sums{memory_.sums, rows, o.stride};
     kernels_.scores[type]({{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16}, tile_rows(k_), s, {});
     kernels_.online_softmax(s, tokens(),
                             {softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale});
-    kernels_.accumulate[type](o, s, tile_rows(v_), memory_.rescale, {});
+    kernels_.accumulate[type](o, sums, s, tile_rows(v_), memory_.rescale, {});
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
+#include "backends/cuda/kernel_rows.hpp"
 #include "base/kv_type.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"
@@ -66,6 +67,8 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
           .p_is_half = weights == DType::kFloat16,
           .query_step = cuda::query_step_of(problem),
           .tile_tokens = tiling.config.tile_tokens,
+          .tile_depth = cuda::kProductRoundings,
+          .tile_roundings = cuda::sum_roundings(tiling.config),
           .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 
@@ -78,6 +81,7 @@ reference::Rounding rounding_of(const Problem& problem, const Options& options) 
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
           .tile_tokens = tiling.config.tile_tokens,
+          .tile_depth = tiling.config.tile_tokens,
           .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 

@@ -87,7 +87,7 @@ struct Scores {
   bool causal = false;                  // bottom-right: query i of n_q sees keys up to n_kv - n_q + i
   std::int32_t window_left = -1;        // keys to the left of the query's own position; -1: all
   std::int32_t window_right = -1;       // keys to the right; -1: all
-  float softcap = 0.0F;                 // s -> softcap tanh(s / softcap); 0: none
+  float softcap = 0.0F;                 // s -> softcap tanh(s / softcap), 1e-30 to 1e30; 0: none
   const float* alibi_slopes = nullptr;  // [Hq] or [B, Hq]: s -> s - slope x distance of the two positions (arXiv 2108.12409)
   const float* sinks = nullptr;         // [Hq], natural-log logits that take part in the denominator only
   const void* mask = nullptr;           // additive (mask_dtype) or boolean (mask_is_boolean) mask; -inf hides a key

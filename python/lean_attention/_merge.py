@@ -19,7 +19,8 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
         lse_a, lse_b: ``[...]``, their log-sum-exp, natural logarithm.
 
     Returns:
-        (o, lse) of the union, o in o_a's type, lse in float32. States without keys (lse = -inf) change nothing.
+        (o, lse) of the union, o in o_a's type, lse in float32. States without keys (lse = -inf, or +inf as FlashAttention
+        writes it) change nothing, whatever their o holds.
 
     Formula (softmax re-scaling, LeanAttention, arXiv:2405.10480, section "Softmax Re-scaling as Reduction"), in float32:
     lse = log(exp(lse_a) + exp(lse_b)), o = exp(lse_a - lse) o_a + exp(lse_b - lse) o_b.
@@ -39,14 +40,18 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
 def _merge_torch(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """In torch's own operations: runs on any device, is traced by torch.compile."""
     torch = sys.modules["torch"]
-    a, b = lse_a.float(), lse_b.float()
+    a, b = (torch.where(torch.isinf(lse), -torch.inf, lse.float()) for lse in (lse_a, lse_b))
     top = torch.maximum(a, b)
-    base = torch.where(top == float("-inf"), torch.zeros_like(top), top)  # (-inf) - (-inf) is not a number
+    base = torch.where(top == -torch.inf, 0.0, top)  # (-inf) - (-inf) is not a number
     weight_a, weight_b = torch.exp(a - base), torch.exp(b - base)
     total = weight_a + weight_b
-    scale = torch.where(total == 0, torch.zeros_like(total), 1 / total)
-    o = (o_a.float() * (weight_a * scale).unsqueeze(-1)) + (o_b.float() * (weight_b * scale).unsqueeze(-1))
-    return o.to(o_a.dtype), base + torch.log(total)
+    scale = torch.where(total == 0, 0.0, 1 / total)
+
+    def share(o: Any, lse: Any, weight: Any) -> Any:
+        """By selection: an empty state's o may be no number, and 0 times that is none either."""
+        return torch.where((lse == -torch.inf).unsqueeze(-1), 0.0, o.float() * (weight * scale).unsqueeze(-1))
+
+    return (share(o_a, a, weight_a) + share(o_b, b, weight_b)).to(o_a.dtype), base + torch.log(total)
 
 
 def _merge_host(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:

@@ -10,19 +10,31 @@
 namespace lean {
 namespace {
 
-/// A finished row is the state (lse, 1) with O already divided by l.
-softmax::State state_of(float lse) noexcept { return {lse * softmax::kLog2E, lse == softmax::kNegInf ? 0.0F : 1.0F}; }
+/// The lse of a row without keys is -inf here and in most libraries, +inf in FlashAttention's.
+float known_lse(float lse) noexcept { return std::isinf(lse) ? softmax::kNegInf : lse; }
+
+/// A finished row is the state (lse, 1) with O already divided by l. What an empty row's O holds is not looked at.
+softmax::State state_of(float lse) noexcept {
+  return lse == softmax::kNegInf ? softmax::State::empty() : softmax::State{softmax::to_log2(lse), 1.0F};
+}
+template <typename T>
+float element_of(softmax::State state, T element) noexcept {
+  return state.l == 0.0F ? 0.0F : to_float(element);
+}
 
 template <typename T>
 void merge_rows(T* o_a, float* lse_a, const T* o_b, const float* lse_b, std::int64_t rows, std::int32_t value_dim) noexcept {
   for (std::int64_t row = 0; row < rows; ++row) {
-    const softmax::MergeStep step = softmax::merge_step(state_of(lse_a[row]), state_of(lse_b[row]));
-    const softmax::Finished finished = softmax::finalize(step.merged);
-    for (std::int32_t d = 0; d < value_dim; ++d) {
-      T& a = o_a[row * value_dim + d];
-      a = from_float<T>(finished.scale * softmax::merge_element(step, to_float(a), to_float(o_b[row * value_dim + d])));
+    const float log_a = known_lse(lse_a[row]);
+    const float log_b = known_lse(lse_b[row]);
+    const softmax::State a = state_of(log_a);
+    const softmax::State b = state_of(log_b);
+    const softmax::MergeStep step = softmax::merge_step(a, b);
+    const float scale = softmax::output_scale(step.merged);
+    for (std::int64_t d = row * value_dim; d < (row + 1) * value_dim; ++d) {
+      o_a[d] = from_float<T>(scale * softmax::merge_element(step, element_of(a, o_a[d]), element_of(b, o_b[d])));
     }
-    lse_a[row] = finished.lse;
+    lse_a[row] = softmax::log_add(log_a, log_b);
   }
 }
 

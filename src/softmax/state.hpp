@@ -58,7 +58,7 @@ struct Finished {
 
 /// A row's state with its sink (natural-log logit), which takes part in the denominator only (GPT-OSS); -inf means none.
 LEAN_HD [[nodiscard]] inline State with_sink(State state, float sink) noexcept {
-  return sink == kNegInf ? state : merge(state, {.m = sink * kLog2E, .l = 1.0F});
+  return sink == kNegInf ? state : merge(state, {.m = to_log2(sink), .l = 1.0F});
 }
 
 /// What ends a row: its un-scaled O is multiplied by this. Empty: 0, exactly.
@@ -68,11 +68,18 @@ LEAN_HD [[nodiscard]] inline float output_scale(State state, float sink = kNegIn
   return rescale_factor(state.m, whole.m) / whole.l;
 }
 
+/// log(exp(a) + exp(b)); the other one, exactly, where one is -inf.
+LEAN_HD [[nodiscard]] inline float log_add(float a, float b) noexcept {
+  const float big = b > a ? b : a;
+  const float small = b > a ? a : b;
+  return small == kNegInf ? big : big + std::log1p(std::exp(small - big));
+}
+
 /// A row's log-sum-exp, natural log. Empty: the sink, exactly.
 LEAN_HD [[nodiscard]] inline float natural_lse(State state, float sink = kNegInf) noexcept {
   if (state.l == 0.0F) return sink;
-  const State whole = with_sink(state, sink);
-  return std::fma(whole.m, kLn2, std::log(whole.l));
+  const float log_l = std::log(state.l);
+  return log_add(std::abs(state.m) <= kBendLog2 ? std::fma(state.m, kLn2, log_l) : from_log2(state.m) + log_l, sink);
 }
 
 /// Ends a row. A sink enters here and nowhere else.

@@ -250,5 +250,28 @@ TEST(Conformance, Fp8ScalesScale) {
   }
 }
 
+/// Scales whose product with a row's own leaves fp32's normal range; and one that is no number for a row that has none.
+TEST(Conformance, Fp8ScalesOfValuesMayBeAnyFiniteNumber) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const float scale : {1e-39F, 1e35F, INFINITY}) {
+        Case c{.dtype = dtype, .kv_type = KvType::kE4M3, .kv_scales = KvScales::kTensor, .lens = {4099, 0}, .isa = isa};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        *const_cast<float*>(built.problem().v_scales) = scale;
+        built.remember();
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        EXPECT_EQ(built.o({1, 0, 0, 0}), 0.0);
+        EXPECT_EQ(built.lse({1, 0, 0}), -INFINITY);
+        if (std::isinf(scale) || dtype == DType::kFloat16) continue;  // fp16 holds no such values
+        const reference::ErrorReport report = reference::compare(built.problem(), reference::decode(built.problem()),
+                                                                 rounding_of(built.problem(), options_of(c, executor)));
+        EXPECT_TRUE(report.passes()) << reference::describe(report);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

@@ -68,5 +68,42 @@ TEST(Conformance, ASinkBelongsToOneOfTheMergedCalls) {
   }
 }
 
+struct Row {
+  float o;
+  float lse;
+};
+
+Row merged(Row a, Row b) {
+  EXPECT_TRUE(merge_states(&a.o, &a.lse, &b.o, &b.lse, 1, 1, DType::kFloat32).ok());
+  return a;
+}
+
+/// FlashAttention writes +inf where there are no keys; what an empty state's o holds is nobody's business.
+TEST(Conformance, R07_AnEmptyStateChangesNothingHoweverItIsWritten) {
+  for (const float nothing : {-INFINITY, INFINITY}) {
+    for (const float o : {0.0F, NAN, INFINITY}) {
+      for (const Row whole : {Row{5.0F, 1.5F}, Row{-3.0F, 3e38F}, Row{-3.0F, -3e38F}}) {
+        EXPECT_EQ(merged(whole, {o, nothing}).o, whole.o);
+        EXPECT_EQ(merged(whole, {o, nothing}).lse, whole.lse);
+        EXPECT_EQ(merged({o, nothing}, whole).o, whole.o);
+        EXPECT_EQ(merged({o, nothing}, whole).lse, whole.lse);
+      }
+      EXPECT_EQ(merged({o, nothing}, {NAN, INFINITY}).o, 0.0F);
+      EXPECT_EQ(merged({o, nothing}, {NAN, INFINITY}).lse, -INFINITY);
+    }
+  }
+  EXPECT_TRUE(std::isnan(merged({NAN, 0.0F}, {1.0F, 0.0F}).o)) << "not empty";
+  EXPECT_TRUE(std::isnan(merged({1.0F, NAN}, {1.0F, 0.0F}).o));
+}
+
+TEST(Conformance, R11_HugeLogSumsMerge) {
+  for (const float lse : {3e38F, -3e38F, 2e38F, -1e30F}) {
+    EXPECT_EQ(merged({4.0F, lse}, {8.0F, lse}).o, 6.0F) << lse;
+    EXPECT_EQ(merged({4.0F, lse}, {8.0F, lse}).lse, lse);
+    EXPECT_EQ(merged({4.0F, lse}, {8.0F, 0.9F * lse}).o, lse > 0.0F ? 4.0F : 8.0F) << lse;
+    EXPECT_EQ(merged({4.0F, lse}, {8.0F, 0.0F}).lse, lse > 0.0F ? lse : 0.0F);
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

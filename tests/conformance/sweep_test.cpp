@@ -224,7 +224,7 @@ Case random_case(std::uint64_t seed) {
   c.k_layout =
       random.one_of({"bhsd", "bshd", "bhsd~gap4", "bshd~off1", "bhsd~inner2", "shd", "hsd", "bhds", "bhsd~bcasth", "hsd~negs"});
   c.v_layout = random.one_of({"bhsd", "bshd", "bshd~gap1", "bhsd~negd", "sbhd"});
-  c.input = random.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
+  c.input = random.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature, Input::kFlat});
   c.fill = random.one_of({Fill::kNan, Fill::kInfinity});
   c.guard = random.one_of({Guard::kCanary, Guard::kPage});
   c.policy = all_policies()[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(all_policies().size()) - 1))];

@@ -3,13 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <limits>
 
+#include "backends/reference/load.hpp"
 #include "base/float_types.hpp"
+#include "problem/address.hpp"
 #include "support/inputs.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
+#include "support/sweeps.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {
@@ -292,6 +296,185 @@ TEST(Conformance, R48_ShapesOfScores) {
             }
           }
         }
+      }
+    }
+  }
+}
+
+/// Each rounding of a sum of equal terms goes the way of the one before it, so nothing but the sum's depth keeps it within the bound.
+TEST(Conformance, R48_EqualScoresOverEqualValuesHowEverManyThereAre) {
+  for (const DType dtype : dtypes()) {
+    for (const std::int32_t tokens : {512, 4096, full_or_reduced(32768, 8192)}) {
+      for (const std::int32_t head_dim : {64, 16}) {
+        Case c{.dtype = dtype, .head_dim = head_dim, .lens = {tokens}, .input = Input::kFlat};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        const reference::Answer answer = reference::decode(built.problem());
+        for (const CpuIsa isa : available_isas()) {
+          for (const std::int32_t workers : {1, 7}) {
+            Options options = options_of(c, executor);
+            options.cpu_isa = isa;
+            options.workers = workers;
+            EXPECT_TRUE(run_and_check(built, answer, options)) << name_of(isa) << ", workers " << workers;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Conformance, R48_AHundredThousandTimesPointThreeIsPointThree) {
+  if (!target_serves({.dtype = DType::kFloat32})) GTEST_SKIP() << "the target has no fp32";
+  Case c{.dtype = DType::kFloat32,
+         .q_heads = 1,
+         .kv_heads = 1,
+         .head_dim = 32,
+         .lens = {100'000},
+         .input = Input::kFlat,
+         .workers = 1};
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  for (std::int64_t t = 0; t < 100'000; ++t) {
+    for (std::int32_t i = 0; i < c.head_dim; ++i) built.set_v({0, 0, t, i}, 0.3);
+  }
+  built.remember();
+  const reference::Answer answer = reference::decode(built.problem());
+  for (const CpuIsa isa : available_isas()) {
+    c.isa = isa;
+    ASSERT_TRUE(run_and_check(built, answer, options_of(c, executor))) << name_of(isa);
+    EXPECT_NEAR(built.o({0, 0, 0, 5}), 0.3, 1e-5) << name_of(isa);
+  }
+}
+
+/// A weight may fall below fp32's normal range, and one value at a time leaves the mean square of a row no room.
+TEST(Conformance, TheBoundKnowsWeightsThatAreFlushedAndRowsOfOneElement) {
+  if (target_serves({.dtype = DType::kFloat32, .value_dim = 1})) {
+    for (const CpuIsa isa : available_isas()) {
+      Case c{.dtype = DType::kFloat32, .value_dim = 1, .lens = {2}, .scale = 1.0F, .isa = isa};
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      set_scores(built, 1.0, [](std::int64_t t) { return t == 0 ? 0.0 : -88.5; });
+      for (std::int32_t head = 0; head < c.kv_heads; ++head) {
+        for (std::int64_t t = 0; t < 2; ++t) built.set_v({0, head, t, 0}, static_cast<double>(t));
+      }
+      built.remember();
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+    }
+  }
+  for (const DType dtype : dtypes()) {
+    for (const std::uint64_t seed : {1U, 2U, 3U}) {
+      Case c{.dtype = dtype, .q_heads = 64, .kv_heads = 8, .head_dim = 1, .input = Input::kNormal, .seed = seed};
+      c.lens.assign(full_or_reduced(440U, 40U), 1000);
+      if (!target_serves(c)) continue;
+      expect_right_on_every_isa(c);
+    }
+  }
+}
+
+// ---- finite numbers stay finite ---------------------------------------------------------------------------------------------
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+/// The case with a mask that says value(key) of every key, for all rows.
+template <typename TValue>
+void set_mask(TestProblem& built, TValue value) {
+  const Scores& scores = built.problem().scores;
+  const Case& c = built.description();
+  for (std::int32_t head = 0; head < c.q_heads; ++head) {
+    for (std::int64_t key = 0; key < c.lens[0]; ++key) {
+      reference::store_element(const_cast<void*>(scores.mask), scores.mask_dtype,
+                               mask_offset(scores.mask_strides, {0, head}, 0, key), value(key));
+    }
+  }
+  for (std::int32_t head = 0; head < c.kv_heads; ++head) {  // keys that the case's own mask hid hold NaN
+    for (std::int64_t t = 0; t < c.lens[0]; ++t) {
+      for (std::int32_t i = 0; i < c.head_dim; ++i) {
+        built.set_k({0, head, t, i}, std::sin(static_cast<double>(t * 7 + i)));
+        built.set_v({0, head, t, i}, t < c.lens[0] / 2 ? 1.0 : 3.0);
+      }
+    }
+  }
+  built.remember();
+}
+
+TEST(Conformance, R11_AMaskOfItsTypesSmallestNumberHidesNothing) {
+  if (!target_serves({.mask = Mask::kFloat32})) GTEST_SKIP() << "the target has no masks";
+  const double bf16_lowest = -static_cast<double>(to_float(BFloat16{0x7F7F}));
+  for (const CpuIsa isa : available_isas()) {
+    for (const auto& [mask, lowest] : {std::pair{Mask::kFloat32, -static_cast<double>(kLargest)},
+                                       {Mask::kBFloat16, bf16_lowest},
+                                       {Mask::kFloat32, static_cast<double>(kLargest)},
+                                       {Mask::kFloat32, -2e38}}) {
+      Case c{.lens = {256}, .mask = mask, .isa = isa};
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      if (!served(built, options_of(c, executor))) continue;
+      set_mask(built, [lowest = lowest](std::int64_t) { return lowest; });
+      ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+      EXPECT_EQ(built.o({0, 1, 0, 3}), 2.0) << reproducer(c);
+      EXPECT_NEAR(static_cast<double>(built.lse({0, 1, 0})) / lowest, 1.0, 1e-6) << reproducer(c);
+      // Of two such numbers the larger takes all.
+      const double first = lowest < 0.0 ? 0.9 * lowest : lowest;
+      const double second = lowest < 0.0 ? lowest : 0.9 * lowest;
+      set_mask(built, [&](std::int64_t key) { return key < 128 ? first : second; });
+      ASSERT_TRUE(run(built, options_of(c, executor)));
+      EXPECT_EQ(built.o({0, 1, 0, 3}), 1.0) << reproducer(c);
+    }
+  }
+}
+
+TEST(Conformance, R11_AlibiSlopesAndSinksMayBeAnyFiniteNumber) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      Case steep{.dtype = dtype, .lens = {300}, .alibi = true, .input = Input::kNormal, .isa = isa};
+      const TestExecutor executor(steep.executor);
+      TestProblem slopes(steep);
+      if (served(slopes, options_of(steep, executor))) {
+        for (std::int32_t h = 0; h < steep.q_heads; ++h) const_cast<float*>(slopes.problem().scores.alibi_slopes)[h] = 3e38F;
+        slopes.remember();
+        ASSERT_TRUE(run_and_check(slopes, reference::decode(slopes.problem()), options_of(steep, executor)));
+        EXPECT_EQ(slopes.o({0, 3, 0, 7}), slopes.v({0, 1, 299, 7})) << "the query's own key takes all";
+      }
+      for (const float sink : {kLargest, 3e38F, 2e38F, -3e38F}) {
+        Case c{.dtype = dtype, .lens = {300}, .sinks = true, .input = Input::kNormal, .isa = isa};
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        for (std::int32_t h = 0; h < c.q_heads; ++h) const_cast<float*>(built.problem().scores.sinks)[h] = sink;
+        built.remember();
+        ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+        if (sink < 0.0F) continue;
+        EXPECT_EQ(built.lse({0, 1, 0}), sink);
+        EXPECT_EQ(built.o({0, 1, 0, 7}), 0.0);
+      }
+    }
+  }
+}
+
+TEST(Conformance, R11_SoftcapsAtTheEndsOfTheirRange) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const float softcap : {1e-30F, 1e30F}) {
+        EXPECT_TRUE(run_and_check({.dtype = dtype, .lens = {613}, .softcap = softcap, .input = Input::kPeaks, .isa = isa}));
+      }
+    }
+  }
+}
+
+/// Who traps invalid operations is not interrupted by a right result.
+TEST(Conformance, R09_NoInvalidOperationIsRaised) {
+  if (on_cuda()) GTEST_SKIP() << "exceptions are the host's";
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const bool sinks : {false, true}) {
+        Case c{.dtype = dtype, .lens = {700, 0, 1}, .n_q = {2}, .causal = true, .sinks = sinks, .workers = 5, .isa = isa};
+        c.executor = ExecutorKind::kDescending;
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        const TestWorkspace workspace(built.problem(), options_of(c, executor), Fill::kZero);
+        std::feclearexcept(FE_ALL_EXCEPT);
+        ASSERT_TRUE(decode(built.problem(), options_of(c, executor), workspace.get()).ok());
+        EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO), 0) << reproducer(c);
       }
     }
   }

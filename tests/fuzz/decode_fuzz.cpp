@@ -106,7 +106,7 @@ Case valid_case(Bytes& bytes) {
   }
   c.o_layout = bytes.one_of({"bhsd", "bshd~gap2", "bhsd~inner2", "bhds", "sbhd~negd"});
   c.lse_layout = bytes.one_of({"bhsd", "bshd~gap1"});
-  c.input = bytes.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature});
+  c.input = bytes.one_of({Input::kNormal, Input::kPeaks, Input::kAscending, Input::kDescending, Input::kSignature, Input::kFlat});
   c.q_std = bytes.one_of({1.0F, 0.1F, 10.0F});
   c.fill = bytes.one_of({Fill::kNan, Fill::kInfinity});
   c.guard = bytes.one_of({Guard::kPage, Guard::kCanary});

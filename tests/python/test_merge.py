@@ -35,6 +35,20 @@ def test_nothing_and_nothing_is_nothing():
     assert (out == 0).all() and merged == -np.inf
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("nothing", [-np.inf, np.inf])
+def test_an_empty_state_changes_nothing_whatever_its_o_holds(framework, nothing):
+    o, lse = np.full((2, 4), 5, np.float32), np.array([1.5, 3e38], np.float32)
+    empty, none = np.full((2, 4), np.nan, np.float32), np.full(2, nothing, np.float32)
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        o, lse, empty, none = (torch.from_numpy(x) for x in (o, lse, empty, none))
+    for out, merged in (merge_states(o, lse, empty, none), merge_states(empty, none, o, lse)):
+        assert (out == o).all() and (merged == lse).all()
+    out, merged = merge_states(empty, none, empty, none)
+    assert (out == 0).all() and (merged == -np.inf).all()
+
+
 def test_shapes_must_fit():
     o, lse = np.ones((3, 4), np.float32), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match="^o_b"):

@@ -65,8 +65,9 @@ struct Named {
 
 constexpr Named<DType> kDTypes[] = {{DType::kFloat32, "f32"}, {DType::kFloat16, "f16"}, {DType::kBFloat16, "bf16"}};
 constexpr Named<Input> kInputs[] = {
-    {Input::kNormal, "normal"}, {Input::kPeaks, "peaks"},     {Input::kAscending, "ascending"}, {Input::kDescending, "descending"},
-    {Input::kEqual, "equal"},   {Input::kUniform, "uniform"}, {Input::kOneHot, "onehot"},       {Input::kSignature, "signature"}};
+    {Input::kNormal, "normal"},         {Input::kPeaks, "peaks"},         {Input::kAscending, "ascending"},
+    {Input::kDescending, "descending"}, {Input::kEqual, "equal"},         {Input::kUniform, "uniform"},
+    {Input::kOneHot, "onehot"},         {Input::kSignature, "signature"}, {Input::kFlat, "flat"}};
 constexpr Named<KvType> kKvTypes[] = {{KvType::kAsQueries, "q"}, {KvType::kE4M3, "e4m3"}, {KvType::kE5M2, "e5m2"}};
 constexpr Named<KvScales> kKvScales[] = {{KvScales::kNone, "none"}, {KvScales::kTensor, "tensor"}, {KvScales::kHead, "head"}};
 constexpr Named<Mask> kMasks[] = {

@@ -15,7 +15,7 @@
 namespace lean::support {
 
 /// What q, k and v hold (inputs.hpp).
-enum class Input : std::int32_t { kNormal, kPeaks, kAscending, kDescending, kEqual, kUniform, kOneHot, kSignature };
+enum class Input : std::int32_t { kNormal, kPeaks, kAscending, kDescending, kEqual, kUniform, kOneHot, kSignature, kFlat };
 
 /// What K and V are: of the queries' type, or fp8.
 enum class KvType : std::int32_t { kAsQueries, kE4M3, kE5M2 };

@@ -1,5 +1,6 @@
 // Inputs that cannot hide an error: scores with a peak at a random place in every short run of tokens, maxima that rise
-// or fall along the line, V whose tiles carry a signature, and data with an exact answer. An element depends on its
+// or fall along the line, V whose tiles carry a signature, equal scores over equal values, where every rounding of a sum goes the same
+// way, and data with an exact answer. An element depends on its
 // key (sequence identity, head, token, dim, seed) alone. Query tokens are keyed by their distance from the last one,
 // so that a token keeps its data whatever n_q is.
 #pragma once
@@ -20,7 +21,7 @@ class InputPattern {
 
   /// `from_last` = n_q - 1 - token.
   void q_row(std::int64_t id, std::int32_t head, std::int64_t from_last, std::span<double> row) const {
-    if (case_.input == Input::kUniform) return std::fill(row.begin(), row.end(), 0.0);
+    if (case_.input == Input::kUniform || case_.input == Input::kFlat) return std::fill(row.begin(), row.end(), 0.0);
     fill_normal(key_of({seed(), 1, id, head, from_last}), row);
     for (double& x : row) x *= static_cast<double>(case_.q_std);
     if (steered()) steer(row, 0.25, head / group_, 1.0);
@@ -35,6 +36,10 @@ class InputPattern {
     const std::uint64_t key = key_of({seed(), 3, id, head, token});
     if (case_.input == Input::kUniform) {
       for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<double>(pick(key + i, 17) - 8);
+      return;
+    }
+    if (case_.input == Input::kFlat) {
+      for (std::size_t i = 0; i < row.size(); ++i) row[i] = 0.1 + uniform(key_of({seed(), 8, static_cast<std::int64_t>(i)}));
       return;
     }
     fill_normal(key, row);

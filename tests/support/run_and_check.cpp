@@ -10,6 +10,7 @@
 #include "api/option_preconditions.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
+#include "backends/cuda/kernel_rows.hpp"
 #include "backends/reference/load.hpp"
 #include "base/kv_type.hpp"
 #include "problem/address.hpp"
@@ -65,6 +66,8 @@ reference::Rounding cuda_rounding(const Problem& problem, const Options& options
           .p_is_half = weights == DType::kFloat16,
           .query_step = cuda::query_step_of(problem),
           .tile_tokens = tiling.config.tile_tokens,
+          .tile_depth = cuda::kProductRoundings,
+          .tile_roundings = cuda::sum_roundings(tiling.config),
           .contributors = std::max(tiling.workers, options.policy.splits) * kWarpsOfWorker};
 }
 
@@ -74,6 +77,7 @@ reference::Rounding cpu_rounding(const Problem& problem, const Options& options)
   return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
           .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
           .tile_tokens = tiling.config.tile_tokens,
+          .tile_depth = tiling.config.tile_tokens,
           .contributors = std::max(tiling.workers, options.policy.splits)};
 }
 

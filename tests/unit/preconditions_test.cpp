@@ -152,9 +152,13 @@ const std::vector<Breaker>& breakers() {
        }},
       {"scores.scale", "finite", [](Problem& p) { p.scores.scale = INFINITY; }},
       {"scores.scale", "finite", [](Problem& p) { p.scores.scale = NAN; }},
-      {"scores.softcap", "finite positive", [](Problem& p) { p.scores.softcap = -0.5F; }},
-      {"scores.softcap", "finite positive", [](Problem& p) { p.scores.softcap = NAN; }},
-      {"scores.softcap", "finite positive", [](Problem& p) { p.scores.softcap = INFINITY; }},
+      {"scores.scale", "-1e38 to 1e38", [](Problem& p) { p.scores.scale = 2e38F; }},
+      {"scores.scale", "-1e38 to 1e38", [](Problem& p) { p.scores.scale = -3e38F; }},
+      {"scores.softcap", "1e-30 to 1e30", [](Problem& p) { p.scores.softcap = -0.5F; }},
+      {"scores.softcap", "1e-30 to 1e30", [](Problem& p) { p.scores.softcap = NAN; }},
+      {"scores.softcap", "1e-30 to 1e30", [](Problem& p) { p.scores.softcap = INFINITY; }},
+      {"scores.softcap", "1e-30 to 1e30", [](Problem& p) { p.scores.softcap = 2.37e38F; }},
+      {"scores.softcap", "1e-30 to 1e30", [](Problem& p) { p.scores.softcap = 1e-40F; }},
       {"scores.window_left", "-1 (all)", [](Problem& p) { p.scores.window_left = -2; }},
       {"scores.window_right", "-1 (all)", [](Problem& p) { p.scores.window_right = INT32_MIN; }},
       {"scores.alibi_slopes", "aligned", [](Problem& p) { p.scores.alibi_slopes = off_by_one_byte(kFloats); }},
@@ -331,7 +335,7 @@ TEST(Preconditions, ARefusalNamesArgumentValueAndWhatIsAllowed) {
 TEST(Preconditions, FloatsAreShownAsTheyAre) {
   Problem p = valid();
   p.scores.softcap = -0.5F;
-  EXPECT_STREQ(problem_preconditions().check(p).message, "scores.softcap = -0.5: allowed 0 (none) or a finite positive number");
+  EXPECT_STREQ(problem_preconditions().check(p).message, "scores.softcap = -0.5: allowed 0 (none) or 1e-30 to 1e30");
   p = valid();
   p.scores.scale = -INFINITY;
   EXPECT_STREQ(problem_preconditions().check(p).message, "scores.scale = -inf: must be finite");
@@ -350,7 +354,9 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.head_dim = p.value_dim = kMaxHeadDim; },
       [](Problem& p) { p.lse.data = nullptr; },
       [](Problem& p) { p.scores.scale = -1.0F; },
-      [](Problem& p) { p.scores.softcap = 30.0F; },
+      [](Problem& p) { p.scores.scale = -1e38F, p.scores.softcap = 1e30F; },
+      [](Problem& p) { p.scores.scale = 1e-45F, p.scores.softcap = 1e-30F; },
+      [](Problem& p) { p.scores.scale = -0.0F, p.scores.softcap = 30.0F; },
       [](Problem& p) { p.scores.window_left = p.scores.window_right = 0; },
       [](Problem& p) { p.scores.mask = off_by(1, kFloats), p.scores.mask_is_boolean = true; },
       [](Problem& p) { p.scores.mask = kFloats, p.scores.mask_dtype = DType::kFloat16, p.scores.mask_strides = {0, 0, 0, -1}; },

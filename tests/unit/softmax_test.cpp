@@ -286,8 +286,16 @@ TEST(SoftmaxFinalize, ASinkTakesItsShareOfTheDenominatorOnly) {
   EXPECT_EQ(finalize({.m = 3.0F, .l = 4.0F}, 1e30F).scale, 0.0F) << "a sink far above takes everything";
 }
 
+TEST(SoftmaxFinalize, R11_ASinkOfAnySizeIsItsRowsLseWhereItTakesAll) {
+  for (const float sink : {1e30F, 2e38F, 3e38F, kLargest}) {
+    EXPECT_EQ(finalize({.m = 3.0F, .l = 4.0F}, sink).lse, sink);
+    EXPECT_EQ(finalize({.m = 3.0F, .l = 4.0F}, sink).scale, 0.0F);
+    EXPECT_EQ(finalize({.m = 3.0F, .l = 4.0F}, -sink).scale, 0.25F);
+  }
+}
+
 TEST(SoftmaxFinalize, R11_HugeScoresKeepTheirWeight) {
-  for (const float m : {1e30F, -1e30F, -5e4F, kLargest, -kLargest}) {
+  for (const float m : {1e30F, -1e30F, -5e4F, kBendLog2, -kBendLog2}) {
     const ExactRow exact = exact_row({.m = m, .l = 8.0F}, kNegInf);
     EXPECT_EQ(finalize({.m = m, .l = 8.0F}).scale, 0.125F) << m;
     EXPECT_LE(std::fabs(static_cast<double>(finalize({.m = m, .l = 8.0F}).lse) - exact.lse), exact.lse_bound) << m;
@@ -317,6 +325,22 @@ TEST(SoftmaxScale, SoftCapNeverExceedsTheCapAndKeepsNan) {
     EXPECT_TRUE(std::isnan(soft_cap(kNan, cap)));
     EXPECT_EQ(soft_cap(0.0F, cap), 0.0F);
   }
+}
+
+TEST(SoftmaxScale, R11_FiniteNumbersStayFiniteAndInOrderInTheLog2Domain) {
+  EXPECT_EQ(to_log2(kInf), kInf);
+  EXPECT_EQ(to_log2(-kInf), -kInf);
+  EXPECT_TRUE(std::isnan(to_log2(kNan)));
+  float before = -kInf;
+  for (const float x : {-kLargest, -3e38F, -2.37e38F, -1.8e38F, -0x1p127F, -1e38F, -1.0F, 0.0F, 1.0F, 1e38F, 0x1p127F, 1.8e38F,
+                        2.37e38F, 3e38F, kLargest}) {
+    EXPECT_TRUE(std::isfinite(to_log2(x))) << x;
+    EXPECT_GT(to_log2(x), before) << x;
+    EXPECT_NEAR(static_cast<double>(from_log2(to_log2(x))), static_cast<double>(x),
+                4.0 * kRoundoff * std::fabs(static_cast<double>(x)));
+    before = to_log2(x);
+  }
+  EXPECT_EQ(to_log2(1e38F), 1e38F * kLog2E);
 }
 
 TEST(SoftmaxScale, Log2ScaleIsTheScaleTimesLog2OfERoundedOnce) {

@@ -5,7 +5,7 @@
 // by token and are turned into rows. O = P V wants pairs of tokens: V's rows are interleaved on the way into a small buffer, and O
 // keeps the order that this leaves until restore_values().
 //
-// Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum. P is rounded to
+// Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum of a tile; O adds tiles. P is rounded to
 // bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/unroll.hpp"
@@ -37,7 +37,7 @@ constexpr std::int32_t kTileRows = 16;                                          
 constexpr std::int32_t kSumLanes = 16;                                            // fp32 in a row
 constexpr std::int32_t kPairLanes = 32;                                           // bf16 in a row
 constexpr std::int32_t kMaxChunks = (kMaxHeadDim + kPairLanes - 1) / kPairLanes;  // of a row
-constexpr std::int32_t kStripeChunks = 2;  // of 32 dims whose O stays in registers over a tile
+constexpr std::int32_t kStripeChunks = 2;  // of 32 dims whose sums stay in registers over a tile
 constexpr std::int32_t kScoreBlocks = 4;   // of 16 tokens that meet a chunk of the queries together
 constexpr std::int32_t kBlockTokens = 32;  // of P and V that one product takes
 /// A LeanTile has 64 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
@@ -299,19 +299,19 @@ LEAN_TARGET_AMX inline void pack_values(const TokenRows& v, NextRows& next, Pack
   }
 }
 
-/// O of up to 16 rows and kChunks x 32 dims in registers over all tokens of the tile.
+/// Sums of up to 16 rows and kChunks x 32 dims in registers over all tokens of the tile.
 template <int kChunks>
-LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& o_rows, const RowBuffer& weights, std::int32_t row,
+LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& sum_rows, const RowBuffer& weights, std::int32_t row,
                                           const PackedTile* values, std::int32_t chunk, std::int32_t chunks, std::int32_t blocks,
                                           NextRows& next) {
-  float* o = o_rows.row(row) + chunk * kPairLanes;
-  const std::int64_t o_bytes = std::int64_t{o_rows.stride} * 4;
+  float* sums = sum_rows.row(row) + chunk * kPairLanes;
+  const std::int64_t sum_bytes = std::int64_t{sum_rows.stride} * 4;
   const std::int64_t p_bytes = std::int64_t{weights.stride} * 4;
-  _tile_loadd(0, o, o_bytes);
-  _tile_loadd(1, o + kSumLanes, o_bytes);
+  _tile_zero(0);
+  _tile_zero(1);
   if constexpr (kChunks > 1) {
-    _tile_loadd(2, o + 2 * kSumLanes, o_bytes);
-    _tile_loadd(3, o + 3 * kSumLanes, o_bytes);
+    _tile_zero(2);
+    _tile_zero(3);
   }
   const auto* p = reinterpret_cast<const std::uint16_t*>(weights.row(row));
   values += 2 * chunk;
@@ -333,27 +333,29 @@ LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& o_rows, const RowBuff
       next.ask(rows_a_product);
     }
   }
-  _tile_stored(0, o, o_bytes);
-  _tile_stored(1, o + kSumLanes, o_bytes);
+  _tile_stored(0, sums, sum_bytes);
+  _tile_stored(1, sums + kSumLanes, sum_bytes);
   if constexpr (kChunks > 1) {
-    _tile_stored(2, o + 2 * kSumLanes, o_bytes);
-    _tile_stored(3, o + 3 * kSumLanes, o_bytes);
+    _tile_stored(2, sums + 2 * kSumLanes, sum_bytes);
+    _tile_stored(3, sums + 3 * kSumLanes, sum_bytes);
   }
 }
 
-LEAN_TARGET_AMX inline void rescale_rows(const RowBuffer& o, const float* rescale, std::int32_t dims) {
+/// o[r] = o[r] rescale[r] + sums[r].
+LEAN_TARGET_AMX inline void add_sums(const RowBuffer& o, const RowBuffer& sums, const float* rescale, std::int32_t dims) {
   for (std::int32_t r = 0; r < o.rows; ++r) {
-    if (rescale[r] == 1.0F) continue;
     const __m512 factor = _mm512_set1_ps(rescale[r]);
     float* row = o.row(r);
-    for (std::int32_t d = 0; d < dims; d += kSumLanes) _mm512_storeu_ps(row + d, _mm512_mul_ps(_mm512_loadu_ps(row + d), factor));
+    const float* sum = sums.row(r);
+    for (std::int32_t d = 0; d < dims; d += kSumLanes) {
+      _mm512_storeu_ps(row + d, _mm512_fmadd_ps(_mm512_loadu_ps(row + d), factor, _mm512_loadu_ps(sum + d)));
+    }
   }
 }
 
-LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                                const Prefetch& prefetch) noexcept {
-  if (!whole_vectors(v)) return avx512_kernels()->accumulate[table_index(DType::kBFloat16)](o, p, v, rescale, prefetch);
-  rescale_rows(o, rescale, v.dims);
+LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v,
+                                const float* rescale, const Prefetch& prefetch) noexcept {
+  if (!whole_vectors(v)) return avx512_kernels()->accumulate[table_index(DType::kBFloat16)](o, sums, p, v, rescale, prefetch);
   round_weights(p, v.tokens);
   NextRows next(prefetch);
   const std::int32_t chunks = v.dims / kPairLanes;
@@ -365,10 +367,11 @@ LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& p, const To
     tiles.shape(std::min(kTileRows, o.rows - row));
     std::int32_t chunk = 0;
     for (; chunk + kStripeChunks <= chunks; chunk += kStripeChunks) {
-      multiply_rows<kStripeChunks>(o, p, row, values, chunk, chunks, blocks, next);
+      multiply_rows<kStripeChunks>(sums, p, row, values, chunk, chunks, blocks, next);
     }
-    if (chunk < chunks) multiply_rows<1>(o, p, row, values, chunk, chunks, blocks, next);
+    if (chunk < chunks) multiply_rows<1>(sums, p, row, values, chunk, chunks, blocks, next);
   }
+  add_sums(o, sums, rescale, v.dims);
 }
 
 /// Each 32 dims of O lie as the interleave of two rows of V left them: the lower halves of 128 bits, then the upper ones.

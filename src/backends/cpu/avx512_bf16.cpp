@@ -2,7 +2,7 @@
 // rest of the table is AVX-512's. Highway 1.0 has no such target, hence intrinsics, in this one file, with its own cpuid check.
 //
 // Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree;
-// a lane of O adds token pairs in order. P is rounded to bf16 (rounds_probabilities() tells the error bound).
+// a lane of a tile's sum adds token pairs in order, O adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/unroll.hpp"
 
@@ -124,17 +124,13 @@ struct Interleaved {
   Sum odd;
 };
 
-LEAN_TARGET_BF16 inline Interleaved load_values(const float* o, std::int32_t left, Sum factor) {
-  const Sum low = _mm512_mul_ps(_mm512_loadu_ps(o), factor);
-  const Sum high = left > kSumLanes ? _mm512_mul_ps(_mm512_loadu_ps(o + kSumLanes), factor) : _mm512_setzero_ps();
-  return {_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD)};
-}
-
-LEAN_TARGET_BF16 inline void store_values(const Interleaved& values, float* o, std::int32_t left) {
-  const Sum low = _mm512_shuffle_f32x4(values.even, values.odd, 0x44);
-  const Sum high = _mm512_shuffle_f32x4(values.even, values.odd, 0xEE);
-  _mm512_storeu_ps(o, _mm512_shuffle_f32x4(low, low, 0xD8));
-  if (left > kSumLanes) _mm512_storeu_ps(o + kSumLanes, _mm512_shuffle_f32x4(high, high, 0xD8));
+/// o = o factor + the tile's sums, put in order.
+LEAN_TARGET_BF16 inline void add_sums(const Interleaved& sums, float* o, std::int32_t left, Sum factor) {
+  const Sum low = _mm512_shuffle_f32x4(sums.even, sums.odd, 0x44);
+  const Sum high = _mm512_shuffle_f32x4(sums.even, sums.odd, 0xEE);
+  _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_loadu_ps(o), factor, _mm512_shuffle_f32x4(low, low, 0xD8)));
+  if (left <= kSumLanes) return;
+  _mm512_storeu_ps(o + kSumLanes, _mm512_fmadd_ps(_mm512_loadu_ps(o + kSumLanes), factor, _mm512_shuffle_f32x4(high, high, 0xD8)));
 }
 
 /// Two rows of V from dim `d` on, kGroups x 32 values, times the pairs of weights at `weights`, `stride` floats apart.
@@ -158,18 +154,13 @@ LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16
   }
 }
 
-/// O of kRows rows and kGroups x 32 values from dim `d` on, in registers over all tokens of the tile, two tokens a step.
+/// Sums of kRows rows and kGroups x 32 values from dim `d` on, in registers over all tokens of the tile, two tokens a step.
 /// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
 template <int kRows, int kGroups, typename TLoad>
 LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
                                               const float* rescale, std::int32_t d, const ReadAhead& ahead, const TLoad& load) {
   Interleaved sums[std::size_t{kRows * kGroups}];
-  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    const Sum factor = _mm512_set1_ps(rescale[row + r]);
-    LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
-      sums[r * kGroups + g] = load_values(o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes, factor);
-    }
-  }
+  LEAN_UNROLL for (Interleaved& sum : sums) sum = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   const float* weight = weights.row(row);
   std::int32_t t = 0;
   for (; t + 2 <= v.tokens; t += 2) {
@@ -181,8 +172,9 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
   }
   if (t < v.tokens) add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, nullptr, weight, weights.stride, load);
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    const Sum factor = _mm512_set1_ps(rescale[row + r]);
     LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
-      store_values(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes);
+      add_sums(sums[r * kGroups + g], o.row(row + r) + d + g * kPairLanes, v.dims - d - g * kPairLanes, factor);
     }
   }
 }
@@ -211,8 +203,8 @@ LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t toke
   }
 }
 
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                const Prefetch& prefetch) noexcept {
+void accumulate(const RowBuffer& o, const RowBuffer& /* registers hold the sums */, const RowBuffer& p, const TokenRows& v,
+                const float* rescale, const Prefetch& prefetch) noexcept {
   round_weights(p, v.tokens);
   const ReadAhead ahead(v, sizeof(std::uint16_t), prefetch);
   std::int32_t row = 0;

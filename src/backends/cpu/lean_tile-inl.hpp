@@ -3,7 +3,7 @@
 //
 // K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read. Register plan:
 // scores keep kRows x kTokens sums and reduce them four at a time; accumulate keeps kRows x kTokens weights and adds that many
-// tokens to each vector of O it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
+// tokens to each vector of the tile's sum it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
 // elements by a shift and odd ones by a mask, which is half the work of widening them.
 
 #include "backends/cpu/unroll.hpp"
@@ -219,13 +219,18 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
-/// Adds kTokens tokens to kVectors vectors of each of kRows rows of O; load(t, value) reads the vectors of the t-th token.
-template <int kRows, int kTokens, int kVectors, typename Load>
+/// Adds kTokens tokens to kVectors vectors of each of kRows rows of sums, which the first ones begin; load(t, value) reads the vectors of
+/// the t-th token.
+template <int kRows, int kTokens, int kVectors, bool kFirst, typename Load>
 HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, const Load& load) {
   const F32 f32;
   Vec acc[std::size_t{kRows * kVectors}];
-  for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::Load(f32, out + r * stride + i * kLanes);
+  if constexpr (kFirst) {
+    for (int i = 0; i < kRows * kVectors; ++i) acc[i] = hn::Zero(f32);
+  } else {
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kVectors; ++i) acc[r * kVectors + i] = hn::Load(f32, out + r * stride + i * kLanes);
+    }
   }
   for (int t = 0; t < kTokens; ++t) {
     Vec value[std::size_t{kVectors}];
@@ -240,10 +245,10 @@ HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, 
   }
 }
 
-/// o[r] += sum_t p[r][t] v[t] for kRows rows and kTokens tokens.
-template <typename T, int kRows, int kTokens, bool kAsks>
-HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v, std::int32_t token,
-                                 const ReadAhead& ahead) {
+/// sums[r] += sum_t p[r][t] v[t] for kRows rows and kTokens tokens, or = where these are the first.
+template <typename T, int kRows, int kTokens, bool kFirst, bool kAsks>
+HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std::int32_t row, const TokenRows& v,
+                                 std::int32_t token, const ReadAhead& ahead) {
   const StorageOf<T>* values[std::size_t{kTokens}];
   const std::byte* later[std::size_t{kTokens}];
   for (int t = 0; t < kTokens; ++t) {
@@ -254,20 +259,20 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < kTokens; ++t) weights[r * kTokens + t] = hn::Set(F32(), p.row(row + r)[token + t]);
   }
-  float* out = o.row(row);
+  float* out = sums.row(row);
   std::int32_t d = 0;
-  for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // O lies in the same order: restore_values()
+  for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // sums lie in the same order: restore_values()
     for (std::int32_t i = 0; kAsks && i < 2 * kLanes; i += kElementsPerLine<T>) {
       if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kTokens>(later, d + i);
     }
-    add_tokens<kRows, kTokens, 2>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
+    add_tokens<kRows, kTokens, 2, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       value[0] = load_of_pair<T, 0>(values[t] + d);
       value[1] = load_of_pair<T, 1>(values[t] + d);
     });
   }
   if (kAsks && d < v.dims) ask_lines<T, kTokens>(later, d);
   for (; d < v.dims; d += kLanes) {
-    add_tokens<kRows, kTokens, 1>(out + d, o.stride, weights, [&](int t, Vec* value) HWY_ATTR {
+    add_tokens<kRows, kTokens, 1, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       const StorageOf<T>* from = values[t] + d;
       *value = d + kLanes <= v.dims ? Element<T>::load(from) : Element<T>::load_first(from, v.dims - d);
     });
@@ -275,40 +280,50 @@ HWY_INLINE void accumulate_block(const RowBuffer& o, const RowBuffer& p, std::in
 }
 
 /// The next rows from `row` on, as many as registers hold; how many they were. Who asks reads ahead for all of them.
-template <typename T, int kTokens, bool kAsks>
-HWY_INLINE std::int32_t accumulate_next(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v,
+template <typename T, int kTokens, bool kFirst, bool kAsks>
+HWY_INLINE std::int32_t accumulate_next(const RowBuffer& sums, const RowBuffer& p, std::int32_t row, const TokenRows& v,
                                         std::int32_t token, const ReadAhead& ahead) {
-  if (kManyRegisters && row + 4 <= o.rows) return accumulate_block<T, 4, kTokens, kAsks>(o, p, row, v, token, ahead), 4;
-  if (row + 2 <= o.rows) return accumulate_block<T, 2, kTokens, kAsks>(o, p, row, v, token, ahead), 2;
-  return accumulate_block<T, 1, kTokens, kAsks>(o, p, row, v, token, ahead), 1;
+  if (kManyRegisters && row + 4 <= sums.rows)
+    return accumulate_block<T, 4, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 4;
+  if (row + 2 <= sums.rows) return accumulate_block<T, 2, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 2;
+  return accumulate_block<T, 1, kTokens, kFirst, kAsks>(sums, p, row, v, token, ahead), 1;
 }
 
-template <typename T, int kTokens>
-HWY_INLINE void accumulate_rows(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, std::int32_t token,
+template <typename T, int kTokens, bool kFirst>
+HWY_INLINE void accumulate_rows(const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, std::int32_t token,
                                 const ReadAhead& ahead) {
-  std::int32_t row = accumulate_next<T, kTokens, true>(o, p, 0, v, token, ahead);
-  while (row < o.rows) row += accumulate_next<T, kTokens, false>(o, p, row, v, token, ahead);
+  std::int32_t row = accumulate_next<T, kTokens, kFirst, true>(sums, p, 0, v, token, ahead);
+  while (row < sums.rows) row += accumulate_next<T, kTokens, kFirst, false>(sums, p, row, v, token, ahead);
 }
 
-/// Most tiles find no new maximum and leave O as it is.
-void rescale_rows(const RowBuffer& o, const float* rescale, std::int32_t dims) noexcept {
+/// o[r] = o[r] rescale[r] + sums[r].
+void add_sums(const RowBuffer& o, const RowBuffer& sums, const float* rescale, std::int32_t dims) noexcept {
   for (std::int32_t r = 0; r < o.rows; ++r) {
-    if (rescale[r] == 1.0F) continue;
     const Vec factor = hn::Set(F32(), rescale[r]);
     float* out = o.row(r);
-    for (std::int32_t d = 0; d < dims; d += kLanes) hn::Store(hn::Mul(hn::Load(F32(), out + d), factor), F32(), out + d);
+    const float* sum = sums.row(r);
+    for (std::int32_t d = 0; d < dims; d += kLanes) {
+      hn::Store(hn::MulAdd(hn::Load(F32(), out + d), factor, hn::Load(F32(), sum + d)), F32(), out + d);
+    }
   }
 }
 
 template <typename T>
-void accumulate(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
+void accumulate(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const float* rescale,
                 const Prefetch& prefetch) noexcept {
   constexpr std::int32_t kTokens = 4;
-  rescale_rows(o, rescale, v.dims);
   const ReadAhead ahead(v, sizeof(StorageOf<T>), prefetch);
   std::int32_t token = 0;
-  for (; token + kTokens <= v.tokens; token += kTokens) accumulate_rows<T, kTokens>(o, p, v, token, ahead);
-  for (; token < v.tokens; ++token) accumulate_rows<T, 1>(o, p, v, token, ahead);
+  if (v.tokens >= kTokens) {
+    accumulate_rows<T, kTokens, true>(sums, p, v, 0, ahead);
+    for (token = kTokens; token + kTokens <= v.tokens; token += kTokens) {
+      accumulate_rows<T, kTokens, false>(sums, p, v, token, ahead);
+    }
+  } else {
+    accumulate_rows<T, 1, true>(sums, p, v, token++, ahead);
+  }
+  for (; token < v.tokens; ++token) accumulate_rows<T, 1, false>(sums, p, v, token, ahead);
+  add_sums(o, sums, rescale, v.dims);
 }
 
 /// Puts a row of O, which accumulate<T> keeps in the order of V's vectors, back in order.

@@ -28,11 +28,12 @@ void apply_rule(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept {
   const I32 i32;
   const Vec scale = hn::Set(f32, rule.scale);
   const Vec cap = hn::Set(f32, rule.cap);
+  const Vec inverse_cap = hn::Set(f32, rule.cap > 0.0F ? 1.0F / rule.cap : 0.0F);
   const Vec slope = hn::Set(f32, rule.slope);
   const Vec none = hn::Set(f32, softmax::kNegInf);
   for (std::int32_t t = 0; t < tokens; t += kLanes) {
     Vec x = hn::Mul(hn::Load(f32, s + t), scale);
-    if (rule.cap > 0.0F) x = hn::Mul(tanh_of(x), cap);
+    if (rule.cap > 0.0F) x = hn::Mul(tanh_of(hn::Mul(x, inverse_cap)), cap);
     if (rule.slope != 0.0F) {
       const Vec distance = hn::Abs(hn::ConvertTo(f32, hn::Iota(i32, t + rule.distance)));
       x = hn::NegMulAdd(distance, slope, x);

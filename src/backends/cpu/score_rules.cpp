@@ -39,14 +39,10 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
     const KeySpan seen = output.seen_by(at.token);
     const auto begin = static_cast<std::int32_t>(clamp_to(seen.begin - tile.token, 0, tile.tokens));
     const auto end = static_cast<std::int32_t>(clamp_to(seen.end - tile.token, begin, tile.tokens));
-    ScoreRule rule{.scale = scale, .seen_begin = begin};
-    if (softcap > 0.0F) {
-      rule.scale = scale * softmax::kLn2 / softcap;
-      rule.cap = softcap * softmax::kLog2E;
-    }
+    ScoreRule rule{.scale = scale, .cap = softcap * softmax::kLog2E, .seen_begin = begin};
     if (problem_.scores.alibi_slopes != nullptr) {
       const std::int64_t position = std::int64_t{output.lengths.kv_end} - output.lengths.q_tokens + at.token;
-      rule.slope = alibi_slope(problem_.scores, output.q_head(at)) * softmax::kLog2E;
+      rule.slope = softmax::to_log2(alibi_slope(problem_.scores, output.q_head(at)));
       rule.distance =
           static_cast<std::int32_t>(clamp_to(tile.token - position, -INT32_MAX, INT32_MAX - tile.tokens - kLaneMultiple));
     }
@@ -85,7 +81,7 @@ float ScoreRules::mask_bias(const TileOutput& output, PackedRow at, std::int64_t
   }
   if (scores.mask == nullptr) return 0.0F;
   const std::int64_t offset = mask_offset(scores.mask_strides, output.q_head(at), at.token, key);
-  if (!scores.mask_is_boolean) return additive_bias(scores, offset) * softmax::kLog2E;
+  if (!scores.mask_is_boolean) return softmax::to_log2(additive_bias(scores, offset));
   return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0 ? 0.0F : softmax::kNegInf;
 }
 

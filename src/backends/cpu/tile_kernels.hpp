@@ -2,8 +2,8 @@
 // (worker.cpp) calls them; lean_tile-inl.hpp is their one source, compiled once per instruction set through Highway.
 //
 // Arithmetic contract, the same for every row whatever else is in its row block (batch invariance rests on it):
-// a dot product adds its vectors in order into one accumulator and reduces its lanes in one fixed tree; O adds tokens
-// in order; l adds lanes in order, tile by tile.
+// a dot product adds its vectors in order into one accumulator and reduces its lanes in one fixed tree; a tile adds its tokens
+// in order to a sum of its own, and O adds tiles in order; l adds lanes in order, tile by tile.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct SoftmaxRows {
 
 /// What becomes of one row's scores of a tile before the softmax, in this order: softcap, ALiBi, mask, window.
 struct ScoreRule {
-  float scale = 0.0F;           // of a raw score: into the log2 domain, or with softcap into tanh's argument
+  float scale = 0.0F;           // of a raw score, into the log2 domain
   float cap = 0.0F;             // softcap, log2 domain; 0: none
   float slope = 0.0F;           // ALiBi, log2 domain: what a key loses per token of distance
   std::int32_t distance = 0;    // position of the tile's first key less the query's
@@ -65,9 +65,10 @@ struct TileKernels {
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
-  /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t]. Rows of o stay in an order of the kernel's until restore_values().
-  void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                               const Prefetch& prefetch) noexcept;
+  /// o[r] = o[r] rescale[r] + sum_t p[r][t] v[t], the sum by itself first: o's roundings are as many as tiles, not tokens. `sums`
+  /// is room for it, rows as of o. Rows of o stay in an order of the kernel's until restore_values().
+  void (*accumulate[kKvTypes])(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v,
+                               const float* rescale, const Prefetch& prefetch) noexcept;
   /// Puts a row of o in order after the last accumulate of that type; dims as in V.
   void (*restore_values[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// out[i] = float(in[i]).

@@ -51,6 +51,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   const QueryRows q{{memory_.query, output_.rows, memory_.layout.config.head_dim}, memory_.query_bf16};
   const RowBuffer s{memory_.scores, output_.rows, memory_.layout.score_stride()};
   const RowBuffer o{into.o, output_.rows, static_cast<std::int32_t>(into.value_stride)};
+  const RowBuffer sums{memory_.sums, output_.rows, o.stride};
   SoftmaxRows softmax_rows{0.0F, memory_.visible, into.m, into.l, memory_.rescale};
   // One past the last token of this run that any row sees.
   const std::int64_t end = min_of(output_.seen().end, lengths.kv_begin + tile_end * tile_tokens);
@@ -68,7 +69,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};
     const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
-    kernels_.accumulate[kernel_of(problem_.v)](o, s, v, memory_.rescale, prefetch_of(problem_.k, next.k));
+    kernels_.accumulate[kernel_of(problem_.v)](o, sums, s, v, memory_.rescale, prefetch_of(problem_.k, next.k));
   }
   for (std::int32_t r = 0; r < o.rows; ++r) kernels_.restore_values[kernel_of(problem_.v)](o.row(r), value_dim_of(problem_));
 }

@@ -34,12 +34,11 @@ HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t
 HWY_INLINE Vec exp2_nonpositive(Vec x) {
   const F32 f32;
   const I32 i32;
-  // Not (x >= -126) would also catch NaN: compare the other way round. What is 0 in the end is 0 from here on: of -inf the polynomial would
-  // be infinite, and infinity times 0 raises a floating-point exception.
-  const auto is_zero = hn::Lt(x, hn::Set(f32, -126.0F));
-  const Vec in_range = hn::IfThenZeroElse(is_zero, x);
-  const Vec whole = hn::Round(in_range);
-  const Vec f = hn::Sub(in_range, whole);
+  // What weighs nothing becomes -127, whose power is 0: -inf itself would meet 0 x inf, which is invalid. Not (x >= -126) would also
+  // catch NaN: compare the other way round.
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Set(f32, -127.0F), x);
+  const Vec whole = hn::Round(x);
+  const Vec f = hn::Sub(x, whole);
   Vec p = hn::Set(f32, 0.00015353362F);
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
@@ -48,7 +47,7 @@ HWY_INLINE Vec exp2_nonpositive(Vec x) {
   p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
   p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
   const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
-  return hn::IfThenZeroElse(is_zero, hn::Mul(p, power));
+  return hn::Mul(p, power);
 }
 
 }  // namespace

@@ -233,7 +233,11 @@ class Worker {
     for (std::int32_t r = 0; r < output_.rows; ++r) {
       const PackedRow row = packed_row(output_.first_row + r, output_.group);
       const float sink = output::row_sink(call_.problem, output_.group, output_.kv_head, row);
-      const float scale = softmax::output_scale(whole.state(r), sink) * v_scale;
+      float scale = softmax::output_scale(whole.state(r), sink);
+      if (call_.problem.v_scales != nullptr && scale != 0.0F) {  // by itself: the product of both may leave fp32's normal range
+        for (std::int32_t d = 0; d < value_dim_of(call_.problem); ++d) whole.o_row(r)[d] *= scale;
+        scale = v_scale;
+      }
       const std::int64_t offset = output::row_offset(call_.problem, output_.group, output_.lengths, output_.kv_head, row);
       store_row(call_.kernels, call_.problem.o, offset, whole.o_row(r), scale, value_dim_of(call_.problem));
       output::write_lse(call_.problem, output_.group, output_.lengths, output_.kv_head, row, whole.state(r), sink);

@@ -28,6 +28,7 @@ struct WorkerMemoryLayout {
   [[nodiscard]] constexpr std::int64_t query_floats() const noexcept { return std::int64_t{config.q_rows} * config.head_dim; }
   [[nodiscard]] constexpr std::int64_t query_bf16_floats() const noexcept { return round_up(query_floats() / 2, kLaneMultiple); }
   [[nodiscard]] constexpr std::int64_t score_floats() const noexcept { return std::int64_t{config.q_rows} * score_stride(); }
+  [[nodiscard]] constexpr std::int64_t sum_floats() const noexcept { return std::int64_t{config.q_rows} * config.value_dim; }
   [[nodiscard]] constexpr std::int64_t row_floats() const noexcept { return round_up(config.q_rows, kLaneMultiple); }
   [[nodiscard]] constexpr std::int64_t partial_floats() const noexcept { return round_up(partial().floats(), kLaneMultiple); }
   [[nodiscard]] constexpr std::int64_t packed_floats() const noexcept {
@@ -51,7 +52,7 @@ struct WorkerMemoryLayout {
   }
   /// A page more than the sum, so that two workers never share a cache line or alias in the L1.
   [[nodiscard]] constexpr std::int64_t bytes() const noexcept {
-    const std::int64_t floats = query_floats() + query_bf16_floats() + score_floats() + 2 * row_floats() +
+    const std::int64_t floats = query_floats() + query_bf16_floats() + score_floats() + sum_floats() + 2 * row_floats() +
                                 accumulators * partial_floats() + packed_floats() + bias_floats() +
                                 kTileSets * (2 * table_floats() + flag_floats() + new_kv_floats());
     return round_up(floats * static_cast<std::int64_t>(sizeof(float)), 4096) + 256;
@@ -70,6 +71,7 @@ struct WorkerMemory {
   float* query = nullptr;  // q_rows x head_dim
   std::uint16_t* query_bf16 = nullptr;
   float* scores = nullptr;          // q_rows x score_stride
+  float* sums = nullptr;            // q_rows x value_dim
   float* rescale = nullptr;         // q_rows
   std::int32_t* visible = nullptr;  // q_rows
   float* partials = nullptr;
@@ -89,6 +91,7 @@ struct WorkerMemory {
     query = take(layout.query_floats());
     query_bf16 = reinterpret_cast<std::uint16_t*>(take(layout.query_bf16_floats()));
     scores = take(layout.score_floats());
+    sums = take(layout.sum_floats());
     rescale = take(layout.row_floats());
     visible = reinterpret_cast<std::int32_t*>(take(layout.row_floats()));
     partials = take(layout.accumulators * layout.partial_floats());

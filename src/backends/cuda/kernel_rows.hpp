@@ -47,11 +47,13 @@ inline constexpr Reason kFp8Many{"as in 16 bits: bound by arithmetic, not by byt
 
 inline constexpr Reason kNarrow{"narrow products, tokens as their rows: no half of 16 rows is computed for nothing",
                                 "h200-narrow-tile.jsonl"};
-inline constexpr Reason kNarrowFp8{"narrow products, and runs that one thread asks for earlier than boxes", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowFp8{"narrow products, and runs that one thread asks for earlier than boxes",
+                                   "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kNarrowBoxes{"narrow products from columns", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kStep{"a decode step's code and registers, and nothing else", "h200-tier-b.jsonl"};
-inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for them take any call's", "h200-d64-tiles.jsonl"};
+inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for them take any call's",
+                                   "h200-d64-tiles.jsonl"};
 inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "h200-layouts.jsonl"};
 inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows", "h200-tensor-steps.jsonl"};
 inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
@@ -214,6 +216,22 @@ inline constexpr NamedFamily kFamilies[] = {
   }
   return {};
 }
+
+/// Roundings of a warp's running sums for each tile of a variant, at most: of every kMmaTokens tokens that it takes, a lane adds 4 weights
+/// to l, one by one; O takes their products at once, by an addition that truncates, which counts twice (docs/numerics.md).
+[[nodiscard]] constexpr std::int32_t sum_roundings(const tile::TileConfig& tile) noexcept {
+  std::int32_t runs = 1;
+  for (const ArchitectureRows& table : kKernelRows) {
+    for (const KernelRow& row : table) {
+      const bool serves = row.kv_bytes == bytes_of(tile.kv_dtype) && row.head_dim == tile.head_dim && row.q_rows == tile.q_rows &&
+                          row.tile_tokens == tile.tile_tokens;
+      if (serves) runs = max_of(runs, config_of(table.architecture, row, tile.kv_dtype).warp_runs());
+    }
+  }
+  return 4 * runs;
+}
+/// Of the products of one such addition among themselves, truncations all.
+inline constexpr std::int32_t kProductRoundings = 2 * kMmaTokens;
 
 /// Whether a call of chunks is a decode step must not show in its bits: both scopes' rows have the same tiles.
 [[nodiscard]] constexpr bool chunks_have_same_tiles() noexcept {

@@ -16,11 +16,11 @@ namespace {
 constexpr double kU32 = 0x1p-24;       // unit roundoff of fp32
 constexpr double kExpError = 0x1p-22;  // relative error of one exp2: 2 ulp, also what ex2.approx promises (PTX ISA)
 constexpr double kRuleError =
-    10.0 * kU32;  // of a score's magnitudes: softcap 8 roundings, sums of the three terms 2 (docs/numerics.md)
-constexpr double kHalfUnderflow = 0x1p-25;  // what an fp16 p may lose: half its smallest step
-constexpr double kElementSigmas = 6.0;      // random walk of P's rounding: one element in 5e8 lies beyond
-constexpr double kRmsSigmas = 1.5;          // the same for the root mean square of a row
-constexpr double kFloatStep = 0x1p-149;     // smallest fp32 step: what a product below the normal range loses
+    13.0 * kU32;  // of a score's magnitudes: softcap 11 roundings, sums of the three terms 2 (docs/numerics.md)
+constexpr double kHalfUnderflow = 0x1p-25;   // what an fp16 p may lose: half its smallest step
+constexpr double kFlushedWeight = 0x1p-126;  // a weight below it is 0
+constexpr double kElementSigmas = 6.0;       // random walk of P's rounding: one element in 5e8 lies beyond
+constexpr double kFloatStep = 0x1p-149;      // smallest fp32 step: what a product below the normal range loses
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -31,6 +31,10 @@ double smallest_half_step(DType dtype) {
 
 /// Relative rounding of a sum of n products: n u / (1 - n u).
 double gamma(std::int64_t n, double u) { return static_cast<double>(n) * u / (1.0 - static_cast<double>(n) * u); }
+
+/// The same for the root mean square of n elements. The length of n such errors exceeds sigma (sqrt(n) + t) as rarely as one of them
+/// exceeds t sigma (Gaussian concentration), so the root mean square sigma (1 + t / sqrt(n)); one element is one of 6 sigma.
+double rms_sigmas(std::int64_t n) { return 1.0 + (kElementSigmas - 1.0) / std::sqrt(static_cast<double>(n)); }
 
 /// What all elements of a row share.
 struct RowBound {
@@ -43,14 +47,18 @@ struct RowBound {
 
 RowBound row_bound(const Problem& problem, const RowFacts& facts, const Rounding& rounding) {
   const std::int64_t tiles = max_of(1, ceil_div(facts.visible_tokens, rounding.tile_tokens));
+  const std::int64_t in_tile = min_of(max_of(1, facts.visible_tokens), rounding.tile_depth);
   const bool scaled = problem.k_scales != nullptr || problem.v_scales != nullptr;  // one more rounding of a score, and of O
-  const double depth = static_cast<double>(tiles + min_of(tiles, rounding.contributors) + (scaled ? 1 : 0));
+  const double depth =
+      static_cast<double>(in_tile + tiles * rounding.tile_roundings + min_of(tiles, rounding.contributors) + (scaled ? 1 : 0));
   const double score_error = gamma(problem.head_dim + (scaled ? 2 : 0), kU32) * facts.score_magnitude + kExpError +
                              rounding.query_step * facts.max_abs_query * facts.key_magnitude;
   const auto tokens = static_cast<double>(facts.visible_tokens);
   RowBound bound{.relative = 2.0 * (2.0 * score_error + depth * kU32), .p_roundoff = rounding.p_roundoff};
   bound.absolute = tokens * kFloatStep * facts.v_scale + rounding.flushed_below;
-  if (rounding.p_is_half && facts.l > 0.0) bound.absolute += tokens * kHalfUnderflow * facts.max_abs_value / facts.l;
+  if (facts.l > 0.0) {
+    bound.absolute += tokens * (kFlushedWeight + (rounding.p_is_half ? kHalfUnderflow : 0.0)) * facts.max_abs_value / facts.l;
+  }
   bound.rules_mean = kRuleError * facts.bias_mean;
   bound.lse = 2.0 * (score_error + depth * kU32) + bound.rules_mean;
   return bound;
@@ -119,7 +127,8 @@ class Comparison {
       note(place, error);
       count(error);
       error_squares += error * error;
-      allowed_squares += allowed(bound, element, kRmsSigmas) * allowed(bound, element, kRmsSigmas);
+      const double of_rms = allowed(bound, element, rms_sigmas(answer_.value_dim));
+      allowed_squares += of_rms * of_rms;
     }
     if (!all_finite) return;
     place.quantity = Quantity::kOutputRms;

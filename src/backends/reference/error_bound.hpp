@@ -13,12 +13,14 @@ namespace lean::reference {
 
 /// How the computation under test rounds and in how many steps it merges.
 struct Rounding {
-  double p_roundoff = 0.0;        // u_P: unit roundoff of P's type in P V; 0 where P stays fp32, else unit_roundoff()
-  bool p_is_half = false;         // P in fp16 loses tiny probabilities
-  double query_step = 0.0;        // what an element of q may lose, of its row's largest: 0 where q is multiplied as it is
-  double flushed_below = 0.0;     // values of v smaller than this count as 0: 2^-126 where subnormals are flushed
-  std::int32_t tile_tokens = 1;   // tokens of a LeanTile
-  std::int32_t contributors = 1;  // most segments that one output may be cut into: the number of workers
+  double p_roundoff = 0.0;          // u_P: unit roundoff of P's type in P V; 0 where P stays fp32, else unit_roundoff()
+  bool p_is_half = false;           // P in fp16 loses tiny probabilities
+  double query_step = 0.0;          // what an element of q may lose, of its row's largest: 0 where q is multiplied as it is
+  double flushed_below = 0.0;       // values of v smaller than this count as 0: 2^-126 where subnormals are flushed
+  std::int32_t tile_tokens = 1;     // tokens of a LeanTile
+  std::int32_t tile_depth = 1;      // roundings of a tile's own sum, at most one for each token
+  std::int32_t tile_roundings = 1;  // of what tiles are added to, for each tile
+  std::int32_t contributors = 1;    // most segments that one output may be cut into: the number of workers
 };
 
 /// 2^-24, 2^-11, 2^-8 for fp32, fp16, bf16.

@@ -18,6 +18,7 @@ namespace lean::cuda {
 struct RowEnd {
   std::uint16_t* to = nullptr;
   float scale = 1.0F;
+  float value_scale = 1.0F;  // of fp8, by itself: the product of both may leave fp32's normal range
 };
 
 /// Finishes a row. One lane of a warp stores its lse, where that is asked for.
@@ -31,7 +32,9 @@ template <KernelConfig kConfig>
   if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, at, state, sink);
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
   const float scale = softmax::output_scale(state, sink);
-  return {.to = record.output + offset, .scale = kConfig.kv_type().scaled ? scale * record.v_scale : scale};
+  // 0 x inf is no number: an empty row is 0 whatever its scale.
+  const bool scaled = kConfig.kv_type().scaled && scale != 0.0F;
+  return {.to = record.output + offset, .scale = scale, .value_scale = scaled ? record.v_scale : 1.0F};
 }
 
 /// Two neighbouring elements of O as the output has them.
@@ -50,7 +53,13 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
   std::uint32_t pairs[kLaneDims<kConfig> / 2];
 #pragma unroll
   for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
-    pairs[i] = pack_output<kConfig>(call, o.x[2 * i] * end.scale, o.x[2 * i + 1] * end.scale);
+    float low = o.x[2 * i] * end.scale;
+    float high = o.x[2 * i + 1] * end.scale;
+    if constexpr (kConfig.kv_type().scaled) {
+      low *= end.value_scale;
+      high *= end.value_scale;
+    }
+    pairs[i] = pack_output<kConfig>(call, low, high);
   }
   if (call.output.vector_output) {
     if constexpr (kLaneDims<kConfig> == 4) {

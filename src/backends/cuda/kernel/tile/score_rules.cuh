@@ -46,7 +46,7 @@ namespace lean::cuda {
   if (scores.mask == nullptr) return 0.0F;
   const HeadPosition q_head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
   const std::int64_t offset = mask_offset(scores.mask_strides, q_head, at.token, key);
-  if (!scores.mask_is_boolean) return additive_bias(scores, offset) * softmax::kLog2E;
+  if (!scores.mask_is_boolean) return softmax::to_log2(additive_bias(scores, offset));
   return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0 ? 0.0F : softmax::kNegInf;
 }
 
@@ -63,7 +63,7 @@ namespace lean::cuda {
   if (scores.alibi_slopes != nullptr) {
     const float slope = alibi_slope(scores, {record.sequence, record.kv_head * call.shape.group + at.head_in_group});
     const std::int64_t position = std::int64_t{record.lengths.kv_end} - record.lengths.q_tokens + at.token;
-    x = fmaf(-slope * softmax::kLog2E, fabsf(static_cast<float>(position - key)), x);
+    x = fmaf(-softmax::to_log2(slope), fabsf(static_cast<float>(position - key)), x);
   }
   return x;
 }
