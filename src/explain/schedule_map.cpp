@@ -10,7 +10,7 @@ namespace {
 
 /// The batch's work, read once: other threads may write its lengths meanwhile.
 struct ListedWork {
-  const SequenceWork* sequences = nullptr;
+  const schedule::SequenceWork* sequences = nullptr;
 
   [[nodiscard]] schedule::SequenceWork operator()(std::int64_t sequence) const noexcept { return sequences[sequence]; }
 };
