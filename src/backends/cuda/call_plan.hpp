@@ -78,7 +78,8 @@ struct CallPlan {
   }
 };
 
-/// `problem` is none that refuse_problem() refuses. Where a launch lacks a kernel the rest of it is not worked out (refuse_plan()).
+/// Of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where a launch lacks a
+/// kernel the rest of it is not worked out (refuse_plan()).
 [[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept;
 
 }  // namespace lean::cuda
