@@ -1,5 +1,5 @@
-// Tokens that a call appends, and the rotary embedding of them and of the queries: a kernel ahead of the call's own, which then is one
-// that only reads.
+// Tokens that a call appends, and the rotary embedding of them and of the queries: a kernel ahead of the call's own, which then is
+// one that only reads.
 #pragma once
 
 #include "lean/problem.hpp"
@@ -7,10 +7,10 @@
 
 namespace lean::cuda {
 
-/// Enqueues a kernel that writes the rows of new tokens to the cache and, where there is a rotary embedding, every query to its row of the
-/// output, turned: nobody stores a row there before all who read its queries are done. Tokens whose page lies outside the pool are left
-/// out. The kernel lets dependents start at once, and writes no lengths. `dependent_launch`: as Options::dependent_launch. `stream` is a
-/// cudaStream_t.
+/// Enqueues a kernel that writes the rows of new tokens to the cache and, where there is a rotary embedding, every query to its row
+/// of the output, turned: nobody stores a row there before all who read its queries are done. Tokens whose page lies outside the
+/// pool are left out. The kernel lets dependents start at once, and writes no lengths. `dependent_launch`: as
+/// Options::dependent_launch. `stream` is a cudaStream_t.
 [[nodiscard]] Status enqueue_append(const Problem& problem, bool dependent_launch, void* stream) noexcept;
 
 /// Where queries lie then: turned ones in the output.

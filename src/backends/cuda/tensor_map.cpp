@@ -53,8 +53,8 @@ bool takes_strides(const TensorView& tensor) noexcept {
   return true;
 }
 
-/// Nothing outside what exists is ever asked for but pages outside the pool and dims that fill up a column, which become 0, so dimensions
-/// without a known length end nowhere.
+/// Nothing outside what exists is ever asked for but pages outside the pool and dims that fill up a column, which become 0, so
+/// dimensions without a known length end nowhere.
 bool encode(const Problem& problem, const TensorView& tensor, std::int32_t column_bytes, std::int32_t rows,
             TensorMap& map) noexcept {
   constexpr cuuint64_t kNoEnd = std::numeric_limits<std::int32_t>::max();

@@ -1,6 +1,6 @@
-// TensorMap: what tensor copies of the copy engine (sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes of each,
-// and lay the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/stage_columns.cuh).
-// Source: CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors", swizzling modes.
+// TensorMap: what tensor copies of the copy engine (sm_90) are told of K or V. They bring boxes of some tokens x a column's bytes
+// of each, and lay the 16-byte pieces of a box so that equal pieces of 8 rows meet in no bank (kernel/stage_columns.cuh). Source:
+// CUDA driver API, "Tensor Map Object Management"; PTX ISA, "Tensors", swizzling modes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ struct alignas(128) TensorMap {
   std::byte bytes[128];
 };
 
-/// Low boxes take the copy engine some 110 cycles for 2 KB, tall ones a fourth of that a byte; what is left of a tile comes in low ones.
+/// Low boxes take the copy engine some 110 cycles for 2 KB, tall ones a fourth of that a byte; what is left of a tile comes in low
+/// ones.
 struct BoxMaps {
   TensorMap tall;
   TensorMap low;
@@ -29,7 +30,8 @@ struct TensorMaps {
   BoxMaps v;
 };
 
-/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole boxes.
+/// Whether tensor copies can take K and V where they lie: strides are multiples of 16 bytes and not negative, pages hold whole
+/// boxes.
 [[nodiscard]] bool takes_boxes(const Problem& problem) noexcept;
 
 /// Rows of a tall box: all of a tile, or as many as divide pages into boxes.

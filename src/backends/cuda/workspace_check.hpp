@@ -9,8 +9,8 @@ namespace lean::cuda {
 /// Names a call that holds a workspace; never 0.
 [[nodiscard]] fixup::Counter next_ticket() noexcept;
 
-/// Enqueues a kernel that takes the state for this ticket. Another ticket there leaves workspace_in_use as the sticky code, a counter
-/// that is not 0 workspace_dirty. `stream` is a cudaStream_t.
+/// Enqueues a kernel that takes the state for this ticket. Another ticket there leaves workspace_in_use as the sticky code, a
+/// counter that is not 0 workspace_dirty. `stream` is a cudaStream_t.
 [[nodiscard]] Status claim_workspace(const fixup::Slots& slots, fixup::Counter ticket, void* stream) noexcept;
 
 /// Enqueues a kernel that gives back what the ticket holds; nothing where it holds nothing.
