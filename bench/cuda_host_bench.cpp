@@ -1,5 +1,5 @@
-// What the host does for a call on a GPU, without one: decode() on the fake runtime of tests/cuda_host, whose calls cost next to nothing,
-// so that what is left is the library's own checks, plan and arguments.
+// What the host does for a call on a GPU, without one: decode() on the fake runtime of tests/cuda_host, whose calls cost next to
+// nothing, so that what is left is the library's own checks, plan and arguments.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>

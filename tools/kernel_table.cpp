@@ -1,5 +1,5 @@
-// Prints the table of variants of the CUDA kernel (src/backends/cuda/kernel_rows.hpp): as JSON, a kernel a line, for tools/cuda_build.py, or as
-// the table in docs/cuda-backend.md that tools/check_kernel_table.py holds against it. Needs no CUDA.
+// Prints the table of variants of the CUDA kernel (src/backends/cuda/kernel_rows.hpp): as JSON, a kernel a line, for
+// tools/cuda_build.py, or as the table in docs/cuda-backend.md that tools/check_kernel_table.py holds against it. Needs no CUDA.
 //
 // Usage: kernel_table --json | --markdown
 #include <algorithm>

@@ -1,4 +1,5 @@
-// KvType: what the element type of K and V means to whoever reads them. A type is a row here, so that a further one (int8) has its place.
+// KvType: what the element type of K and V means to whoever reads them. A type is a row here, so that a further one (int8) has its
+// place.
 #pragma once
 
 #include <cstdint>

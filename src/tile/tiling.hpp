@@ -1,5 +1,5 @@
-// Tiling: how a call is cut up, whatever its lengths are. What a backend decides of it is all that the schedule, and whoever explains one,
-// needs to know of a backend.
+// Tiling: how a call is cut up, whatever its lengths are. What a backend decides of it is all that the schedule, and whoever
+// explains one, needs to know of a backend.
 #pragma once
 
 #include <cstdint>

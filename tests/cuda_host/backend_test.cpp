@@ -1,5 +1,5 @@
-// The CUDA backend's host code on a fake runtime: what it asks of a device, in which order, and what becomes of a call when one of these
-// fails. No GPU, and none is missed: kernels are chosen and launched, and do nothing.
+// The CUDA backend's host code on a fake runtime: what it asks of a device, in which order, and what becomes of a call when one of
+// these fails. No GPU, and none is missed: kernels are chosen and launched, and do nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,8 +37,8 @@ TEST(CudaHost, R47_TheCurrentDeviceIsTheOneThatComputes) {
   }
 }
 
-/// R32: whichever call of the runtime fails, the caller is told which, nothing is launched after it, and the next call is as if nothing had
-/// been. A tensor map that cannot be made is no failure: threads copy then.
+/// R32: whichever call of the runtime fails, the caller is told which, nothing is launched after it, and the next call is as if
+/// nothing had been. A tensor map that cannot be made is no failure: threads copy then.
 TEST(CudaHost, R32_EachCallThatFailsIsToldAndTheNextOneWorks) {
   int failures = 0;
   for (const Asked& asked : asked_calls()) {
@@ -232,7 +232,8 @@ Asked random_call(std::uint64_t& key) {
   return asked;
 }
 
-/// R17, R30: what workspace_size() says is enough for every launch of the call, and what supports() refuses, decode() refuses alike.
+/// R17, R30: what workspace_size() says is enough for every launch of the call, and what supports() refuses, decode() refuses
+/// alike.
 TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
   std::uint64_t key = 1;
   int served = 0;

@@ -1,5 +1,5 @@
-// A CUDA runtime without a GPU: what the CUDA backend's host code asks of the real one, written down, and made to fail when a test says
-// so. Kernels do not run; memory is the host's.
+// A CUDA runtime without a GPU: what the CUDA backend's host code asks of the real one, written down, and made to fail when a test
+// says so. Kernels do not run; memory is the host's.
 #pragma once
 
 #include <cuda_runtime_api.h>

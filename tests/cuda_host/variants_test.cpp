@@ -62,8 +62,8 @@ TEST(CudaHost, R33_EveryRowOfTheTableIsBuiltAndServesACallOfItsOwn) {
   EXPECT_GT(variants, 100U);
 }
 
-/// R33, R30: on any kind of device, what supports() takes is launched with no more shared memory and threads than there are, and what it does
-/// not take is refused by name.
+/// R33, R30: on any kind of device, what supports() takes is launched with no more shared memory and threads than there are, and
+/// what it does not take is refused by name.
 TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
   std::set<std::string_view> kernels;
   for (const FakeDevice& device : kDevices) {
@@ -126,7 +126,8 @@ int tile_tokens_of(const Problem& problem, const Options& options) {
   return at == std::string::npos ? 0 : std::stoi(text.substr(at + key.size()));
 }
 
-/// R44: on a device, tiles fix the order of a chunk's sums, so they are the same for one query token, more and whatever rule they have.
+/// R44: on a device, tiles fix the order of a chunk's sums, so they are the same for one query token, more and whatever rule they
+/// have.
 TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
   constexpr std::int32_t kLengths[] = {4000};
   std::vector<FakeDevice> devices(std::begin(kDevices), std::end(kDevices));

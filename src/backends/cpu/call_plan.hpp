@@ -1,5 +1,5 @@
-// CallPlan: everything that is decided of a call before a worker runs. Made once a call; whoever refuses the call, measures its workspace
-// or runs it only reads the plan.
+// CallPlan: everything that is decided of a call before a worker runs. Made once a call; whoever refuses the call, measures its
+// workspace or runs it only reads the plan.
 #pragma once
 
 #include <cstdint>

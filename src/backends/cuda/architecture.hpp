@@ -1,5 +1,5 @@
-// Architecture: what a variant of the kernel is written for, by its compute capability. A device runs its own architecture's variants and
-// those of older ones; kernel_rows.hpp has the rows of each.
+// Architecture: what a variant of the kernel is written for, by its compute capability. A device runs its own architecture's
+// variants and those of older ones; kernel_rows.hpp has the rows of each.
 #pragma once
 
 #include <cstdint>

@@ -69,8 +69,8 @@ std::int64_t choosing_rows(const Problem& shape, const Options& options) noexcep
   return in_chunks(options) ? shape.q_heads / shape.kv_heads : schedule::row_capacity(shape);
 }
 
-/// The kernel that serves whatever is asked. Wider row blocks have shorter tiles: where a device's shared memory does not hold two of the
-/// narrowest block's, theirs. `fits`: it holds two of those found.
+/// The kernel that serves whatever is asked. Wider row blocks have shorter tiles: where a device's shared memory does not hold two
+/// of the narrowest block's, theirs. `fits`: it holds two of those found.
 const KernelEntry* any_call_kernel(std::span<const KernelEntry> kernels, const Problem& shape, const CallPlan& plan,
                                    bool& fits) noexcept {
   const Architecture device = plan.device.architecture();
@@ -84,8 +84,8 @@ const KernelEntry* any_call_kernel(std::span<const KernelEntry> kernels, const P
   return entry;
 }
 
-/// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. What is
-/// converted of few rows gains by them only where a worker has many segments to end, while which nothing is computed
+/// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. What
+/// is converted of few rows gains by them only where a worker has many segments to end, while which nothing is computed
 /// (docs/cuda-backend.md).
 bool gains_by_columns(const Problem& shape, std::int32_t workers) noexcept {
   const std::int64_t rows = schedule::row_capacity(shape);
@@ -170,9 +170,9 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   return launch;
 }
 
-/// Query tokens of a call that a launch of its own serves, beside those of longer queries; 0: one launch serves all. Row blocks of prefill
-/// chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode rows have their own.
-/// Lengths are on the device, so each launch sees all sequences and passes over the other's.
+/// Query tokens of a call that a launch of its own serves, beside those of longer queries; 0: one launch serves all. Row blocks of
+/// prefill chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode rows have
+/// their own. Lengths are on the device, so each launch sees all sequences and passes over the other's.
 std::int32_t few_tokens_of(const Problem& problem, const Options& options) noexcept {
   if (problem.cu_q_tokens == nullptr || in_chunks(options)) return 0;
   const std::int32_t few = max_of(1, kFewRows / (problem.q_heads / problem.kv_heads));
@@ -197,12 +197,13 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
   return plan;
 }
 
-/// A call's workspace may depend on the sizes that workspace_size() was told, not on what decode() finds beyond them: where tensors lie, and
-/// how, and so which scope serves. So it is what any call's kernels need, and that is enough for every other: for the same rows a step's row
-/// block is no larger than any call's, and so are its partials; steps cut the line (is_flat()), whose slots are counted by the workers
-/// alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). Where a call is two launches, which
-/// follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the second, so a checked call looks at
-/// those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of random calls against it.
+/// A call's workspace may depend on the sizes that workspace_size() was told, not on what decode() finds beyond them: where tensors
+/// lie, and how, and so which scope serves. So it is what any call's kernels need, and that is enough for every other: for the same
+/// rows a step's row block is no larger than any call's, and so are its partials; steps cut the line (is_flat()), whose slots are
+/// counted by the workers alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). Where a
+/// call is two launches, which follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the
+/// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
+/// random calls against it.
 fixup::WorkspaceNeed CallPlan::need() const noexcept {
   fixup::WorkspaceNeed need;
   for (const LaunchPlan& launch : *this) {

@@ -1,5 +1,6 @@
-// CallPlan: everything that is decided of a call, from its sizes, layouts and pointers, the options and the device; nothing from lengths,
-// which the kernel reads. Made once a call; whoever refuses the call, measures its workspace or launches it only reads the plan.
+// CallPlan: everything that is decided of a call, from its sizes, layouts and pointers, the options and the device; nothing from
+// lengths, which the kernel reads. Made once a call; whoever refuses the call, measures its workspace or launches it only reads the
+// plan.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +79,8 @@ struct CallPlan {
   }
 };
 
-/// `problem` is none that refuse_problem() refuses. Where a launch lacks a kernel the rest of it is not worked out (refuse_plan()).
+/// Of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where a launch
+/// lacks a kernel the rest of it is not worked out (refuse_plan()).
 [[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept;
 
 }  // namespace lean::cuda

@@ -1,5 +1,6 @@
 // The CUDA backend: CTAs are the workers. One launch per call, two where prefill and decode come together; the share of each worker
-// is computed on the device from device-resident lengths. Called by the API after the problem's and the options' preconditions hold.
+// is computed on the device from device-resident lengths. Called by the API after the problem's and the options' preconditions
+// hold.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// KernelConfig: the one value that names a variant of the CUDA LeanTile, and what follows from it for the host and the kernel alike. All
-// variants that there are stand in kernel_rows.hpp.
+// KernelConfig: the one value that names a variant of the CUDA LeanTile, and what follows from it for the host and the kernel
+// alike. All variants that there are stand in kernel_rows.hpp.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct KernelConfig {
 
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
-  /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies would
-  /// spill for it.
+  /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies
+  /// would spill for it.
   [[nodiscard]] constexpr bool looks_for_even_lines() const noexcept {
     return step() && !chunks_only() && (copies_runs() || narrow());
   }
@@ -95,9 +95,9 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
-/// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are shifts.
-/// Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/cuda-backend.md has them, and a fit); so
-/// many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast.
+/// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are
+/// shifts. Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/cuda-backend.md has them,
+/// and a fit); so many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast.
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
   const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
   return {.tile_units = 16,

@@ -1,5 +1,5 @@
-// The table of variants: what is built, for which architecture, and why. Read by the instantiations, the choice of a kernel, the build's
-// check of spills (tools/cuda_build.py) and docs/cuda-backend.md, all of which follow when a row is changed or added.
+// The table of variants: what is built, for which architecture, and why. Read by the instantiations, the choice of a kernel, the
+// build's check of spills (tools/cuda_build.py) and docs/cuda-backend.md, all of which follow when a row is changed or added.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ struct Reason {
   const char* measured = "";  // a file of bench/results
 };
 
-/// One row block and its tile, for K and V of a kind and up to so many dims. Rows of an architecture, a scope, a kind and a width stand
-/// together, the narrowest row block first: a call takes the first that holds its rows, or the last.
+/// One row block and its tile, for K and V of a kind and up to so many dims. Rows of an architecture, a scope, a kind and a width
+/// stand together, the narrowest row block first: a call takes the first that holds its rows, or the last.
 struct KernelRow {
   Scope scope = Scope::kAnyCall;
   std::int32_t kv_bytes = 0;        // of an element: 2 is a kernel each for fp16 and bf16, 1 one for both fp8 types
@@ -34,9 +34,9 @@ namespace rows {
 
 using enum Scope;
 
-// What decides a tile: K of 32 KB, where the registers of its scores and the shared memory allow (sweep in docs/cuda-backend.md). Eight
-// consumer warps hide the latency of a tile better than four, but above 128 dims the accumulators leave registers for four only, and for
-// 64 rows at most.
+// What decides a tile: K of 32 KB, where the registers of its scores and the shared memory allow (sweep in docs/cuda-backend.md).
+// Eight consumer warps hide the latency of a tile better than four, but above 128 dims the accumulators leave registers for four
+// only, and for 64 rows at most.
 
 inline constexpr Reason kPlain{"128 tokens: small enough for parts with 99 KB of shared memory, at d 64 too",
                                "h200-d64-tiles.jsonl"};
@@ -47,12 +47,11 @@ inline constexpr Reason kFp8Many{"as in 16 bits: bound by arithmetic, not by byt
 
 inline constexpr Reason kNarrow{"narrow products, tokens as their rows: no half of 16 rows is computed for nothing",
                                 "h200-narrow-tile.jsonl"};
-inline constexpr Reason kNarrowFp8{"narrow products, and runs that one thread asks for earlier than boxes",
-                                   "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowFp8{"narrow products, and runs, which come earlier than boxes", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kNarrowBoxes{"narrow products from columns", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "h200-narrow-fp8.jsonl"};
 inline constexpr Reason kStep{"a decode step's code and registers, and nothing else", "h200-tier-b.jsonl"};
-inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for them take any call's",
+inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for it take any call's",
                                    "h200-d64-tiles.jsonl"};
 inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "h200-layouts.jsonl"};
 inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows", "h200-tensor-steps.jsonl"};

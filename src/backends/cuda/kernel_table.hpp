@@ -22,11 +22,12 @@ struct KernelEntry {
 template <KernelFamily kFamily>
 [[nodiscard]] std::span<const KernelEntry> kernels_of() noexcept;
 
-/// Those of K and V of this type and of the narrowest width that holds head_dim. None: another type, head_dim above all widths, or a
-/// family that is left out of the build (LEAN_CUDA_FAMILIES).
+/// Those of K and V of this type and of the narrowest width that holds head_dim. None: another type, head_dim above all widths, or
+/// a family that is left out of the build (LEAN_CUDA_FAMILIES).
 [[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
-/// Of `kernels`, those of a scope that the device runs: the smallest row block that holds `rows`, or the largest there is. Null: none.
+/// Of `kernels`, those of a scope that the device runs: the smallest row block that holds `rows`, or the largest there is. Null:
+/// none.
 [[nodiscard]] const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope,
                                              std::int64_t rows) noexcept;
 

@@ -6,8 +6,8 @@
 
 namespace lean::cuda {
 
-/// Enqueues the call on options.stream. The plan is one of `problem` that nothing is refused of; the workspace is large enough for it,
-/// aligned, and device memory.
+/// Enqueues the call on options.stream. The plan is one of `problem` that nothing is refused of; the workspace is large enough for
+/// it, aligned, and device memory.
 [[nodiscard]] Status launch_call(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept;
 
 }  // namespace lean::cuda

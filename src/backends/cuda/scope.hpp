@@ -1,6 +1,6 @@
-// Scope: what calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short ones every
-// instruction and register counts, so these have variants whose code holds nothing else. A scope is the traits below and nothing besides:
-// the kernel compiles what they say, and the host chooses by them.
+// Scope: what calls of a variant may ask. Nearly all calls of a server are decode steps that ask for nothing rare, and in short
+// ones every instruction and register counts, so these have variants whose code holds nothing else. A scope is the traits below and
+// nothing besides: the kernel compiles what they say, and the host chooses by them.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ enum class Chunks : std::int32_t { kNever, kAlways, kAsAsked };
 
 struct ScopeTraits {
   const char* name = "";  // in the build's report and the documents
-  /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile pays
-  /// for. Else whatever is asked.
+  /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
+  /// pays for. Else whatever is asked.
   bool step = false;
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;

@@ -1,0 +1,59 @@
+// The table of variants of the CUDA kernel, as far as no CUDA is needed to look at it.
+#include "backends/cuda/kernel_rows.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <tuple>
+
+namespace lean::cuda {
+namespace {
+
+TEST(KernelRows, EveryRowSaysWhyAndByWhichMeasurement) {
+  std::set<std::tuple<Architecture, Scope, std::int32_t, std::int32_t, std::int32_t>> seen;
+  for (const ArchitectureRows& table : kKernelRows) {
+    for (const KernelRow& row : table) {
+      EXPECT_TRUE(seen.emplace(table.architecture, row.scope, row.kv_bytes, row.head_dim, row.q_rows).second) << row.q_rows;
+      EXPECT_STRNE(row.reason.why, "");
+      EXPECT_STRNE(row.reason.measured, "");
+      EXPECT_NE(std::ranges::find(kHeadDims, row.head_dim), std::end(kHeadDims)) << row.head_dim;
+      EXPECT_TRUE(std::ranges::any_of(kFamilies, [&](const NamedFamily& named) { return named.family.has(row); }));
+    }
+  }
+  EXPECT_GT(seen.size(), 60U);
+}
+
+/// find_kernel() takes the first row block that holds a call's rows.
+TEST(KernelRows, RowBlocksOfAKindAscend) {
+  for (const ArchitectureRows& table : kKernelRows) {
+    for (const KernelRow* row = table.begin() + 1; row != table.end(); ++row) {
+      const KernelRow& before = row[-1];
+      if (std::tie(before.scope, before.kv_bytes, before.head_dim) != std::tie(row->scope, row->kv_bytes, row->head_dim)) continue;
+      EXPECT_LT(before.q_rows, row->q_rows);
+    }
+  }
+}
+
+/// Whatever a device lacks is served by older rows: any call, of every type, width and row block, is among those of the oldest.
+TEST(KernelRows, TheOldestArchitectureServesAnyCall) {
+  const ArchitectureRows& oldest = *std::prev(std::end(kKernelRows));
+  EXPECT_EQ(oldest.architecture, Architecture::kSm80);
+  for (const NamedFamily& named : kFamilies) {
+    EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(), [&](const KernelRow& row) {
+      return named.family.has(row) && !traits_of(row.scope).step;
+    })) << named.name;
+  }
+}
+
+TEST(KernelRows, ADeviceRunsTheNewestThatItsCapabilityHas) {
+  EXPECT_EQ(architecture_of(8, 0), Architecture::kSm80);
+  EXPECT_EQ(architecture_of(8, 9), Architecture::kSm80);
+  EXPECT_EQ(architecture_of(9, 0), Architecture::kSm90);
+  EXPECT_EQ(architecture_of(12, 1), Architecture::kSm90);
+  EXPECT_TRUE(std::ranges::is_sorted(kArchitectures, std::ranges::greater{}));
+}
+
+}  // namespace
+}  // namespace lean::cuda
