@@ -143,6 +143,7 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   // A caller of the first release: what was added since has its default, whatever lies behind the struct.
   static const float kSlopes[64] = {};
+  options_.struct_size = sizeof(options_);
   problem_.alibi_slopes = kSlopes;
   problem_.alibi_sequence_stride = -1;
   EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_INVALID_ARGUMENT);
