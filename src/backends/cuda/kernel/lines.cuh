@@ -15,8 +15,8 @@
 
 namespace lean::cuda {
 
-/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that another
-/// launch serves has no queries.
+/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that
+/// another launch serves has no queries.
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:

@@ -1,5 +1,5 @@
-// What builders of a line have in common: sums over sequences, and over the lanes of a warp. They read all lengths before they report
-// one that had to be clamped, so that what sums up is straight code.
+// What builders of a line have in common: sums over sequences, and over the lanes of a warp. They read all lengths before they
+// report one that had to be clamped, so that what sums up is straight code.
 #pragma once
 
 #include <cstdint>
