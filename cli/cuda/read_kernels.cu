@@ -2,6 +2,7 @@
 // memory (compute capability 9.0), each with as many CTAs and bytes in flight as have been seen to win at some size.
 #include <memory>
 
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "cli/cuda/check.hpp"
 

@@ -19,7 +19,7 @@ using support::full_or_reduced;
 
 constexpr int kSteps = 6;
 
-/// Calls by the copy engine, by threads and by tensor copies, with and without a rotary embedding, and what no decode step's variant serves.
+/// Calls by bulk copies, by threads and by tensor copies, with and without a rotary embedding, and what no decode step's variant serves.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = {37, 600, 1009},

@@ -16,7 +16,7 @@ using support::full_or_reduced;
 
 constexpr std::int32_t kCapacity = 1009;
 
-/// A decode step by the copy engine, one by threads, one of many sequences, and calls that no decode step's variant serves.
+/// A decode step by bulk copies, one by threads, one of many sequences, and calls that no decode step's variant serves.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),

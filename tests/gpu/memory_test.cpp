@@ -21,7 +21,7 @@ using support::KvType;
 /// tiles and whole heads.
 bool whole_tiles_only() { return std::getenv("LEAN_TEST_WHOLE_TILES") != nullptr; }
 
-/// Tokens end to end and with gaps, which the copy engine takes in boxes where it can (fp8 rows with gaps begin anywhere); pages that hold
+/// Tokens end to end and with gaps, which tensor copies (TMA) take in boxes where it can (fp8 rows with gaps begin anywhere); pages that hold
 /// no box, so that threads copy everything.
 enum class Rows : std::int32_t { kEndToEnd, kWithGaps, kShortPages };
 

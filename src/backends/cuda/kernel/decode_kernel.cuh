@@ -2,8 +2,8 @@
 // asked for.
 //
 //   warps           number    what they do
-//   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their parts,
-//                             and write the output or hand over a partial; the last contributor to arrive merges those
+//   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their
+//                             parts, and write the output or hand over a partial; the last contributor to arrive merges those
 //     first thread            initialises the barriers, asks for the first segment's queries
 //     last warp               in a decode step: the first read, K and V of an early tile into the L2
 //   producers       1, 2, 4   walk the worker's segments and announce each (first thread), keep the ring full (as many as copy)

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/sticky.cuh"
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
 #include "schedule/flat_line.hpp"
@@ -14,21 +15,32 @@
 
 namespace lean::cuda {
 
-/// Lengths as the kernel reads them: a sequence that another launch serves has no queries.
+/// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that
+/// another launch serves has no queries.
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:
-  LEAN_HD BasicDeviceLengths(const Problem& problem, const QueryRange& queries) noexcept : source_(problem), queries_(queries) {}
+  __device__ BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader& header) noexcept
+      : source_(problem), queries_(queries), header_(&header) {}
 
-  LEAN_HD Sequence operator()(std::int64_t sequence) const noexcept {
+  __device__ Sequence operator()(std::int64_t sequence) const noexcept {
+    const Sequence lengths = unreported(sequence);
+    if (lengths.clamped) report();
+    return lengths;
+  }
+
+  /// For whoever reads several, and reports what was clamped once all are there.
+  __device__ Sequence unreported(std::int64_t sequence) const noexcept {
     Sequence lengths = source_(sequence);
     if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
     return lengths;
   }
+  __device__ void report() const noexcept { report_sticky(*header_, StatusCode::kBadLengths); }
 
  private:
   BasicLengthSource<kCumulative> source_;
   QueryRange queries_;
+  fixup::StateHeader* header_;
 };
 
 using DeviceLengths = BasicDeviceLengths<true>;

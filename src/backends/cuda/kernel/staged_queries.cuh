@@ -1,5 +1,5 @@
-// How the queries of a row block lie in shared memory, from which warps load them 8 dims at a time: rows that bulk copies bring lie apart,
-// those that threads stage are swizzled.
+// How the queries of a row block lie in shared memory, from which warps load them 8 dims at a time: rows that bulk copies bring lie
+// apart, those that threads stage are swizzled.
 #pragma once
 
 #include <cstdint>

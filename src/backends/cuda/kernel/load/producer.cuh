@@ -50,8 +50,9 @@ class Producer {
         by_threads_(call, thread_),
         writer_(call) {}
 
-  /// Called by the producer's copying_threads(), and by the contributors' thread, if there is one, which walks the same segments and
-  /// says of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there once.
+  /// Called by the producer's copying_threads(), and by the contributors' thread, if there is one, which walks the same segments
+  /// and says of each who shares its output: that is needed at the segment's end only. One loop for both, so that the walk is there
+  /// once.
   template <typename TCursor>
   __device__ void run(TCursor& cursor) {
     TileRange range;

@@ -9,13 +9,12 @@
 #include "backends/cuda/kernel/plan/line_sums.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/warp.cuh"
-#include "backends/cuda/sticky.cuh"
 
 namespace lean::cuda {
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries),
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()),
           schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
@@ -81,7 +80,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   Sequence lengths[kSequences];
   FlatSums each[kSequences];
 #pragma unroll
-  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths()(min(first + i, batch - 1));
+  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
   bool alike = true;
   bool clamped = false;
 #pragma unroll
@@ -90,7 +89,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
     each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
-  if (clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
+  if (clamped) rules.lengths().report();
   if constexpr (kMayBeEven<kConfig, kCumulative>) {
     if (call.plan.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
       FlatLine line{.lengths = lengths[0]};
@@ -176,7 +175,7 @@ __device__ __noinline__ void build_flat_line() {
     if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
   }
   __syncthreads();
-  if (clamped) report_sticky(shared.call.fixup.slots.header(), StatusCode::kBadLengths);
+  if (clamped) rules.lengths().report();
 }
 
 }  // namespace lean::cuda

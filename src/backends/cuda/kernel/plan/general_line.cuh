@@ -7,7 +7,6 @@
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
 #include "backends/cuda/ptx/warp.cuh"
-#include "backends/cuda/sticky.cuh"
 
 namespace lean::cuda {
 
@@ -18,7 +17,8 @@ __device__ __noinline__ void build_general_line() {
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.plan.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.plan.queries), call.shape, cost_model(kConfig.tile()), measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.plan.queries, call.fixup.slots.header()), call.shape,
+                                cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
@@ -48,7 +48,7 @@ __device__ __noinline__ void build_general_line() {
                                      static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();
-  if (clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
+  if (clamped) rules.lengths().report();
 }
 
 }  // namespace lean::cuda

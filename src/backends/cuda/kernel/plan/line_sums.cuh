@@ -1,5 +1,5 @@
-// What builders of a line have in common: sums over sequences and over the lanes of a warp. Every sequence is read by all of them
-// once a call, and so they report lengths that had to be clamped; who walks the line does not.
+// What builders of a line have in common: sums over sequences, and over the lanes of a warp. They read all lengths before they
+// report one that had to be clamped, so that what sums up is straight code.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ template <typename TRules>
                                                                                             std::int64_t end) {
   SequenceSums<typename TRules::Units> all;
   for (std::int64_t i = begin; i < min_of(end, rules.shape().batch); ++i) {
-    const Sequence lengths = rules.lengths()(i);
+    const Sequence lengths = rules.lengths().unreported(i);
     all.clamped = all.clamped || lengths.clamped;
     all.sums = all.sums.plus(rules.sum_sequence(schedule::work_of(lengths)));
   }

@@ -1,5 +1,5 @@
-// The one way to ask for a worker's segments, whatever the line: setup_done(), build_line(), and visit_segments(), which hands a cursor to
-// whoever makes use of the segments. Behind it lie five kinds of line:
+// The one way to ask for a worker's segments, whatever the line: setup_done(), build_line(), and visit_segments(), which hands a
+// cursor to whoever makes use of the segments. Behind it lie five kinds of line:
 //   general         any policy, any rows: summed by all threads, walked in 64 bits
 //   flat            every kv head of a sequence is one output: summed by all threads, walked in 32 bits
 //   short           flat, of few sequences: built by each warp that walks it, for itself
