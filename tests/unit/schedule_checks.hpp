@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "backends/cpu/cpu_backend.hpp"
-#include "backends/cuda/kernel_config.hpp"
+#include "backends/cpu/call_plan.hpp"
+#include "backends/cuda/kernel_rows.hpp"
 #include "fixup/workspace_size.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/plan.hpp"
@@ -284,16 +284,12 @@ class Checker {
 /// Those that the backends compute with: the CPU's, and every one that a variant of the CUDA kernel has.
 [[nodiscard]] inline std::vector<CostModel> backend_models() {
   std::vector<CostModel> models = {cpu::cost_model({})};
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3}) {
-    for (const std::int32_t head_dim : cuda::kHeadDims) {
-      for (const std::int32_t q_rows : cuda::kRowBlocks) {
-        for (const cuda::Scope scope : cuda::kScopes) {
-          if (!cuda::has_variant({dtype, head_dim}, q_rows, scope)) continue;
-          const CostModel model = cuda::cost_model(cuda::config_of({dtype, head_dim}, q_rows, scope).tile());
-          const auto same = [&model](const CostModel& other) { return other.align_units == model.align_units; };
-          if (std::none_of(models.begin(), models.end(), same)) models.push_back(model);
-        }
-      }
+  for (const cuda::ArchitectureRows& table : cuda::kKernelRows) {
+    for (const cuda::KernelRow& row : table) {
+      const DType dtype = row.kv_bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16;
+      const CostModel model = cuda::cost_model(cuda::config_of(table.architecture, row, dtype).tile());
+      const auto same = [&model](const CostModel& other) { return other.align_units == model.align_units; };
+      if (std::none_of(models.begin(), models.end(), same)) models.push_back(model);
     }
   }
   return models;

@@ -72,9 +72,8 @@ void add_tensor_maps(const LaunchPlan& launch, DeviceCall& call, TensorMaps& map
 
 Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
   const auto* kernel = reinterpret_cast<const void*>(launch.kernel->kernel);
-  const std::int64_t shared_bytes = launch.shared_bytes();
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  // The most a CTA may have, whatever this launch takes: another thread may launch the same kernel with a longer ring meanwhile.
+  if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.device.shared_bytes);
       error != cudaSuccess) {
     return cuda_status(error, "cudaFuncSetAttribute");
   }
@@ -91,7 +90,7 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(plan.options.workers));
   config.blockDim = dim3(static_cast<unsigned>(cta_threads(launch.kernel->config)));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes());
   config.stream = static_cast<cudaStream_t>(plan.options.stream);
   config.attrs = &attribute;
   config.numAttrs = waits_for_others || overlaps ? 1 : 0;
