@@ -77,7 +77,8 @@ std::string right(const std::string& text, std::size_t width) {
 ScheduleMap build_map(const ExplainInput& input) {
   ScheduleMap map;
   for (std::int64_t b = 0; b < input.shape.batch; ++b) map.sequences.push_back(schedule::work_of(input.lengths(b)));
-  schedule::WorkLine<ListedWork> line({map.sequences.data()}, input.shape, input.cost_model, schedule::measure_of(input.policy.kind));
+  schedule::WorkLine<ListedWork> line({map.sequences.data()}, input.shape, input.cost_model,
+                                      schedule::measure_of(input.policy.kind));
   line.build();
   map.shape = input.shape;
   map.policy = input.policy;
