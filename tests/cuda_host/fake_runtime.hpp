@@ -24,7 +24,7 @@ struct FakeDevice {
 
 struct Call {
   std::string_view name{};  // these outlive the call
-  // Of a launch.
+  // What a launch was told.
   std::string_view kernel{};
   unsigned grid = 0;
   unsigned threads = 0;

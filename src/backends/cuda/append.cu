@@ -77,7 +77,7 @@ struct Piece {
     piece.x[i] = row.element(dim + i);
     if (!row.rotates || dim + i >= append.rotary_dim) continue;
     const RotaryPair pair = rotary_pair_of(append, dim + i);
-    const Rotated rotated = rotate(append.rotary_cos[tables + pair.column], append.rotary_sin[tables + pair.column],
+    const Rotated rotated = rotate(append.rotary_cos[tables + pair.angle], append.rotary_sin[tables + pair.angle],
                                    row.element(pair.first), row.element(pair.second));
     piece.x[i] = dim + i == pair.first ? rotated.first : rotated.second;
   }
@@ -96,9 +96,9 @@ struct Piece {
   Piece piece = load_piece(row, dim);
   if (!rotates) return piece;
   const bool leads = dim < half;
-  const std::int32_t column = leads ? dim : dim - half;
-  const std::int64_t tables = rotary_row(append, row.position) + column;
-  const Piece other = load_piece(row, leads ? dim + half : column);
+  const std::int32_t angle = leads ? dim : dim - half;
+  const std::int64_t tables = rotary_row(append, row.position) + angle;
+  const Piece other = load_piece(row, leads ? dim + half : angle);
 #pragma unroll
   for (int i = 0; i < kPieceElements; ++i) {
     const Rotated rotated = rotate(append.rotary_cos[tables + i], append.rotary_sin[tables + i], leads ? piece.x[i] : other.x[i],

@@ -1,3 +1,5 @@
+// How a call is decided: how K and V may be copied, which rules tiles apply, which row of the table serves, and what follows: line,
+// ring, workspace. From plan_call() at the end upwards.
 #include "backends/cuda/call_plan.hpp"
 
 #include <algorithm>

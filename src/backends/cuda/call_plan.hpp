@@ -72,15 +72,15 @@ struct CallPlan {
   /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
 
-  /// Of a plan that has a kernel: the launch that serves the longest queries.
+  /// How a call is cut up whose plan has a kernel: by the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {
     const tile::TileConfig config = launches[0].kernel->config.tile();
     return {.config = config, .cost_model = cost_model(config), .workers = options.workers};
   }
 };
 
-/// Of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where a launch
-/// lacks a kernel the rest of it is not worked out (refuse_plan()).
+/// The plan of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where
+/// a launch lacks a kernel the rest of it is not worked out (refuse_plan()).
 [[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept;
 
 }  // namespace lean::cuda

@@ -178,7 +178,7 @@ struct NamedFamily {
   KernelFamily family;
 };
 
-/// As the build names them (CMakeLists.txt).
+/// The families by the names that the build has for them (CMakeLists.txt).
 inline constexpr NamedFamily kFamilies[] = {
     {"f16_d64", {DType::kFloat16, 64}},    {"f16_d128", {DType::kFloat16, 128}},    {"f16_d256", {DType::kFloat16, 256}},
     {"bf16_d64", {DType::kBFloat16, 64}},  {"bf16_d128", {DType::kBFloat16, 128}},  {"bf16_d256", {DType::kBFloat16, 256}},
@@ -216,8 +216,8 @@ inline constexpr NamedFamily kFamilies[] = {
   return {};
 }
 
-/// Roundings of a warp's running sums for each tile of a variant, at most: of every kMmaTokens tokens that it takes, a lane adds 4 weights
-/// to l, one by one; O takes their products at once, by an addition that truncates, which counts twice (docs/numerics.md).
+/// Roundings of a warp's running sums for each tile of a variant, at most: of every kMmaTokens tokens that it takes, a lane adds 4
+/// weights to l, one by one; O takes their products at once, by an addition that truncates, which counts twice (docs/numerics.md).
 [[nodiscard]] constexpr std::int32_t sum_roundings(const tile::TileConfig& tile) noexcept {
   std::int32_t runs = 1;
   for (const ArchitectureRows& table : kKernelRows) {
@@ -229,7 +229,7 @@ inline constexpr NamedFamily kFamilies[] = {
   }
   return 4 * runs;
 }
-/// Of the products of one such addition among themselves, truncations all.
+/// Roundings of the products of one matrix product among themselves, truncations all.
 inline constexpr std::int32_t kProductRoundings = 2 * kMmaTokens;
 
 /// Whether a call of chunks is a decode step must not show in its bits: both scopes' rows have the same tiles.

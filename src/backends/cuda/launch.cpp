@@ -1,3 +1,5 @@
+// A plan's kernels, enqueued: new tokens first, then one launch or two, each with its DeviceCall and tensor maps; the workspace's
+// checks around them.
 #include "backends/cuda/launch.hpp"
 
 #include <cuda_runtime_api.h>
