@@ -8,6 +8,7 @@
 #include "cache.hpp"
 #include "op.hpp"
 #include "ops.hpp"
+#include "rotary.hpp"
 
 namespace lean::ort {
 namespace {
@@ -81,7 +82,7 @@ class GroupQueryAttention {
   [[nodiscard]] Sizes sizes_of(const Run& run, const Tensor& query) const;
   void read_lengths(const Run& run, Sizes& sizes) const;
   void check_positions(const Run& run, const Sizes& sizes) const;
-  void set_rotary(const Run& run, const Sizes& sizes, Append& append, std::vector<float> (&tables)[2]) const;
+  void set_rotary(Run& run, const Sizes& sizes, Append& append) const;
   void set_scores(const Run& run, const Sizes& sizes, Scores& scores, std::vector<float>& sinks) const;
   void set_new_tokens(const Run& run, const Sizes& sizes, const Tensor& query, Problem& problem) const;
   void set_cache(Run& run, const Sizes& sizes, Problem& problem) const;
@@ -94,9 +95,8 @@ class GroupQueryAttention {
   std::int64_t window_;
   bool causal_;
   bool rotary_;
-  bool rotary_interleaved_;
   bool smooth_softmax_;
-  std::vector<float> constant_tables_[2];  // cos and sin, where the model fixes them and they are not fp32 already
+  Rotary tables_;
 };
 
 void GroupQueryAttention::infer(const Inference& inference) {
@@ -120,18 +120,13 @@ GroupQueryAttention::GroupQueryAttention(const Node& node)
       window_(node.integer("local_window_size", -1)),
       causal_(node.integer("causal", 1) != 0),
       rotary_(node.integer("do_rotary", 0) != 0),
-      rotary_interleaved_(node.integer("rotary_interleaved", 0) != 0),
       smooth_softmax_(node.integer("smooth_softmax", 0) != 0) {
   check_node(node);
-  if (!rotary_) return;
-  for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
-    const Tensor table = node.constant(kCos + i);
-    if (table && table.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT) constant_tables_[i] = to_floats(table, kInputs[kCos + i].name);
-  }
+  if (rotary_) tables_ = Rotary(node, kCos, kSin, node.integer("rotary_interleaved", 0) != 0);
 }
 
 void GroupQueryAttention::check_node(const Node& node) const {
-  demand(q_heads_ > 0, "num_heads = ", q_heads_, ": allowed 1 or more");
+  demand(q_heads_ > 0 && q_heads_ <= INT32_MAX, "num_heads = ", q_heads_, ": allowed 1 to 2147483647");
   demand(kv_heads_ > 0 && q_heads_ % kv_heads_ == 0, "kv_num_heads = ", kv_heads_, ": must divide num_heads = ", q_heads_);
   demand(window_ == -1 || window_ > 0, "local_window_size = ", window_, ": allowed -1 (all) or more than 0");
   demand(causal_ || window_ == -1, "local_window_size = ", window_, ": must be -1 with causal = 0");
@@ -236,28 +231,10 @@ void GroupQueryAttention::check_positions(const Run& run, const Sizes& sizes) co
     }
 }
 
-void GroupQueryAttention::set_rotary(const Run& run, const Sizes& sizes, Append& append, std::vector<float> (&tables)[2]) const {
+void GroupQueryAttention::set_rotary(Run& run, const Sizes& sizes, Append& append) const {
   if (!rotary_) return;
   check_positions(run, sizes);
-  const std::int64_t longest = *std::max_element(sizes.totals.begin(), sizes.totals.end());
-  const float* data[2] = {};
-  for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
-    const char* const name = kInputs[kCos + i].name;
-    const Tensor table = run.input(kCos + i);
-    demand(table.shape.size() == 2 && table.shape == run.input(kCos).shape, name, ": shape ", table.shape,
-           ": must be [tokens, rotary_dim / 2], the same for both");
-    demand(table.shape[0] >= longest, name, ": has ", table.shape[0], " rows: ", longest, " tokens are asked for");
-    demand(table.shape[1] > 0 && 2 * table.shape[1] <= sizes.head_dim, name, ": ", table.shape[1], " columns: allowed 1 to ",
-           sizes.head_dim / 2);
-    append.rotary_dim = static_cast<std::int32_t>(2 * table.shape[1]);
-    data[i] = constant_tables_[i].empty() ? table.as<float>() : constant_tables_[i].data();
-    if (table.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || !constant_tables_[i].empty()) continue;
-    tables[i] = to_floats(table, name);
-    data[i] = tables[i].data();
-  }
-  append.rotary_cos = data[0];
-  append.rotary_sin = data[1];
-  append.rotary_interleaved = rotary_interleaved_;
+  tables_.set(run, *std::max_element(sizes.totals.begin(), sizes.totals.end()), sizes.head_dim, append);
 }
 
 void GroupQueryAttention::set_scores(const Run& run, const Sizes& sizes, Scores& scores, std::vector<float>& sinks) const {
@@ -364,9 +341,8 @@ void GroupQueryAttention::compute(Run& run) const {
     set_cache(run, sizes, problem);
     return;
   }
-  std::vector<float> tables[2];
   std::vector<float> sinks;
-  set_rotary(run, sizes, problem.append, tables);
+  set_rotary(run, sizes, problem.append);
   set_scores(run, sizes, problem.scores, sinks);
   set_cache(run, sizes, problem);
   const bool even =

@@ -33,8 +33,10 @@ bool asks_for_override(const OrtSessionOptions& options) {
 }
 
 void register_ops(OrtSessionOptions& options) {
-  static OrtCustomOpDomain* const own = new_domain("lean_attention", {&group_query_attention(), &attention()});
-  static OrtCustomOpDomain* const microsoft = new_domain("com.microsoft", {&group_query_attention()});
+  static OrtCustomOpDomain* const own =
+      new_domain("lean_attention", {&group_query_attention(), &attention(), &multi_head_attention(), &paged_attention()});
+  static OrtCustomOpDomain* const microsoft =
+      new_domain("com.microsoft", {&group_query_attention(), &multi_head_attention(), &paged_attention()});
   static OrtCustomOpDomain* const onnx = new_domain("", {&attention()});
   check(api().AddCustomOpDomain(&options, own));
   if (!asks_for_override(options)) return;
