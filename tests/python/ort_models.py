@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper
 
 import lean_attention.ort
@@ -18,7 +19,22 @@ TYPE_OF = {
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.bool_): TensorProto.BOOL,
+    np.dtype(np.float64): TensorProto.DOUBLE,
 }
+
+_state = onnxruntime.capi.onnxruntime_pybind11_state
+ERRORS = (_state.Fail, _state.InvalidArgument, _state.InvalidGraph, _state.NotImplemented, _state.RuntimeException)
+
+
+def _missing() -> str:
+    try:
+        lean_attention.ort.library_path()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+needs_operators = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 
 def model_of(

@@ -11,19 +11,13 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from oracle import attention  # noqa: E402
-from ort_models import MICROSOFT, OWN, model_of, run_node, session_of  # noqa: E402
+from ort_models import ERRORS, MICROSOFT, OWN, model_of, needs_operators, run_node, session_of  # noqa: E402
 
 import lean_attention.ort  # noqa: E402
 
-try:
-    lean_attention.ort.library_path()
-except ImportError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
+pytestmark = needs_operators
 ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 GQA_OUTPUTS = ["output", "present_key", "present_value"]
-state = onnxruntime.capi.onnxruntime_pybind11_state
-ERRORS = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
 
 
 # --- GroupQueryAttention ---------------------------------------------------------------------------------------------
