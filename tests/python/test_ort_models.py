@@ -11,6 +11,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from ort_decoder import KINDS, VOCABULARY, decoder, generate  # noqa: E402
 from ort_models import ERRORS, model_of, needs_operators, session_of  # noqa: E402
 
+import lean_attention.ort  # noqa: E402
+
 pytestmark = needs_operators
 
 
@@ -124,3 +126,37 @@ def test_fuzzed_shapes_types_numbers_and_attributes_are_answered_or_refused(op):
             refused += 1
             assert "lean_attention" in str(error) or "ONNXRuntimeError" in str(error)
     assert answered > 25 and refused > 25
+
+
+# --- rewrite ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewrite_moves_attention_and_leaves_the_results(kind):
+    rewritten, report = lean_attention.ort.rewrite(onnx.load_from_string(decoder(kind)))
+    ours = [node.name for node in rewritten.graph.node if node.domain == "lean_attention"]
+    assert report.rewritten == ours and len(ours) == 2 and report.left == {}
+    prompt = np.random.default_rng(1).integers(0, VOCABULARY, (2, 5))
+    tokens = [
+        generate(session, kind, prompt, 6)[0]
+        for session in (session_of(rewritten.SerializeToString()), session_of(decoder(kind), ours=False))
+    ]
+    np.testing.assert_array_equal(*tokens)
+
+
+def test_rewrite_says_why_it_leaves_a_node():
+    model = onnx.load_from_string(decoder("gqa"))
+    attention = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    attention[1].attribute.append(onnx.helper.make_attribute("sliding_window_cache", 1))
+    attention[1].attribute.append(onnx.helper.make_attribute("local_window_size", 8))
+    rewritten, report = lean_attention.ort.rewrite(model)
+    assert report.rewritten == [attention[0].name]
+    assert report.left[attention[1].name].startswith("sliding_window_cache = 1: the cache is as long")
+    assert "1 rewritten, 1 left" in str(report)
+    assert {node.domain for node in rewritten.graph.node if node.op_type == "GroupQueryAttention"} == {"lean_attention", "com.microsoft"}
+
+
+def test_register_names_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(lean_attention.ort, "__file__", str(tmp_path / "ort.py"))
+    with pytest.raises(ImportError, match="build it with LEAN_ORT=ON"):
+        lean_attention.ort.register(onnxruntime.SessionOptions())
