@@ -21,6 +21,12 @@ TYPE_OF = {
     np.dtype(np.bool_): TensorProto.BOOL,
     np.dtype(np.float64): TensorProto.DOUBLE,
 }
+NARROW = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}  # ml_dtypes' names
+
+
+def type_of(array: np.ndarray) -> int:
+    return NARROW.get(array.dtype.name) or TYPE_OF[array.dtype]
+
 
 _state = onnxruntime.capi.onnxruntime_pybind11_state
 ERRORS = (_state.Fail, _state.InvalidArgument, _state.InvalidGraph, _state.NotImplemented, _state.RuntimeException)
@@ -56,11 +62,11 @@ def model_of(
         [node],
         "one_node",
         [
-            helper.make_tensor_value_info(name, TYPE_OF[array.dtype], [f"{name}_{axis}" for axis in range(array.ndim)])
+            helper.make_tensor_value_info(name, type_of(array), [f"{name}_{axis}" for axis in range(array.ndim)])
             for name, array in given.items()
             if name not in constants
         ],
-        [helper.make_tensor_value_info(name, TYPE_OF[first.dtype], None) for name in outputs if name],
+        [helper.make_tensor_value_info(name, type_of(given.get(name.replace("present", "past"), first)), None) for name in outputs],
         [onnx.numpy_helper.from_array(given[name], name) for name in constants],
     )
     imports = [helper.make_opsetid(ONNX, opset)]

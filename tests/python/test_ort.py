@@ -20,6 +20,33 @@ ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 GQA_OUTPUTS = ["output", "present_key", "present_value"]
 
 
+def as_ort_value(array):
+    narrow = {"bfloat16": (np.uint16, onnx.TensorProto.BFLOAT16), "float8_e4m3fn": (np.uint8, onnx.TensorProto.FLOAT8E4M3FN)}
+    if array.dtype.name in narrow:
+        storage, dtype = narrow[array.dtype.name]
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(storage), dtype)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def with_readable_outputs(model):
+    """NumPy has no bfloat16 or fp8: such outputs are cast to float32."""
+    for output in model.graph.output:
+        if output.type.tensor_type.elem_type not in (onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT8E4M3FN):
+            continue
+        node = model.graph.node[0]
+        node.output[list(node.output).index(output.name)] = output.name + "_narrow"
+        cast = onnx.helper.make_node("Cast", [output.name + "_narrow"], [output.name], to=onnx.TensorProto.FLOAT)
+        model.graph.node.append(cast)
+        output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return model.SerializeToString()
+
+
+def run_values(session, feeds):
+    """run(), with inputs of such types too."""
+    values = {name: as_ort_value(array)._ortvalue for name, array in feeds.items() if array is not None}
+    return [x.numpy() for x in session._sess.run_with_ort_values(values, [o.name for o in session.get_outputs()], None)]
+
+
 # --- GroupQueryAttention ---------------------------------------------------------------------------------------------
 
 
@@ -250,6 +277,43 @@ def test_gqa_position_ids_must_be_the_places_in_the_cache():
             run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, **arguments)
 
 
+@pytest.mark.parametrize("query_type, cache_type", [("bfloat16", "bfloat16"), ("float16", "float8_e4m3fn"), ("float32", "float8_e4m3fn")])
+def test_gqa_in_bfloat16_and_with_an_fp8_cache(query_type, cache_type):
+    """ONNX Runtime's own has neither on the CPU, so the oracle judges; NumPy has no such types, so results are cast."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtypes = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in (query_type, cache_type)}
+    fp8 = cache_type.startswith("float8")
+    scales = dict(k=0.5, v=2.0) if fp8 else dict(k=1.0, v=1.0)
+    case = GqaCase(4, "float32", "decode")
+    feeds = {
+        name: x if x is None or x.dtype == np.int32 else x.astype(dtypes[cache_type if "past" in name else query_type])
+        for name, x in case.feeds().items()
+    }
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    if fp8:
+        feeds.update(dict.fromkeys(["cos", "sin", "ids", "bias", "sink"]))
+        feeds.update({f"{name}_scale": np.array([scale], np.float32) for name, scale in scales.items()})
+        attributes.update(k_quant_type="PER_TENSOR", v_quant_type="PER_TENSOR")
+    model = onnx.load_from_string(model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, **attributes))
+    values = dict(zip(GQA_OUTPUTS, run_values(session_of(with_readable_outputs(model)), feeds)))
+
+    caches = {}
+    for name, scale in scales.items():
+        cache = feeds[{"k": "past_key", "v": "past_value"}[name]].astype(np.float64) * scale
+        fresh = feeds[{"k": "key", "v": "value"}[name]].reshape(case.batch, case.kv_heads, case.dim).astype(np.float64)
+        for b, total in enumerate(case.totals):  # what an fp8 cache keeps of a token is what attention sees of it
+            cache[b, :, total - 1] = (fresh[b] / scale).astype(dtypes[cache_type]).astype(np.float64) * scale
+        caches[name] = cache
+    rows = (case.batch, 1, case.q_heads, case.dim)
+    expected = attention(
+        feeds["query"].astype(np.float64).reshape(rows).transpose(0, 2, 1, 3), caches["k"], caches["v"],
+        seqlens=case.totals, dtype=query_type,
+    )  # fmt: skip
+    expected.check(values["output"].reshape(rows).transpose(0, 2, 1, 3))
+    for b, total in enumerate(case.totals):
+        np.testing.assert_array_equal(values["present_key"][b, :, :total] * scales["k"], caches["k"][b, :, :total])
+
+
 # --- Attention -------------------------------------------------------------------------------------------------------
 
 
@@ -259,31 +323,6 @@ def attention_cases():
     cases = [case for case in collect_testcases("Attention") if case.model.graph.node[0].op_type == "Attention"]
     assert len(cases) > 80
     return [case for case in cases if len(case.model.graph.node[0].output) < 4 and "_expanded" not in case.name]
-
-
-def as_ort_value(array):
-    if array.dtype.name == "bfloat16":
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def with_readable_outputs(model):
-    """NumPy has no bfloat16: such outputs are cast to float32."""
-    for output in model.graph.output:
-        if output.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16:
-            continue
-        node = model.graph.node[0]
-        node.output[list(node.output).index(output.name)] = output.name + "_bfloat16"
-        cast = onnx.helper.make_node("Cast", [output.name + "_bfloat16"], [output.name], to=onnx.TensorProto.FLOAT)
-        model.graph.node.append(cast)
-        output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    return model.SerializeToString()
-
-
-def run_values(session, feeds):
-    """run(), with bfloat16 inputs too."""
-    values = {name: as_ort_value(array)._ortvalue for name, array in feeds.items()}
-    return [x.numpy() for x in session._sess.run_with_ort_values(values, [o.name for o in session.get_outputs()], None)]
 
 
 @pytest.fixture(scope="module")
@@ -503,6 +542,27 @@ def test_paged_attention_refuses_by_name_and_value(changed, attributes, message)
     with pytest.raises(ERRORS) as refusal:
         case.run(**attributes)
     assert f"lean_attention: PagedAttention node 'node0': {message}" in str(refusal.value)
+
+
+def test_an_older_onnx_runtime_is_told_what_is_missing():
+    """A table of functions as 1.20 has it: interface 21 is not there, of the first there is what makes a status."""
+    import ctypes
+
+    told = []
+    create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(lambda code, message: told.append((code, message)) or 77)
+    first = (ctypes.c_void_p * 1)(ctypes.cast(create, ctypes.c_void_p))
+    asked = []
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(
+        lambda version: asked.append(version) or (ctypes.addressof(first) if version <= 20 else None)
+    )
+    version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.20.1")
+    base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p))
+    entry = ctypes.CDLL(lean_attention.ort.library_path()).RegisterCustomOps
+    entry.restype = ctypes.c_void_p
+    assert entry(None, ctypes.byref(base)) == 77
+    assert asked == [21, 1]
+    message = "lean_attention: this is ONNX Runtime 1.20.1: its interface 21 is needed, which 1.21 and newer have"
+    assert told == [(9, message.encode())]
 
 
 def test_library_exports_one_name():
