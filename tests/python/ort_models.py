@@ -90,3 +90,29 @@ def run_node(op: str, feeds: dict[str, Optional[np.ndarray]], outputs: Sequence[
     session = session_of(model_of(op, feeds, outputs, **arguments), ours=arguments.get("domain", OWN) == OWN)
     fed = {name: x for name, x in feeds.items() if x is not None and name not in arguments.get("constants", ())}
     return session.run(None, fed)
+
+
+def as_ort_value(array):
+    if array.dtype.name in NARROW:
+        storage = {1: np.uint8, 2: np.uint16}[array.itemsize]
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(storage), NARROW[array.dtype.name])
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def with_readable_outputs(model):
+    """NumPy has no bfloat16 or fp8: such outputs are cast to float32."""
+    for output in model.graph.output:
+        if output.type.tensor_type.elem_type not in NARROW.values():
+            continue
+        node = model.graph.node[0]
+        node.output[list(node.output).index(output.name)] = output.name + "_narrow"
+        cast = helper.make_node("Cast", [output.name + "_narrow"], [output.name], to=TensorProto.FLOAT)
+        model.graph.node.append(cast)
+        output.type.tensor_type.elem_type = TensorProto.FLOAT
+    return model.SerializeToString()
+
+
+def run_values(session, feeds):
+    """run(), with inputs of such types too."""
+    values = {name: as_ort_value(array)._ortvalue for name, array in feeds.items() if array is not None}
+    return [x.numpy() for x in session._sess.run_with_ort_values(values, [o.name for o in session.get_outputs()], None)]
