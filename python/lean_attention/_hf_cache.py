@@ -24,7 +24,8 @@ class LeanStaticLayer(StaticLayer):
             try:
                 return super().update(key_states, value_states, *arguments, **keywords)
             except IndexError as error:
-                raise ValueError(f"LeanStaticCache: {tokens} more tokens do not fit in max_cache_len = {self.max_cache_len}") from error
+                message = f"LeanStaticCache: {tokens} more tokens do not fit in max_cache_len = {self.max_cache_len}"
+                raise ValueError(message) from error
         if not torch.compiler.is_compiling():
             self._need_room(tokens)
         if tokens != 1 or not self.is_initialized:

@@ -161,7 +161,8 @@ def attention_mask(
     window = _window_of(mask_function, keywords, may_be_packed)
     if window is None or not (q_length == 1 or _needs_own_softmax(keywords.get("config"))):
         return as_sdpa()
-    if attention_mask is None and window == 0 and q_length == 1 and not isinstance(q_offset, torch.Tensor) and q_offset + 1 == kv_length:
+    on_host = not isinstance(q_offset, torch.Tensor)
+    if attention_mask is None and window == 0 and q_length == 1 and on_host and q_offset + 1 == kv_length:
         return None
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     seen = None if attention_mask is None else _seen(attention_mask, q_offset + q_length)

@@ -36,7 +36,10 @@ def refuse_models_without_interface(names: Iterable[str]) -> None:
 
 @functools.cache
 def why_refused(model: type) -> Optional[str]:
-    """None for a model that may have a registered attention. Those with softcap or sinks do not have "sdpa", and have the interface."""
+    """None for a model that may have a registered attention.
+
+    Those with softcap or sinks do not have "sdpa", and have the interface.
+    """
     if not (model._supports_sdpa or model._supports_attention_backend):
         return f"{model.__name__} calls its attention without AttentionInterface (Transformers refuses \"sdpa\" for it too)"
     for base in model.__mro__:

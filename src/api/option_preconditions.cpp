@@ -1,3 +1,4 @@
+// The table of what options must keep by themselves, a row a precondition, and what is made of them before a backend sees them.
 #include "api/option_preconditions.hpp"
 
 #include <array>

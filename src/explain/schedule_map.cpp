@@ -1,3 +1,4 @@
+// build_map() walks every worker's segments as a backend does and adds them up; to_text() prints what it found.
 #include "explain/schedule_map.hpp"
 
 #include <algorithm>

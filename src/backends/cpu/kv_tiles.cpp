@@ -1,3 +1,5 @@
+// Rows of K and V for one tile: evenly spaced where they lie so, else a table of addresses, which pages, hidden tokens and new ones
+// need; elements that are not side by side are copied.
 #include "backends/cpu/kv_tiles.hpp"
 
 #include "backends/cpu/elements.hpp"

@@ -1,3 +1,4 @@
+// The CUDA backend as the API asks it: a call refused or decided, how it is cut up, a state cleared, its sticky code read.
 #include "backends/cuda/cuda_backend.hpp"
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// What the CUDA backend refuses: a row for each demand on a problem, and what a plan shows that this build or device lacks.
 #include "backends/cuda/refusals.hpp"
 
 #include <array>
