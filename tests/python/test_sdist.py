@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-FOLDERS = ("cmake", "include", "src", "python")
+FOLDERS = ("cmake", "include", "src", "integrations", "python")
 FILES = {"CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
 
 
