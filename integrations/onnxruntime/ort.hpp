@@ -20,7 +20,7 @@
 
 namespace lean::ort {
 
-/// The interface that is asked for, whatever the headers' own: ONNX Runtime 1.21 and newer have it.
+/// The interface that is asked for, whatever the headers' own.
 inline constexpr std::uint32_t kApiVersion = 21;
 static_assert(ORT_API_VERSION >= kApiVersion, "headers of ONNX Runtime 1.21 or newer are needed");
 

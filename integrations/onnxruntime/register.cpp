@@ -1,4 +1,5 @@
 // What ONNX Runtime calls when the library is given to SessionOptions.register_custom_ops_library().
+#include <cstdio>
 #include <string>
 
 #include "op.hpp"
@@ -9,6 +10,15 @@ namespace {
 
 /// Session config entry: "1" puts the operators under the built-in names too, so that models are served as they are.
 constexpr const char* kOverrideKey = "lean_attention.override";
+
+/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they infer shapes.
+constexpr int kOldestMinor = 28;
+
+bool is_new_enough(const char* version) {
+  int major = 0;
+  int minor = 0;
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= kOldestMinor));
+}
 
 /// Lives as long as the process: a session may outlive the options that it was made with.
 OrtCustomOpDomain* new_domain(const char* name, std::initializer_list<const OrtCustomOp*> ops) {
@@ -50,10 +60,12 @@ void register_ops(OrtSessionOptions& options) {
 extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                                                             const OrtApiBase* base) {
   using namespace lean::ort;
-  const OrtApi* const api = base->GetApi(kApiVersion);
+  const char* const version = base->GetVersionString();
+  const OrtApi* const api = is_new_enough(version) ? base->GetApi(kApiVersion) : nullptr;
   if (api == nullptr) {
-    const std::string message = text("lean_attention: this is ONNX Runtime ", base->GetVersionString(), ": its interface ",
-                                     kApiVersion, " is needed, which 1.21 and newer have");
+    const std::string message = text("lean_attention: this is ONNX Runtime ", version, ": 1.", kOldestMinor,
+                                     " or newer is needed, since older ones end the process where a custom operator's optional ",
+                                     "input or output is left away");
     return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, message.c_str());
   }
   set_api(*api);

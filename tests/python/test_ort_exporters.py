@@ -118,3 +118,33 @@ def test_exported_models_can_be_rewritten(saved, exporter):
     model, report = lean_attention.ort.rewrite(onnx.load(path))
     assert len(report.rewritten) == 2 and report.left == {}
     np.testing.assert_array_equal(generate(session_of(model.SerializeToString())), expected)
+
+
+class Step(torch.nn.Module):
+    """What torch's exporter makes of a decode step: past and new tokens joined outside, and a mask of all keys."""
+
+    def forward(self, q, k, v, past_k, past_v, mask):
+        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True), k, v
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+def test_attention_of_torchs_exporter(opset):
+    pytest.importorskip("onnxscript")
+
+    def inputs(past):
+        shapes = [(2, 4, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, past, 16), (2, 2, past, 16)]
+        return (*(torch.randn(shape) for shape in shapes), torch.rand(2, 1, 1, past + 1) > 0.3)
+
+    torch.manual_seed(0)
+    past = torch.export.Dim("past", min=2, max=1000)
+    dynamic = (None, None, None, {2: past}, {2: past}, {3: past + 1})
+    program = torch.onnx.export(Step(), inputs(9), dynamo=True, opset_version=opset, dynamic_shapes=dynamic, verbose=False)
+    assert [node.op_type for node in program.model_proto.graph.node].count("Attention") == 1
+    session = session_of(program.model_proto.SerializeToString(), override=True)
+    names = [x.name for x in session.get_inputs()]
+    for tokens in (9, 40, 300):
+        given = inputs(tokens)
+        ours = session.run(None, dict(zip(names, (x.numpy() for x in given))))
+        for x, y in zip(ours, Step()(*given)):
+            np.testing.assert_allclose(x, y.numpy(), rtol=0, atol=2e-6)
