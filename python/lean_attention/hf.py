@@ -67,7 +67,13 @@ def attention_forward(
     """What Transformers calls for each layer: query [B, Hq, n_q, d], key and value [B, Hkv, n_kv, d] with the new tokens.
 
     Returns ([B, n_q, Hq, d], None).
+
+    Raises:
+        TypeError: a mask of integers, which eager attention would add to the scores.
+        ValueError: lengths that the keys do not have.
     """
+    if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+        raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes it must be boolean (True: seen) or additive, of floats")
     query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, attention_mask)
     if is_packed(keywords):
         key, value = read_cache(module, key, value, keywords)

@@ -102,8 +102,8 @@ def flash_attn_with_kvcache(
     refuse("flash_attn_with_kvcache", others, _HINTS, _REFUSED)
     table = _table(cache_batch_idx, one_of(block_table=block_table, page_table=page_table))
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if cache_seqlens is None and cache_batch_idx is not None and k is None:
-        cache_seqlens = k_cache.shape[1]  # all of a row
+    if cache_seqlens is None and table is not None and k is None:
+        cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     scales = Fp8Scales()
