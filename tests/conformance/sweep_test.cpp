@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/int_math.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/sweeps.hpp"
