@@ -68,7 +68,7 @@ inline constexpr KernelRow kSm80[] = {
     {kAnyCall,     2, 64,  16,  128, 8, 0,    kPlain},
     {kAnyCall,     2, 64,  32,  128, 8, 0,    kPlain},
     {kAnyCall,     2, 64,  64,  64,  8, 0,    kPlainMany},
-    {kAnyCall,     2, 64,  128, 64,  8, 24,   kPlainMany},
+    {kAnyCall,     2, 64,  128, 64,  8, 32,   kPlainMany},
     {kAnyCall,     2, 128, 16,  128, 8, 40,   kPlain},
     {kAnyCall,     2, 128, 32,  128, 8, 288,  kPlain},
     {kAnyCall,     2, 128, 64,  64,  8, 288,  kPlainMany},
