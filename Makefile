@@ -10,7 +10,7 @@
 #   make mutants   breaks the code on purpose and asks the tests to notice
 #   make format    formats the sources; make check-format only looks
 CLANG_FORMAT := .venv/bin/clang-format
-SOURCES = $(shell find include src cli tests bench examples python -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
+SOURCES = $(shell find include src integrations cli tests bench examples python -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
   -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: build demo test python-test wheel gpu-test cuda bench mutants format check-format clean

@@ -19,7 +19,7 @@ class BackendOption {
 
   /// What was asked for, or else `fallback`. Throws BadArgument.
   [[nodiscard]] Backend backend_or(Backend fallback) const;
-  /// The same, whether it is there or not.
+  /// The backend that was named, whether it is there or not.
   [[nodiscard]] Backend named_or(Backend fallback) const { return asked_.value_or(fallback); }
 
  private:

@@ -63,7 +63,7 @@ class Graph {
 
   /// Enqueues so many replays, one behind the other, and returns.
   void launch(int replays) const;
-  /// The same, waits, and gives the time from the first's begin to the last's end.
+  /// Launches so many replays, waits, and gives the time from the first's begin to the last's end.
   [[nodiscard]] double timed_us(int replays) const;
   /// The time of one replay that is enqueued while `other` still runs, so that the host's launch is not in it.
   [[nodiscard]] double timed_us_behind(const Graph& other) const;

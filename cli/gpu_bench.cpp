@@ -68,7 +68,7 @@ class GpuBench {
   }
 
   [[nodiscard]] std::string reason_to_skip(const GpuRow& row) const {
-    if (!row.missing.empty()) return "skipped: this version has no " + row.missing;
+    if (!row.missing.empty()) return "skipped: this command makes no " + row.missing;
     if (lost_) return "skipped: the GPU stopped answering";
     if (limit_.passed()) return kOutOfTime;
     const std::int64_t needed = bytes_needed(row.spec);

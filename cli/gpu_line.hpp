@@ -64,7 +64,8 @@ struct GpuLine {
 [[nodiscard]] std::string gpu_text_header(bool with_peers);
 [[nodiscard]] std::string to_text(const GpuLine& line);
 
-/// Of `lean`: geometric means and worst rows against the ceiling, the peers, the targets and the other schedules.
+/// What is said of `lean` at the end: geometric means and worst rows against the ceiling, the peers, the targets and the other
+/// schedules.
 [[nodiscard]] std::string summary_text(const std::vector<GpuLine>& lines);
 
 }  // namespace lean::cli

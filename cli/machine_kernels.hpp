@@ -28,7 +28,7 @@ struct ProductKernel {
 /// bf16 products added in pairs to fp32 (vdpbf16ps).
 [[nodiscard]] ProductKernel bf16_product_kernel();
 
-/// The same on tile registers (tdpbf16ps).
+/// The kernel of bf16 products on tile registers (tdpbf16ps).
 [[nodiscard]] ProductKernel bf16_tile_product_kernel();
 
 }  // namespace lean::cli

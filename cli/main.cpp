@@ -34,7 +34,7 @@ std::vector<std::unique_ptr<Entry>> make_entries(CLI::App& app) {
   return entries;
 }
 
-/// Every error looks like this: "lean run: --head-dim = 300: a whole number from 1 to 256".
+/// Every error looks like this: "lean run: --head-dim = 600: a whole number from 1 to 576".
 int complain(const std::string& who, const std::string& what, ExitCode code) {
   std::fprintf(stderr, "%s: %s\n", who.c_str(), what.c_str());
   return code;

@@ -50,7 +50,7 @@ class Oracle {
   const DecodeProblem& problem_;
   std::int64_t rows_ = 0;
   std::vector<Item> items_;
-  // Of a problem on the GPU: where check() brings its results.
+  // Where check() brings the results of a problem on the GPU.
   Buffer o_;
   Buffer lse_;
 };

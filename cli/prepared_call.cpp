@@ -10,6 +10,7 @@
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/cuda/kernel_rows.hpp"
+#include "backends/cuda/plain.hpp"
 #include "base/kv_type.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"
@@ -62,6 +63,11 @@ namespace {
 /// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const tile::Tiling tiling = backend_of(options.backend)->tiling_of(problem, resolve(options));
+  if (cuda::is_plain(tiling.config)) {
+    return {.tile_tokens = cuda::kPlainRoundTokens,
+            .tile_depth = cuda::kPlainRunRoundings,
+            .tile_roundings = cuda::kPlainRoundRoundings};
+  }
   const DType weights = kv_type_of(problem.v.dtype).product;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,

@@ -75,7 +75,7 @@ class ProblemShape {
   std::vector<std::int32_t> lengths_;      // [B] lengths, or [B + 1] cumulative
   std::vector<std::int32_t> block_table_;  // empty: not paged
   std::vector<float> alibi_slopes_;        // empty: none
-  std::vector<float> sinks_;               // likewise
+  std::vector<float> sinks_;               // empty: none
   Problem problem_;
 };
 

@@ -66,8 +66,15 @@ int main() {
     for (int p = 0; p < kPages; ++p) table[static_cast<std::size_t>(b * kPages + p)] = p < kPrefixPages ? p : p + b * kOwnPages;
   }
 
-  lean::Problem each{
-      .batch = kRequests, .q_heads = kQueryHeads, .kv_heads = kKvHeads, .head_dim = kDim, .kv_capacity = kPages * kPageTokens};
+  const std::vector<int> lengths(kRequests, kPages * kPageTokens), own_lengths(kRequests, kOwnPages * kPageTokens);
+  const int prefix_length = kPrefixPages * kPageTokens;
+
+  lean::Problem each{.batch = kRequests,
+                     .q_heads = kQueryHeads,
+                     .kv_heads = kKvHeads,
+                     .head_dim = kDim,
+                     .kv_capacity = kPages * kPageTokens,
+                     .kv_lengths = lengths.data()};
   each.q = {.data = q.data(), .strides = {.sequence = kQueryHeads * kDim, .head = kDim}};
   each.o = {.data = o_each.data(), .strides = each.q.strides};
   each.k = {.data = k.data(), .strides = {.sequence = kPageElements, .head = kPageTokens * kDim, .token = kDim}};
@@ -77,13 +84,15 @@ int main() {
   lean::Problem prefix = each;  // one sequence, whose query tokens are the requests
   prefix.batch = 1;
   prefix.q_tokens = kRequests;
-  prefix.kv_capacity = kPrefixPages * kPageTokens;
+  prefix.kv_capacity = prefix_length;
+  prefix.kv_lengths = &prefix_length;
   prefix.q.strides = {.head = kDim, .token = kQueryHeads * kDim};
   prefix.o = {.data = o.data(), .strides = prefix.q.strides};
   prefix.lse = {.data = lse.data(), .head_stride = 1, .token_stride = kQueryHeads};
 
   lean::Problem own = each;
   own.kv_capacity = kOwnPages * kPageTokens;
+  own.kv_lengths = own_lengths.data();
   own.pages.block_table += kPrefixPages;
   own.o.data = o_own.data();
   own.lse = {.data = lse_own.data(), .sequence_stride = kQueryHeads, .head_stride = 1};

@@ -3,7 +3,8 @@
 
 - A code block under `<!-- code: FILE -->` must be the file, or what stands between its two `[example]` lines.
 - Every relative link of every *.md must lead to a file, and its #anchor to a heading there.
-- Every `path` in backticks that begins with a folder of the tree must exist; of `path:name`, the file must hold the name.
+- Every `path` in backticks that begins with a folder of the tree must exist; of `path:name`, the file must define the name:
+  as a function, type, field, constant, macro, enumerator, target or Python name. A use or a comment does not count.
 - Every test written as `Suite.Name` must be a test of the tree.
 
 Usage: check_readme.py [REPOSITORY_ROOT]; prints every fault as file:line and exits non-zero if there is one.
@@ -13,13 +14,22 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("include", "src", "cli", "tests", "tools", "bench", "examples", "cmake", "docs", "python")
+FOLDERS = ("include", "src", "cli", "tests", "tools", "bench", "examples", "cmake", "docs", "python", "integrations")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"((?:" + "|".join(FOLDERS) + r")/[\w./-]*\w)(?::(\w+)(?:\(\))?)?")
 TEST_NAME = re.compile(r"[A-Z]\w*\.[A-Z]\w*")
 TEST = re.compile(r"\bTEST(?:_F|_P)?\((\w+),\s*(\w+)\)")
 TYPED_TEST = re.compile(r"\bTYPED_TEST(?:_P)?\((\w+),\s*(\w+)\)")
+SOURCES = (".c", ".h", ".cpp", ".hpp", ".cu", ".cuh")
+NOT_CODE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.S)
+ENUMERATION = re.compile(r"\benum (?:class )?\w*[^{;()]*\{([^}]*)\}")
+# What stands ahead of a name that is declared: attributes, and the words of a type, at most qualified (`auto Class::name(`).
+TYPE = r"(?:\[\[\w+\]\]\s*|(?:alignas|__launch_bounds__)\([^()]*\)\s*|[\w:]+(?:<[^()=;]*>)?(?:::\w+)*[\s*&]+)+(?:\w+(?:<\w+>)?::)*"
+DEFINED = (
+    r"#\s*define {name}\b|\b(?:struct|class|enum|union|concept|using|namespace)\s+(?:class\s+)?{name}\b"
+    r"|(?:^|[{{;])[ \t]*(?!return|else|case|throw|new|delete|goto|co_)" + TYPE + r"{name}\s*(?:[({{;\[]|=[^=])"
+)
 SHOWN = re.compile(r"<!-- code: (\S+) -->")
 MARKER = "[example]"
 
@@ -86,6 +96,17 @@ def link_faults(document: pathlib.Path, text: str):
                 yield number, f"{target}: no such heading"
 
 
+def defines(suffix: str, text: str, name: str) -> bool:
+    """Whether a file, of this suffix and text, defines or declares a name; a use of it, a comment or a string does not count."""
+    if suffix == ".py":
+        return bool(re.search(rf"^\s*(?:(?:async )?def|class) {name}\b|^\s*{name}(?:: [^=\n]+)? =", text, re.M))
+    if suffix not in SOURCES:
+        return bool(re.search(rf"^\s*(?:function\(|macro\(|add_\w+\(|set\(|option\()?{name}\b", text, re.M))
+    text = NOT_CODE.sub(" ", text)
+    enumerators = (body for body in ENUMERATION.findall(text) if re.search(rf"\b{name}\b", body))
+    return bool(re.search(DEFINED.format(name=name), text, re.M)) or any(enumerators)
+
+
 def name_faults(root: pathlib.Path, text: str, tests: set):
     for number, line in lines_outside_blocks(text):
         for code in CODE.findall(line):
@@ -94,8 +115,8 @@ def name_faults(root: pathlib.Path, text: str, tests: set):
                 file = root / path[1]
                 if not file.exists():
                     yield number, f"{path[1]}: no such file"
-                elif path[2] and not re.search(rf"\b{path[2]}\b", file.read_text()):
-                    yield number, f"{path[1]} does not hold {path[2]}"
+                elif path[2] and not defines(file.suffix, file.read_text(), path[2]):
+                    yield number, f"{path[1]} does not define {path[2]}"
             elif TEST_NAME.fullmatch(code) and code not in tests:
                 yield number, f"{code}: no such test"
 

@@ -23,6 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHON_BIN = ROOT / ".venv-python" / "bin"
 WHEELS = ROOT / "build-python"
 CUDA_BUILD = ROOT / "build-cuda"
+# Kernels are compiled by cuda_build.py; tools/setup.sh has put ONNX Runtime's header where it could.
+WHEEL_SETTINGS = {"LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime")}
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -115,7 +117,7 @@ def test_python() -> Tally:
         old.unlink(missing_ok=True)
     pip = (str(PYTHON_BIN / "pip"), "--quiet", "--disable-pip-version-check")
     built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={WHEELS / 'cmake'}",
-                "--wheel-dir", str(WHEELS), ".", environment={"LEAN_CUDA": "OFF"})  # kernels are compiled by cuda_build.py
+                "--wheel-dir", str(WHEELS), ".", environment=WHEEL_SETTINGS)
     wheel = next((str(path) for path in WHEELS.glob("*.whl")), "")
     if not (built and run(*pip, "install", "--no-deps", "--force-reinstall", wheel)):
         tally.failed += 1

@@ -102,10 +102,16 @@ need_nvcc() {
   echo "${toolkit[0]}/bin/nvcc"
 }
 
+# Kept apart from the environment, which may be made anew. Without a Debian mirror the operators for ONNX Runtime are left out.
+need_onnxruntime_header() {
+  tools/onnxruntime_headers.sh .venv-onnxruntime || say "the Python package is built without its operators for ONNX Runtime"
+}
+
 # Made anew when the requirements have changed since.
 need_python() {
   local folder=.venv-python
   need_packages "${python_packages[@]}"
+  need_onnxruntime_header
   if cmp -s "$python_requirements" "$folder/requirements.txt"; then
     return 0
   fi

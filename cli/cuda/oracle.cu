@@ -1,6 +1,6 @@
 // The oracle on the GPU: attention in fp64 for every row of a problem that is too large for the host's. One block a row, its
-// warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle. Scales of fp8 K/V are
-// 1, and what small queries may lose beside fp8 keys is left out of the facts: numbers drawn here have none so small.
+// warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle. Scales of fp8
+// K/V are 1, and what small queries may lose beside fp8 keys is left out of the facts: numbers drawn here have none so small.
 #include <cmath>
 #include <memory>
 

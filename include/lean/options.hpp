@@ -56,7 +56,7 @@ enum class CpuIsa : std::int32_t {
   kAvx2 = 3,
   kAvx512 = 4,
   kAvx512Bf16 = 5,  // rounds probabilities to bf16 where K and V are bf16
-  kAmxBf16 = 6,     // likewise
+  kAmxBf16 = 6,     // rounds probabilities to bf16 too
 };
 
 /// Runs body(argument, worker) once for every worker in [0, worker_count), on any threads, and returns when all
@@ -87,8 +87,9 @@ struct Options {
   /// stream still runs, takes nothing from the call's memory and writes none of it until that one has ended, and lets the one after
   /// it start as early. What it does ahead of time is a hint: lengths tell it, right or not yet, which K and V the L2 should fetch.
   bool dependent_launch = false;
-  /// CUDA: a kernel before and one after the call find out whether the workspace serves another call at the same time, or counters are
-  /// not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and refuses.
+  /// CUDA: a kernel before and one after the call find out whether the workspace serves another call at the same time, or
+  /// counters are not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and
+  /// refuses.
   bool check_workspace = false;
 };
 

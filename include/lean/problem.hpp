@@ -100,9 +100,10 @@ struct Scores {
 
 /// New keys and values, one for each query token: [B, Hkv, n_q, d] and [B, Hkv, n_q, dv], of q's type, packed where the queries
 /// are. The call writes them to K and V, which must be writable then, and attends to them. Lengths count them: new token i is
-/// token n_kv - n_q + i of its sequence, so lengths must be given (kv_lengths, cu_kv_tokens or page_indptr). Left out, of cache and
-/// attention, is a token whose page lies outside the pool; nothing is appended to a sequence whose lengths had to be clamped. With fp8
-/// K/V it is stored as value / scale, rounded to nearest, at most the largest number. Pages of new tokens must not be shared.
+/// token n_kv - n_q + i of its sequence, so lengths must be given (kv_lengths, cu_kv_tokens or page_indptr). Left out, of cache
+/// and attention, is a token whose page lies outside the pool; nothing is appended to a sequence whose lengths had to be clamped.
+/// With fp8 K/V it is stored as value / scale, rounded to nearest, at most the largest number. Pages of new tokens must not be
+/// shared.
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};

@@ -1,3 +1,4 @@
+// The call that every embedding makes: tried in the workspace there is, once more in a larger one where it did not suffice.
 #include "integrations/runtime/call.hpp"
 
 #include "integrations/runtime/workspaces.hpp"

@@ -7,9 +7,10 @@
 
 namespace lean::runtime {
 
-/// lean::decode() in the calling thread's workspace, or that of the device and stream. A call is looked at once: its size is asked for only
-/// where the workspace turns out to be too small, which is found before anything is written. A workspace that a failed call may have left
-/// in disorder is reset. `device_index` counts with backend kCuda only; that device is current. Throws as workspace_for() does.
+/// lean::decode() in the calling thread's workspace, or that of the device and stream. A call is looked at once: its size is
+/// asked for only where the workspace proves too small, which is found before anything is written. A workspace that a failed call
+/// may have left in disorder is reset. `device_index` counts with backend kCuda only; that device is current. Throws as
+/// workspace_for() does.
 [[nodiscard]] Status decode(const Problem& problem, const Options& options, std::int32_t device_index);
 
 }  // namespace lean::runtime

@@ -1,5 +1,5 @@
-// What an embedding needs of a GPU: which one is current, which one holds some memory, and memory for workspaces. device_cuda.cpp in a
-// build with the CUDA backend, device_absent.cpp in others.
+// What an embedding needs of a GPU: which one is current, which one holds some memory, and memory for workspaces. device_cuda.cpp
+// in a build with the CUDA backend, device_absent.cpp in others.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ class Guard {
   int previous_ = -1;
 };
 
-/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may call.
-/// Throws Error when the memory cannot be had, Absent without the CUDA backend.
+/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may
+/// call. Throws Error when the memory cannot be had, Absent without the CUDA backend.
 [[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
 void clear_workspaces() noexcept;
 

@@ -1,3 +1,4 @@
+// device.hpp in a build without the CUDA backend.
 #include "integrations/runtime/device.hpp"
 
 namespace lean::runtime::device {

@@ -1,3 +1,5 @@
+// A GPU's memory by CUDA's run time, in a build with the CUDA backend. A workspace's memory is given back by clear_workspaces()
+// alone.
 #include <cuda_runtime_api.h>
 
 #include <map>

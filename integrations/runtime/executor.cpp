@@ -1,3 +1,4 @@
+// Finds an OpenMP runtime among the process's libraries by GOMP_parallel, the entry that GCC's, LLVM's and Intel's have.
 #include "integrations/runtime/executor.hpp"
 
 #include <dlfcn.h>

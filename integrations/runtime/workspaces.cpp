@@ -1,3 +1,4 @@
+// Host workspaces, one a thread, that end with it; those of devices are device_cuda.cpp's.
 #include "integrations/runtime/workspaces.hpp"
 
 #include <cstring>

@@ -39,12 +39,24 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
 def decode_if_accepted(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any
 ) -> Optional[torch.Tensor]:
-    """decode() of tensors laid out "bhsd", or None where it is refused, which the library says before it does anything."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    """decode() of tensors laid out "bhsd", or None where the library does not do such a call.
+
+    It says so before it does anything.
+
+    Raises:
+        ValueError: the call is the library's, and a value in it is wrong, a length for one.
+    """
+    if torch.compiler.is_compiling():
         return decode(query, key, value, **arguments) if accepts(query, key, value, **arguments) else None
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return None
     try:  # asking first would cost half as much again
         return decode(query, key, value, **arguments)
-    except (NotImplementedError, TypeError, ValueError):
+    except NotImplementedError:
+        return None
+    except (TypeError, ValueError):
+        if _supported(query, key, value, arguments):
+            raise
         return None
 
 

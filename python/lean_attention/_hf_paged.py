@@ -16,9 +16,9 @@ _NEEDED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def serve_name(name: str) -> bool:
     """Lets Transformers find `name` where it looks for a package of flash functions; False if it is older than 5.23.
 
-    generate_batch() takes only names with "flash" in them, and loads such a name's functions when it is set, from a package it
-    knows or the hub; a registered function is called in their place later. There is no public way to say that nothing is to be
-    loaded, so this stands in front of its private loader, for this name alone.
+    generate_batch() takes only names with "flash" in them, and loads such a name's functions when it is set, from a
+    package it knows or the hub; a registered function is called in their place later. There is no public way to say
+    that nothing is to be loaded, so this stands in front of its private loader, for this name alone.
     """
     load = getattr(_flash_loader, "_lazy_imports", None)
     if load is None or not hasattr(_flash_loader, "_flash_with_kvcache_fn"):
@@ -92,9 +92,11 @@ def packed_attention(
     if query.device.type == "cpu" and not torch.compiler.is_compiling():  # a batch may be filled up with tokens of no sequence
         query = query[:, :, : int(lengths["cu_seqlens_q"][-1])]
     out = decode(
-        query[0], key[0], value[0], **lengths, max_seqlen_q=int(keywords["max_length_q"]), max_seqlen_k=int(keywords["max_length_k"]),
+        query[0], key[0], value[0], **lengths,
+        max_seqlen_q=int(keywords["max_length_q"]), max_seqlen_k=int(keywords["max_length_k"]),
         scale=getattr(module, "scaling", None) if scaling is None else scaling, causal=bool(causal),
-        window=(window - 1, -1) if window else (-1, -1), softcap=softcap or 0.0, sinks=None if s_aux is None else s_aux.detach().float(),
+        window=(window - 1, -1) if window else (-1, -1), softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.detach().float(),
     )  # fmt: skip
     out = torch.nn.functional.pad(out, (0, 0, 0, tokens - out.shape[1])) if tokens > out.shape[1] else out
     return out.transpose(0, 1)[None], None

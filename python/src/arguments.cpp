@@ -1,3 +1,4 @@
+// decode()'s arguments as a Problem, one after the other: what each may be, and how its shape and strides become fields.
 #include "arguments.hpp"
 
 #include <algorithm>

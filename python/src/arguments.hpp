@@ -144,7 +144,7 @@ class Call {
   bool wants_checked_lengths_ = false;
   std::vector<Reference> owners_;
   std::deque<OnHost> on_host_;              // addresses stay
-  std::deque<std::vector<float>> numbers_;  // likewise
+  std::deque<std::vector<float>> numbers_;  // addresses stay here too
   Problem problem_;
   Options options_;
 };

@@ -1,3 +1,4 @@
+// Arrays of any framework as pointer, type, shape and strides, by the cheapest way that their type offers.
 #include "array.hpp"
 
 #include <cstdarg>

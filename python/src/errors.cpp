@@ -1,3 +1,4 @@
+// A Status as a Python exception: the library's names of fields become the names of decode()'s arguments.
 #include "errors.hpp"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The image of a traced call and the handler that XLA runs, on the CPU and on CUDA.
 #include "jax_call.hpp"
 
 #include <cstring>

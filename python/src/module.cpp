@@ -1,5 +1,5 @@
-// The extension lean_attention._core: entry points, nothing else. Users call lean_attention.decode() and friends, which pass q, k, v
-// and a dict of what else was given.
+// The extension lean_attention._core: entry points, nothing else. Users call lean_attention.decode() and friends, which pass q,
+// k, v and a dict of what else was given.
 #include <string>
 #include <utility>
 

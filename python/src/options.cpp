@@ -1,3 +1,4 @@
+// Options of decode() from the tuple of integers that Options.encoded is.
 #include "options.hpp"
 
 #include <array>

@@ -1,4 +1,5 @@
-// Python.h in its limited form (one extension for CPython 3.10 and newer, docs/adr/0007-python-binding.md), owned references, and errors.
+// Python.h in its limited form (one extension for CPython 3.10 and newer, docs/adr/0007-python-binding.md), owned references, and
+// errors.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

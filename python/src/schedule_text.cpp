@@ -1,3 +1,4 @@
+// schedule() of Python: explain_schedule() for lengths without arrays.
 #include "schedule_text.hpp"
 
 #include "arguments.hpp"

@@ -1,3 +1,4 @@
+// Which backends this build has: a line each, its plan's type and the two functions that make and carry out a plan.
 #include "api/backends.hpp"
 
 #include "api/planned_call.hpp"

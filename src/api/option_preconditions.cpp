@@ -1,3 +1,4 @@
+// The table of what options must keep by themselves, a row a precondition, and what is made of them before a backend sees them.
 #include "api/option_preconditions.hpp"
 
 #include <array>
@@ -26,19 +27,23 @@ constexpr std::array kRows = {
                  [](O o) noexcept { return as_int(o.policy.kind) >= 0 && as_int(o.policy.kind) <= 3; }},
     Precondition<Options>{kInvalid, "options.policy.splits", "allowed 0 (FlashDecoding's rule) to 128 with fixed_split, else 0",
                  [](O o) noexcept { return as_int(o.policy.splits); },
-                 [](O o) noexcept { return o.policy.splits >= 0 && o.policy.splits <= (o.policy.kind == Policy::Kind::kFixedSplit ? Policy::kMaxSplits : 0); }},
+                 [](O o) noexcept { return o.policy.splits >= 0 && o.policy.splits <=
+                                           (o.policy.kind == Policy::Kind::kFixedSplit ? Policy::kMaxSplits : 0); }},
     Precondition<Options>{kInvalid, "options.policy.chunk_tokens", "allowed 0 (default) or more with fixed_chunk, else 0",
                  [](O o) noexcept { return as_int(o.policy.chunk_tokens); },
-                 [](O o) noexcept { return o.policy.chunk_tokens == 0 || (o.policy.chunk_tokens > 0 && o.policy.kind == Policy::Kind::kFixedChunk); }},
+                 [](O o) noexcept { return o.policy.chunk_tokens == 0 ||
+                                           (o.policy.chunk_tokens > 0 && o.policy.kind == Policy::Kind::kFixedChunk); }},
     Precondition<Options>{kInvalid, "options.fixup", "allowed 0 (last_arriver), 1 (two_kernels), 2 (host_block)",
                  [](O o) noexcept { return as_int(o.fixup); },
                  [](O o) noexcept { return as_int(o.fixup) >= 0 && as_int(o.fixup) <= 2; }},
     Precondition<Options>{kInvalid, "options.determinism", "allowed 0 (run_to_run), 1 (batch_invariant), 2 (not_guaranteed)",
                  [](O o) noexcept { return as_int(o.determinism); },
                  [](O o) noexcept { return as_int(o.determinism) >= 0 && as_int(o.determinism) <= 2; }},
-    Precondition<Options>{kInvalid, "options.determinism", "batch_invariant needs policy lean (which then means fixed_chunk) or fixed_chunk",
+    Precondition<Options>{kInvalid, "options.determinism",
+                 "batch_invariant needs policy lean (which then means fixed_chunk) or fixed_chunk",
                  [](O o) noexcept { return as_int(o.determinism); },
-                 [](O o) noexcept { return o.determinism != Determinism::kBatchInvariant || o.policy.kind == Policy::Kind::kLean || o.policy.kind == Policy::Kind::kFixedChunk; }},
+                 [](O o) noexcept { return o.determinism != Determinism::kBatchInvariant ||
+                                           o.policy.kind == Policy::Kind::kLean || o.policy.kind == Policy::Kind::kFixedChunk; }},
     Precondition<Options>{kInvalid, "options.workers", "allowed 0 (all) to 4096",
                  [](O o) noexcept { return as_int(o.workers); },
                  [](O o) noexcept { return o.workers >= 0 && o.workers <= Options::kMaxWorkers; }},

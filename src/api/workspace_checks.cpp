@@ -1,3 +1,4 @@
+// Whether the memory that a call is given can serve it: size, alignment, overlap. Looks at addresses, at no contents.
 #include "api/workspace_checks.hpp"
 
 #include <cinttypes>

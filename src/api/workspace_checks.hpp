@@ -12,7 +12,8 @@ namespace lean {
 /// Codes: ok, workspace_too_small, workspace_misaligned.
 [[nodiscard]] Status check_memory(const char* name, const void* pointer, std::size_t bytes, std::int64_t needed) noexcept;
 
-/// The same, and invalid_argument: it overlaps itself or a tensor's first element.
+/// Whether a workspace may serve the call: check_memory() of both parts, and invalid_argument where it overlaps itself or a
+/// tensor's first element.
 [[nodiscard]] Status check_workspace(const Problem& problem, const Workspace& workspace, const fixup::WorkspaceNeed& need) noexcept;
 
 }  // namespace lean

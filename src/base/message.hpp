@@ -15,7 +15,7 @@ namespace lean {
   return status;
 }
 
-/// The same for a number with a fraction: enough digits to tell any two floats apart.
+/// A refusal of a number with a fraction: enough digits to tell any two floats apart.
 [[nodiscard]] inline Status refuse_real(StatusCode code, const char* argument, double seen, const char* allowed) noexcept {
   Status status{.code = code};
   std::snprintf(status.message, sizeof(status.message), "%s = %.9g: %s", argument, seen, allowed);

@@ -1,3 +1,5 @@
+// A ScheduleMap as JSON, for programs: the call, the line, and every worker's segments. Keys are part of what users see
+// (docs/cli.md).
 #include <string>
 
 #include "explain/schedule_map.hpp"

@@ -1,3 +1,4 @@
+// build_map() walks every worker's segments as a backend does and adds them up; to_text() prints what it found.
 #include "explain/schedule_map.hpp"
 
 #include <algorithm>
@@ -77,7 +78,8 @@ std::string right(const std::string& text, std::size_t width) {
 ScheduleMap build_map(const ExplainInput& input) {
   ScheduleMap map;
   for (std::int64_t b = 0; b < input.shape.batch; ++b) map.sequences.push_back(schedule::work_of(input.lengths(b)));
-  schedule::WorkLine<ListedWork> line({map.sequences.data()}, input.shape, input.cost_model, schedule::measure_of(input.policy.kind));
+  schedule::WorkLine<ListedWork> line({map.sequences.data()}, input.shape, input.cost_model,
+                                      schedule::measure_of(input.policy.kind));
   line.build();
   map.shape = input.shape;
   map.policy = input.policy;

@@ -1,3 +1,5 @@
+// A ScheduleMap as a figure, the paper's Fig. 1: a row a worker, a box a segment, as wide as it costs. Called by explain_schedule()
+// and, with several maps side by side, by `lean demo`.
 #include <algorithm>
 #include <cmath>
 #include <vector>

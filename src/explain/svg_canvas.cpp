@@ -1,3 +1,4 @@
+// Rectangles, lines and text as SVG, numbers short enough to be read.
 #include "explain/svg_canvas.hpp"
 
 #include <algorithm>

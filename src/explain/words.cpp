@@ -1,3 +1,4 @@
+// Numbers and names as people read them, the same in text and figures.
 #include "explain/words.hpp"
 
 #include <algorithm>

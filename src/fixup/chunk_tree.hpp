@@ -1,9 +1,10 @@
 // ChunkTree: the fixed binary tree that makes merged bits independent of who computed what.
 //
 // Chunk c of a sequence is leaf c; node (level, i) covers chunks [i 2^level, (i + 1) 2^level); a missing child hands the other
-// one up unchanged: on the right where the sequence ends, on the left where a window begins. A worker pushes its chunks in order: whenever the two newest nodes are siblings they merge. What is
-// left are the maximal nodes of its range, at most 2 log2(chunks); pushing all workers' nodes in order gives the root. The
-// tree decides every merge, so any cut between chunks gives the same bits.
+// one up unchanged: on the right where the sequence ends, on the left where a window begins. A worker pushes its chunks in
+// order: whenever the two newest nodes are siblings they merge. What is left are the maximal nodes of its range, at most
+// 2 log2(chunks); pushing all workers' nodes in order gives the root. The tree decides every merge, so any cut between chunks
+// gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +74,8 @@ struct ChunkPush {
   ChunkNode node;           // the one that is left
 };
 
-/// The same without the stack: it holds the nodes of all chunks from `first` up to the node, and nothing else.
+/// What ChunkTree::push() makes of `node`, without a stack: one would hold the nodes of all chunks from `first` up to the node,
+/// and nothing else.
 LEAN_HD [[nodiscard]] constexpr ChunkPush push_after(std::int64_t first, bool begins_output, ChunkNode node) noexcept {
   ChunkPush push{.node = node};
   while (push.node.index % 2 != 0) {

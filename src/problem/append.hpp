@@ -30,8 +30,8 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t append_offset(const Problem& proble
   return q_offset(strides, lengths, head, problem.cu_q_tokens != nullptr) + query * strides.token;
 }
 
-/// Whether a row block, packed rows [first_row, first_row + rows) of a kv head, is the one that writes new token `token` to the cache:
-/// every new token has a query of its own, which sees it, and whose first row one block holds.
+/// Whether a row block, packed rows [first_row, first_row + rows) of a kv head, is the one that writes new token `token` to the
+/// cache: every new token has a query of its own, which sees it, and whose first row one block holds.
 LEAN_HD [[nodiscard]] constexpr bool writes_new_token(const Sequence& lengths, std::int32_t group, std::int64_t first_row,
                                                       std::int32_t rows, std::int64_t token) noexcept {
   const std::int64_t row = (token - (std::int64_t{lengths.kv_end} - lengths.q_tokens)) * group;
@@ -49,17 +49,17 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_position(const Append& appen
   return max_of(0, append.rotary_absolute ? token : token - lengths.kv_begin);
 }
 
-/// Two elements of a row that are rotated together, by column `column` of the tables.
+/// Two elements of a row that are rotated together, by angle `angle` of the tables.
 struct RotaryPair {
   std::int32_t first = 0;
   std::int32_t second = 0;
-  std::int32_t column = 0;
+  std::int32_t angle = 0;
 };
 
 /// Neighbours, or an element of the first half and its like in the second.
-LEAN_HD [[nodiscard]] constexpr RotaryPair rotary_pair(const Append& append, std::int32_t column) noexcept {
-  if (append.rotary_interleaved) return {2 * column, 2 * column + 1, column};
-  return {column, append.rotary_dim / 2 + column, column};
+LEAN_HD [[nodiscard]] constexpr RotaryPair rotary_pair(const Append& append, std::int32_t angle) noexcept {
+  if (append.rotary_interleaved) return {2 * angle, 2 * angle + 1, angle};
+  return {angle, append.rotary_dim / 2 + angle, angle};
 }
 
 /// The pair that element `dim` < rotary_dim belongs to.
@@ -79,18 +79,18 @@ LEAN_HD [[nodiscard]] inline Rotated rotate(float cos, float sin, float a, float
   return {std::fma(a, cos, -(b * sin)), std::fma(a, sin, b * cos)};
 }
 
-/// Where the tables have the columns of a position.
+/// Where the tables have the angles of a position.
 LEAN_HD [[nodiscard]] constexpr std::int64_t rotary_row(const Append& append, std::int64_t position) noexcept {
   return position * (append.rotary_dim / 2);
 }
 
-/// Turns the first rotary_dim elements of a row.
+/// Rotates the first rotary_dim elements of a row.
 LEAN_HD inline void rotate_row(const Append& append, std::int64_t position, float* row) noexcept {
   const float* const cos = append.rotary_cos + rotary_row(append, position);
   const float* const sin = append.rotary_sin + rotary_row(append, position);
-  for (std::int32_t column = 0; column < append.rotary_dim / 2; ++column) {
-    const RotaryPair pair = rotary_pair(append, column);
-    const Rotated rotated = rotate(cos[column], sin[column], row[pair.first], row[pair.second]);
+  for (std::int32_t angle = 0; angle < append.rotary_dim / 2; ++angle) {
+    const RotaryPair pair = rotary_pair(append, angle);
+    const Rotated rotated = rotate(cos[angle], sin[angle], row[pair.first], row[pair.second]);
     row[pair.first] = rotated.first;
     row[pair.second] = rotated.second;
   }

@@ -1,3 +1,4 @@
+// The table of what a problem must keep whatever the backend, a row a precondition, in the order in which they are looked at.
 #include "problem/preconditions.hpp"
 
 #include <array>
@@ -48,7 +49,7 @@ Extents key_extents(P p, std::int32_t dims) noexcept {
   return {packed ? 1 : p.batch, p.kv_heads, packed ? p.total_kv_tokens : p.kv_capacity, dims};
 }
 
-/// Of append.k and append.v: as many tokens as there are queries, heads as in the cache.
+/// Extents of append.k and append.v: as many tokens as there are queries, heads as in the cache.
 Extents new_key_extents(P p, std::int32_t dims) noexcept {
   Extents n = query_extents(p, dims);
   n.heads = p.kv_heads;
@@ -115,13 +116,15 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return p.q_tokens >= 1; }},
     Precondition<Problem>{kInvalid, "total_q_tokens", "allowed 0 to 2147483647 with cu_q_tokens, else 0",
                  [](P p) noexcept -> std::int64_t { return p.total_q_tokens; },
-                 [](P p) noexcept { return p.total_q_tokens >= 0 && p.total_q_tokens <= (p.cu_q_tokens != nullptr ? kMaxInt32 : 0); }},
+                 [](P p) noexcept { return p.total_q_tokens >= 0 &&
+                                           p.total_q_tokens <= (p.cu_q_tokens != nullptr ? kMaxInt32 : 0); }},
     Precondition<Problem>{kInvalid, "kv_capacity", "allowed 0 or more",
                  [](P p) noexcept -> std::int64_t { return p.kv_capacity; },
                  [](P p) noexcept { return p.kv_capacity >= 0; }},
     Precondition<Problem>{kInvalid, "total_kv_tokens", "allowed 0 to 2147483647 with cu_kv_tokens, else 0",
                  [](P p) noexcept -> std::int64_t { return p.total_kv_tokens; },
-                 [](P p) noexcept { return p.total_kv_tokens >= 0 && p.total_kv_tokens <= (p.cu_kv_tokens != nullptr ? kMaxInt32 : 0); }},
+                 [](P p) noexcept { return p.total_kv_tokens >= 0 &&
+                                           p.total_kv_tokens <= (p.cu_kv_tokens != nullptr ? kMaxInt32 : 0); }},
     Precondition<Problem>{kInvalid, "q.dtype", "allowed float32, float16, bfloat16",
                  [](P p) noexcept -> std::int64_t { return as_int(p.q.dtype); },
                  [](P p) noexcept { return is_query_type(p.q.dtype); }},
@@ -146,7 +149,8 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "v.data", "must not be null when kv_capacity > 0",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
                  [](P p) noexcept { return !has_keys(p) || p.v.data != nullptr; }},
-    Precondition<Problem>{kInvalid, "kv_capacity", "must be 1 or more where k.data or v.data is given: null both for sequences without a key",
+    Precondition<Problem>{kInvalid, "kv_capacity",
+                 "must be 1 or more where k.data or v.data is given: null both for sequences without a key",
                  [](P p) noexcept -> std::int64_t { return p.kv_capacity; },
                  [](P p) noexcept { return !has_queries(p) || p.kv_capacity > 0 || (p.k.data == nullptr && p.v.data == nullptr); }},
     Precondition<Problem>{kInvalid, "q.data", "must be aligned to its element size",
@@ -190,7 +194,8 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return !has_queries(p) || distinct(query_extents(p, value_dim_of(p)), p.o.strides); }},
     Precondition<Problem>{kInvalid, "lse.token_stride", "no stride may be 0 on an axis longer than 1: outputs must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.lse.token_stride; },
-                 [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) || distinct(query_extents(p, 1), lse_strides(p)); }},
+                 [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) ||
+                                           distinct(query_extents(p, 1), lse_strides(p)); }},
     Precondition<Problem>{kTooLarge, "batch x q_heads x q_tokens x kv_capacity", "at most 2^46 row-tile pairs",
                  [](P p) noexcept -> std::int64_t { return p.batch; },
                  [](P p) noexcept { return line_work(p) >= 0 && line_work(p) <= kMaxLineWork; }},
@@ -220,7 +225,8 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return p.scores.alibi_slopes == nullptr || p.scores.alibi_sequence_stride >= 0; }},
     Precondition<Problem>{kTooLarge, "scores.alibi_sequence_stride", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.scores.alibi_sequence_stride; },
-                 [](P p) noexcept { return p.scores.alibi_slopes == nullptr || addressable({p.batch, 0, 0, 0}, {.sequence = p.scores.alibi_sequence_stride}); }},
+                 [](P p) noexcept { return p.scores.alibi_slopes == nullptr ||
+                                           addressable({p.batch, 0, 0, 0}, {.sequence = p.scores.alibi_sequence_stride}); }},
     Precondition<Problem>{kInvalid, "scores.sinks", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.scores.sinks); },
                  [](P p) noexcept { return aligned(p.scores.sinks, DType::kFloat32); }},
@@ -232,7 +238,8 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return !has_additive_mask(p) || aligned(p.scores.mask, p.scores.mask_dtype); }},
     Precondition<Problem>{kTooLarge, "scores.mask_strides", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.scores.mask_strides.token; },
-                 [](P p) noexcept { return p.scores.mask == nullptr || addressable({p.batch, p.q_heads, p.q_tokens, p.kv_capacity}, p.scores.mask_strides); }},
+                 [](P p) noexcept { return p.scores.mask == nullptr ||
+                                           addressable({p.batch, p.q_heads, p.q_tokens, p.kv_capacity}, p.scores.mask_strides); }},
     Precondition<Problem>{kInvalid, "scores.tree_mask", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.scores.tree_mask); },
                  [](P p) noexcept { return aligned(p.scores.tree_mask, DType::kFloat32); }},
@@ -244,28 +251,35 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return !paged(p) || p.cu_kv_tokens == nullptr; }},
     Precondition<Problem>{kInvalid, "pages.block_table", "exactly one of block_table and (page_indptr, page_indices) must be given",
                  [](P p) noexcept -> std::int64_t { return as_int(p.pages.block_table); },
-                 [](P p) noexcept { return !paged(p) || (p.pages.block_table != nullptr) != (p.pages.page_indptr != nullptr && p.pages.page_indices != nullptr); }},
+                 [](P p) noexcept { return !paged(p) || (p.pages.block_table != nullptr) !=
+                                           (p.pages.page_indptr != nullptr && p.pages.page_indices != nullptr); }},
     Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
                  [](P p) noexcept { return !paged(p) || (p.pages.page_count >= 1 && p.pages.page_count <= kMaxInt32); }},
     Precondition<Problem>{kInvalid, "pages.block_table_stride", "allowed 0 or more",
                  [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
                  [](P p) noexcept { return !paged(p) || p.pages.block_table_stride >= 0; }},
-    Precondition<Problem>{kInvalid, "pages.block_table_stride", "must be 1 or more where several sequences have keys: they do not share a row",
+    Precondition<Problem>{kInvalid, "pages.block_table_stride",
+                 "must be 1 or more where several sequences have keys: they do not share a row",
                  [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
-                 [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || p.batch <= 1 || !has_keys(p) || p.pages.block_table_stride > 0; }},
+                 [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || p.batch <= 1 || !has_keys(p) ||
+                                           p.pages.block_table_stride > 0; }},
     Precondition<Problem>{kInvalid, "kv_lengths", "must be given with pages.block_table: rows of a table are longer than sequences",
                  [](P p) noexcept -> std::int64_t { return as_int(p.kv_lengths); },
-                 [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || !has_keys(p) || p.kv_lengths != nullptr; }},
+                 [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || !has_keys(p) ||
+                                           p.kv_lengths != nullptr; }},
     Precondition<Problem>{kTooLarge, "pages.block_table_stride", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
-                 [](P p) noexcept { return !paged(p) || addressable({p.batch, 0, 0, 0}, {.sequence = p.pages.block_table_stride}); }},
+                 [](P p) noexcept { return !paged(p) ||
+                                           addressable({p.batch, 0, 0, 0}, {.sequence = p.pages.block_table_stride}); }},
     Precondition<Problem>{kInvalid, "append.v.data", "append.k and append.v must both be given or both be null",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.v.data); },
                  [](P p) noexcept { return (p.append.k.data == nullptr) == (p.append.v.data == nullptr); }},
-    Precondition<Problem>{kInvalid, "kv_lengths", "must be given with append, or cu_kv_tokens or pages.page_indptr: new tokens are the last of a sequence",
+    Precondition<Problem>{kInvalid, "kv_lengths",
+                 "must be given with append, or cu_kv_tokens or pages.page_indptr: new tokens are the last of a sequence",
                  [](P p) noexcept -> std::int64_t { return as_int(p.kv_lengths); },
-                 [](P p) noexcept { return !appends(p) || !has_keys(p) || p.kv_lengths != nullptr || p.cu_kv_tokens != nullptr || (paged(p) && p.pages.page_indptr != nullptr); }},
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) || p.kv_lengths != nullptr ||
+                                           p.cu_kv_tokens != nullptr || (paged(p) && p.pages.page_indptr != nullptr); }},
     Precondition<Problem>{kInvalid, "append.k.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.k.dtype); },
                  [](P p) noexcept { return !appends(p) || p.append.k.dtype == p.q.dtype; }},
@@ -284,21 +298,26 @@ constexpr std::array kRows = {
     Precondition<Problem>{kTooLarge, "append.v.strides", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.append.v.strides.token; },
                  [](P p) noexcept { return !appends(p) || addressable(new_key_extents(p, value_dim_of(p)), p.append.v.strides); }},
-    Precondition<Problem>{kInvalid, "k.strides", "with append no stride may be 0 on an axis longer than 1: new keys must not overlap",
+    Precondition<Problem>{kInvalid, "k.strides",
+                 "with append no stride may be 0 on an axis longer than 1: new keys must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.k.strides.token; },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, p.head_dim), p.k.strides); }},
-    Precondition<Problem>{kInvalid, "v.strides", "with append no stride may be 0 on an axis longer than 1: new values must not overlap",
+    Precondition<Problem>{kInvalid, "v.strides",
+                 "with append no stride may be 0 on an axis longer than 1: new values must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.v.strides.token; },
-                 [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, value_dim_of(p)), p.v.strides); }},
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) ||
+                                           distinct(key_extents(p, value_dim_of(p)), p.v.strides); }},
     Precondition<Problem>{kInvalid, "v.data", "with append must not be k.data",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) || p.k.data != p.v.data; }},
     Precondition<Problem>{kInvalid, "append.rotary_dim", "allowed 0 or an even number up to head_dim",
                  [](P p) noexcept -> std::int64_t { return p.append.rotary_dim; },
-                 [](P p) noexcept { return p.append.rotary_dim >= 0 && p.append.rotary_dim % 2 == 0 && p.append.rotary_dim <= p.head_dim; }},
+                 [](P p) noexcept { return p.append.rotary_dim >= 0 && p.append.rotary_dim % 2 == 0 &&
+                                           p.append.rotary_dim <= p.head_dim; }},
     Precondition<Problem>{kInvalid, "append.rotary_cos", "rotary_cos and rotary_sin must be given when rotary_dim > 0",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.rotary_cos); },
-                 [](P p) noexcept { return p.append.rotary_dim == 0 || (p.append.rotary_cos != nullptr && p.append.rotary_sin != nullptr); }},
+                 [](P p) noexcept { return p.append.rotary_dim == 0 ||
+                                           (p.append.rotary_cos != nullptr && p.append.rotary_sin != nullptr); }},
     Precondition<Problem>{kInvalid, "append.rotary_dim", "must be 0 where nothing is appended",
                  [](P p) noexcept -> std::int64_t { return p.append.rotary_dim; },
                  [](P p) noexcept { return p.append.rotary_dim == 0 || appends(p); }},

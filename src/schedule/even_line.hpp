@@ -1,6 +1,6 @@
-// The even line: all outputs alike and each shared by as many workers, so that a worker has one segment and knows it without a walk. That
-// is every call of one sequence whose kv heads divide the workers well, where each instruction before the first copy counts. Plan, cuts and
-// slots are make_plan()'s and FlatCursor's; a test holds the two against each other.
+// The even line: all outputs alike and each shared by as many workers, so that a worker has one segment and knows it without a
+// walk. That is every call of one sequence whose kv heads divide the workers well, where each instruction before the first copy
+// counts. Plan, cuts and slots are make_plan()'s and FlatCursor's; a test holds the two against each other.
 #pragma once
 
 #include <cstdint>

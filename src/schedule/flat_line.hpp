@@ -30,8 +30,8 @@ class FlatCursor {
   using Lengths = decltype(std::declval<const typename TRules::Lengths&>()(std::int64_t{}));
   using Range = typename LineShare<Units>::Range;
 
-  /// `range`: the worker's share; `start`: any sequence that begins at or before it, and its lengths. A worker beyond the plan's has no
-  /// segment.
+  /// `range`: the worker's share; `start`: any sequence that begins at or before it, and its lengths. A worker beyond the plan's
+  /// has no segment.
   LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker, const Range& range,
                                const SequencePlace<Units>& start, const Lengths& lengths) noexcept
       : rules_(rules), share_(rules.cost_model(), plan, worker, range), sequence_end_(start.begin), place_(share_.begin()) {
@@ -39,8 +39,8 @@ class FlatCursor {
     if (worker >= plan.workers) place_ = share_.end();
   }
 
-  /// Of an even line: the worker's share is its one segment, and `plan` is not read. `output`: its sequence and kv head; `lengths`: the
-  /// sequence's.
+  /// A worker of an even line: its share is its one segment, and `plan` is not read. `output`: its sequence and kv head;
+  /// `lengths`: the sequence's.
   LEAN_HD constexpr FlatCursor(const TRules& rules, const BasicPlan<Units>& plan, const EvenShare& share,
                                const BasicOutput<Units>& output, const Lengths& lengths) noexcept
       : rules_(rules), share_(rules.cost_model(), plan, 0, {}), lengths_(lengths), even_(true) {
@@ -79,7 +79,7 @@ class FlatCursor {
   }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<Units>& segment() const noexcept { return segment_; }
-  /// Of the segment's sequence.
+  /// The lengths of the segment's sequence.
   [[nodiscard]] LEAN_HD constexpr const Lengths& lengths() const noexcept { return lengths_; }
 
  private:

@@ -17,7 +17,7 @@ struct SequenceWork {
   std::int32_t kv_tokens = 0;
 };
 
-/// Of anything with q_tokens and kv_tokens(), such as Sequence (problem/sequence.hpp).
+/// The work in anything with q_tokens and kv_tokens(), such as Sequence (problem/sequence.hpp).
 template <typename TSequence>
 [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(const TSequence& lengths) noexcept {
   return {lengths.q_tokens, lengths.kv_tokens()};
@@ -77,8 +77,8 @@ struct LineShape {
   }
 };
 
-/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees the
-/// last token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.
+/// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees
+/// the last token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.
 template <std::int32_t kTileTokens>
 struct OneBlockShape {
   static constexpr bool kOneBlock = true;

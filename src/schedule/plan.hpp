@@ -52,8 +52,8 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 
 namespace detail {
 
-/// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where outputs stay whole,
-/// and no worker more than align_units.
+/// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where
+/// outputs stay whole, and no worker more than align_units.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
@@ -107,8 +107,8 @@ LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<
   if (sums.tiles < std::int64_t{plan.workers} * floor_tiles) {
     plan.workers = max_of(1, static_cast<std::int32_t>(quotient(sums.tiles, floor_tiles)));
   }
-  // Where outputs are alike and there are workers enough, a tile each is as distinct as cuts can be. Of outputs that only cost the same,
-  // those of few tiles would get more workers than tiles.
+  // Where outputs are alike and there are workers enough, a tile each is as distinct as cuts can be. Of outputs that only cost
+  // the same, those of few tiles would get more workers than tiles.
   const bool a_tile_each = sums.same_outputs() && sums.tiles == plan.workers && plan.granularity_tiles == 1;
   const TUnits granule = TUnits{min_of(plan.granularity_tiles, sums.max_output_tiles)} * sums.max_tile_cost;
   if (!a_tile_each && sums.cost < std::int64_t{plan.workers} * granule) {

@@ -27,7 +27,8 @@ struct SlotMap {
   }
 };
 
-/// Of an output that the line cuts: a worker's last output takes its odd slot, its first (begun by another worker) its even one.
+/// The slots of an output that the line cuts: a worker's last output takes its odd slot, its first (begun by another worker) its
+/// even one.
 LEAN_HD [[nodiscard]] constexpr SlotMap slots_from(std::int32_t host) noexcept {
   return {.first = 2 * std::int64_t{host} + 1, .second = 2 * (std::int64_t{host} + 1), .stride = 2};
 }

@@ -25,7 +25,7 @@ class BasicShares {
     TUnits begin = 0;
     TUnits end = 0;
   };
-  /// Of 0 <= g <= parts, by one division; there is no share `parts`, and only its begin, the total, means something.
+  /// Share g's range, 0 <= g <= parts, by one division; there is no share `parts`, and only its begin, the total, means something.
   [[nodiscard]] LEAN_HD constexpr Range range(std::int32_t g) const noexcept {
     const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});  // narrow_units(): parts^2 fits
     const TUnits left = TUnits{g} * remainder_ - extra * parts_;

@@ -43,7 +43,7 @@ struct BasicLineSums {
   [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
 
   [[nodiscard]] LEAN_HD constexpr bool same_costs() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
-  /// Of the same cost and the same tiles: 2 tiles of many rows may cost as much as 8 of few.
+  /// All outputs have the same cost and the same tiles: 2 tiles of many rows may cost as much as 8 of few.
   [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };
 
@@ -199,7 +199,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   /// The output that covers `place`, for 0 <= place < total().
   [[nodiscard]] LEAN_HD constexpr Output locate(TUnits place) const noexcept { return locate(place, {}); }
 
-  /// Likewise, but no sequence before that of `from`, which covers an earlier place, is looked at again.
+  /// The output that covers `place`; no sequence before that of `from`, which covers an earlier place, is looked at again.
   [[nodiscard]] LEAN_HD LEAN_OUTLINE constexpr Output locate(TUnits place, const Output& from) const noexcept {
     std::int32_t low = 0;
     auto high = static_cast<std::int32_t>(min_of<std::int64_t>(shape_.batch, kStrips)) - 1;  // strips beyond are empty

@@ -11,8 +11,8 @@ namespace lean::softmax {
 inline constexpr float kLog2E = 1.44269504088896340736F;  // log2(e)
 inline constexpr float kLn2 = 0.69314718055994530942F;    // ln(2)
 
-/// A finite number of the natural log in the log2 domain: x log2(e). What would leave fp32 there is beyond every score that a call may
-/// have, so its size no longer matters, but its order does: such numbers grow by half as much, and stay finite.
+/// A finite number of the natural log in the log2 domain: x log2(e). What would leave fp32 there is beyond every score that a
+/// call may have, so its size no longer matters, but its order does: such numbers grow by half as much, and stay finite.
 inline constexpr float kBend = 0x1p127F;
 inline constexpr float kBendLog2 = kBend * kLog2E;
 LEAN_HD [[nodiscard]] inline float to_log2(float natural) noexcept {

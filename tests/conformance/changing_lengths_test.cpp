@@ -1,5 +1,5 @@
-// Lengths that another thread writes while a call runs: the result is that of some lengths, and nothing is read or written outside the
-// tensors, whatever the lengths are in between.
+// Lengths that another thread writes while a call runs: the result is that of some lengths, and nothing is read or written
+// outside the tensors, whatever the lengths are in between.
 #include <gtest/gtest.h>
 
 #include <atomic>

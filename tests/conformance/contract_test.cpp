@@ -100,14 +100,13 @@ TEST(Conformance, R30_EveryHeadDimAndHeadCountIsServedOrRefusedByName) {
     Problem problem = built.problem();
     problem.head_dim = d;
     const Status status = supports(problem, options_of(Case{}, executor));
-    EXPECT_EQ(status.ok(), d >= 1 && (on_cuda() ? d <= 256 && d % 8 == 0 : d <= kMaxHeadDim)) << d;
+    EXPECT_EQ(status.ok(), d >= 1 && d <= kMaxHeadDim) << d;
     EXPECT_EQ(std::strstr(status.message, "head_dim") != nullptr, !status.ok()) << status.message;
   }
   for (std::int32_t dv = -1; dv <= kMaxHeadDim + 2; ++dv) {
     Problem problem = built.problem();
     problem.value_dim = dv;
-    EXPECT_EQ(supports(problem, options_of(Case{}, executor)).ok(), on_cuda() ? dv == 0 || dv == 256 : dv >= 0 && dv <= kMaxHeadDim)
-        << dv;
+    EXPECT_EQ(supports(problem, options_of(Case{}, executor)).ok(), dv >= 0 && dv <= kMaxHeadDim) << dv;
   }
   for (std::int32_t q_heads = -1; q_heads <= 12; ++q_heads) {
     for (std::int32_t kv_heads = -1; kv_heads <= 12; ++kv_heads) {

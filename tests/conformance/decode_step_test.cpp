@@ -1,5 +1,5 @@
-// Decode steps as servers make them: few query tokens, all heads of a K/V head together, head dimensions of models. Backends have code of
-// their own for these, by row block, type and layout, and each of its paths is taken here.
+// Decode steps as servers make them: few query tokens, all heads of a K/V head together, head dimensions of models. Backends have
+// code of their own for these, by row block, type and layout, and each of its paths is taken here.
 #include <gtest/gtest.h>
 
 #include "support/reduced.hpp"
@@ -77,8 +77,8 @@ TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
   }
 }
 
-/// Outputs that are all alike and share the workers evenly, or nearly: a GPU knows these shares without walking the line. Lengths around
-/// tiles, around a tile for each worker, and of none; sequences that begin anywhere.
+/// Outputs that are all alike and share the workers evenly, or nearly: a GPU knows these shares without walking the line. Lengths
+/// around tiles, around a tile for each worker, and of none; sequences that begin anywhere.
 TEST(Conformance, R04_EvenLinesOfAnyLength) {
   struct Outputs {
     std::int32_t sequences;

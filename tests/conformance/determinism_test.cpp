@@ -156,7 +156,8 @@ TEST(Conformance, R44_BatchInvariantBitsDependOnTheSequenceAlone) {
   }
 }
 
-/// A backend may have several kernels for it: end to end, as rows or in pages, alone or beside others, for one token or the last of many.
+/// A backend may have several kernels for it: end to end, as rows or in pages, alone or beside others, for one token or the last
+/// of many.
 TEST(Conformance, R44_BatchInvariantBitsAreTheSameInEveryLayout) {
   if (!target_serves({.policy = Policy::fixed_chunk()})) GTEST_SKIP() << "the target has no fixed_chunk";
   const TestExecutor executor(ExecutorKind::kPool, 4);

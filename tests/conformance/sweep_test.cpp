@@ -2,6 +2,11 @@
 // and ragged, K and V lie differently, unreachable memory is NaN. One oracle serves all ways of computing a problem.
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+#include "base/int_math.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/sweeps.hpp"
@@ -22,7 +27,6 @@ TEST(Conformance, EveryHeadDimOfEveryType) {
 }
 
 TEST(Conformance, ValueDimMayDifferFromHeadDim) {
-  if (!target_serves({.value_dim = 128})) GTEST_SKIP() << "the target computes value_dim = head_dim only";
   for (const DType dtype : dtypes()) {
     for (const auto& [d, dv] : {std::pair{64, 128},
                                 {128, 64},
@@ -274,6 +278,20 @@ TEST(Conformance, RandomCases) {
   for (std::uint64_t seed = 1; seed <= full_or_reduced(1200U, 150U); ++seed) {
     Case c = random_case(seed);
     c.isa = isas[seed % isas.size()];
+    EXPECT_TRUE(run_and_check(c));
+  }
+}
+
+/// Dims that a GPU has no matrix products for, in calls of every feature, layout and way to share the work out.
+TEST(Conformance, R06_OddAndWideDimsWithEverythingElse) {
+  const std::pair<std::int32_t, std::int32_t> dims[] = {{59, 59},   {111, 111},         {192, 128},
+                                                        {512, 512}, {kMaxHeadDim, 512}, {40, 300}};
+  for (std::uint64_t seed = 1; seed <= full_or_reduced(300U, 40U); ++seed) {
+    Case c = random_case(seed);
+    std::tie(c.head_dim, c.value_dim) = dims[seed % std::size(dims)];
+    c.rotary_dim = min_of(c.rotary_dim, c.value_dim < c.head_dim ? 0 : c.head_dim / 2 * 2);
+    if (on_cuda() && c.dtype == DType::kFloat32) c.dtype = DType::kBFloat16;
+    EXPECT_TRUE(target_serves(c) || !on_cuda()) << to_text(c);
     EXPECT_TRUE(run_and_check(c));
   }
 }

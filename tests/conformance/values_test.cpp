@@ -301,7 +301,8 @@ TEST(Conformance, R48_ShapesOfScores) {
   }
 }
 
-/// Each rounding of a sum of equal terms goes the way of the one before it, so nothing but the sum's depth keeps it within the bound.
+/// Each rounding of a sum of equal terms goes the way of the one before it, so nothing but the sum's depth keeps it within the
+/// bound.
 TEST(Conformance, R48_EqualScoresOverEqualValuesHowEverManyThereAre) {
   for (const DType dtype : dtypes()) {
     for (const std::int32_t tokens : {512, 4096, full_or_reduced(32768, 8192)}) {

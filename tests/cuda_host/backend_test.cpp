@@ -174,8 +174,10 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
     const bool two = appends || name == "two kernels" || name == "prefill and decode";
     EXPECT_EQ(launches.size(), checked ? 3U : (two ? 2U : 1U)) << name;
     const Call& decoding = launches[checked || appends ? 1 : 0];
-    EXPECT_NE(decoding.kernel.find("decode_kernel"), std::string_view::npos) << name << ": " << decoding.kernel;
-    EXPECT_EQ(decoding.grid, 132U) << name;
+    const bool plain = name == "the plain kernel";
+    EXPECT_TRUE(decoding.decodes()) << name << ": " << decoding.kernel;
+    EXPECT_EQ(decoding.plain(), plain) << name;
+    EXPECT_EQ(decoding.grid, plain ? 2U : 132U) << name;  // an output each, or a worker
     EXPECT_EQ(decoding.cooperative, name == "the host block") << name;
     EXPECT_EQ(decoding.dependent, appends || name == "a dependent launch") << name;
   }
@@ -190,6 +192,43 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
 template <typename T>
 T one_of(std::uint64_t& key, std::initializer_list<T> values) {
   return *(values.begin() + support::pick(++key, static_cast<std::int64_t>(values.size())));
+}
+
+/// Whether a call's dims, or how its rows lie, are such that no variant of the tile serves it.
+bool needs_the_plain_kernel(const Problem& p) {
+  const auto lies_well = [](const void* data, const Strides& strides, std::int64_t element, std::uintptr_t bytes) {
+    const auto whole = [&](std::int64_t stride) { return stride * element % static_cast<std::int64_t>(bytes) == 0; };
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && whole(strides.sequence) && whole(strides.head) &&
+           whole(strides.token);
+  };
+  const bool wide_elements = p.k.dtype == DType::kFloat16 || p.k.dtype == DType::kBFloat16;
+  const bool dims = p.head_dim % 8 == 0 && p.head_dim <= 256 && (p.value_dim == 0 || p.value_dim == p.head_dim);
+  const bool side_by_side = p.q.strides.dim == 1 && p.k.strides.dim == 1 && p.v.strides.dim == 1 && p.o.strides.dim == 1;
+  const bool rows = lies_well(p.q.data, p.q.strides, 2, 4) &&
+                    (!wide_elements || (lies_well(p.k.data, p.k.strides, 2, 16) && lies_well(p.v.data, p.v.strides, 2, 16))) &&
+                    (p.append.rotary_dim == 0 || lies_well(p.o.data, p.o.strides, 2, 4));
+  return !(dims && side_by_side && rows);
+}
+
+/// Changes one thing of a call so that only the plain kernel serves it, or nothing.
+void make_plain(Problem& p, std::uint64_t& key) {
+  const auto moved = [](const void* data, std::ptrdiff_t bytes) {
+    return static_cast<const void*>(static_cast<const std::byte*>(data) + bytes);
+  };
+  switch (support::pick(++key, 12)) {
+    case 0: p.head_dim = one_of(key, {1, 59, 111, 257}); break;
+    case 1: p.head_dim = one_of(key, {264, 512, kMaxHeadDim}); break;
+    case 2: p.value_dim = one_of(key, {1, 8, 300, kMaxHeadDim}); break;
+    case 3: p.q.strides.dim = 2; break;
+    case 4: p.k.strides.dim = 2; break;
+    case 5: p.v.strides.dim = -1; break;
+    case 6: p.o.strides.dim = 3; break;
+    case 7: p.q.data = moved(p.q.data, 2); break;
+    case 8: p.k.data = moved(p.k.data, bytes_of(p.k.dtype)); break;
+    case 9: p.v.strides.token += 1; break;
+    case 10: p.k.strides.sequence += 4; break;
+    default: break;
+  }
 }
 
 /// Anything a caller may ask, much of it refused.
@@ -229,14 +268,16 @@ Asked random_call(std::uint64_t& key) {
   o.workers = static_cast<std::int32_t>(one_of(key, {std::int64_t{0}, std::int64_t{0}, 1 + support::pick(++key, 1100)}));
   o.dependent_launch = one_of(key, {false, false, false, true});
   o.check_workspace = one_of(key, {false, false, false, true});
+  if (one_of(key, {false, false, false, true})) make_plain(p, key);
   return asked;
 }
 
 /// R17, R30: what workspace_size() says is enough for every launch of the call, and what supports() refuses, decode() refuses
-/// alike.
+/// alike. The plain kernel serves what no variant does, and nothing else; a workspace asked for when rows lay otherwise does too.
 TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
   std::uint64_t key = 1;
   int served = 0;
+  int plain = 0;
   int refused = 0;
   for (int i = 0; i < 20'000; ++i) {
     const FakeDevice device = one_of(key, {kDevices[0], kDevices[1], kDevices[2], kDevices[3], kDevices[4]});
@@ -257,10 +298,13 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
       ASSERT_LE(launch.state_bytes, static_cast<std::int64_t>(workspace.state_bytes)) << i << ": " << launch.kernel;
       ASSERT_LE(launch.scratch_bytes, static_cast<std::int64_t>(workspace.scratch_bytes)) << i << ": " << launch.kernel;
       ASSERT_LE(launch.shared_bytes, static_cast<std::size_t>(device.shared_bytes)) << i << ": " << launch.kernel;
+      ASSERT_EQ(launch.plain(), launch.decodes() && needs_the_plain_kernel(asked.problem)) << i << ": " << launch.kernel;
     }
+    plain += needs_the_plain_kernel(asked.problem) ? 1 : 0;
     ++served;
   }
   EXPECT_GT(served, 8'000);
+  EXPECT_GT(plain, 1'000);
   EXPECT_GT(refused, 2'000);
 }
 

@@ -78,6 +78,7 @@ inline std::vector<Asked> asked_calls() {
     p.q_tokens = 100, p.total_q_tokens = 150, p.scores.causal = true;
     p.cu_q_tokens = static_cast<const std::int32_t*>(address(7));
   });
+  add("the plain kernel", {.head_dim = 59}, nullptr);
   add("new tokens, turned", {}, [](Problem& p, Options&) {
     p.append.k = {.data = address(8), .dtype = p.q.dtype, .strides = {.sequence = 256, .head = 128, .token = 256}};
     p.append.v = p.append.k;

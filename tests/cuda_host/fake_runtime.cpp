@@ -116,7 +116,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     call.dependent |= attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization;
     call.cooperative |= attribute.id == cudaLaunchAttributeCooperative;
   }
-  if (call.kernel.find("decode_kernel") != std::string_view::npos) {
+  if (call.decodes()) {
     const auto& asked = *static_cast<const lean::cuda::DeviceCall*>(arguments[0]);
     call.state_bytes = asked.fixup.slots.layout.state_bytes();
     call.scratch_bytes = asked.fixup.slots.layout.scratch_bytes();

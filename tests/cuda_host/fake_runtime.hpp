@@ -24,19 +24,21 @@ struct FakeDevice {
 
 struct Call {
   std::string_view name{};  // these outlive the call
-  // Of a launch.
+  // What a launch was told.
   std::string_view kernel{};
   unsigned grid = 0;
   unsigned threads = 0;
   std::size_t shared_bytes = 0;
   bool dependent = false;
   bool cooperative = false;
-  std::int64_t state_bytes = 0;  // what a launch of decode_kernel may touch of its workspace
+  std::int64_t state_bytes = 0;  // what a launch that decodes may touch of its workspace
   std::int64_t scratch_bytes = 0;
   bool short_line = false;  // as it is told
   bool may_be_even = false;
 
   [[nodiscard]] bool launch() const { return !kernel.empty(); }
+  [[nodiscard]] bool plain() const { return kernel.find("plain_kernel") != std::string_view::npos; }
+  [[nodiscard]] bool decodes() const { return plain() || kernel.find("decode_kernel") != std::string_view::npos; }
   bool operator==(const Call&) const = default;
 };
 

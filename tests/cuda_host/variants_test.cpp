@@ -116,7 +116,7 @@ TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
   EXPECT_GT(kernels.size(), 40U) << "the sweep takes few variants";
 }
 
-/// Of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.
+/// Tokens of a tile of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.
 int tile_tokens_of(const Problem& problem, const Options& options) {
   const std::size_t bytes = explain_schedule(problem, options, ScheduleFormat::kJson, nullptr, 0);
   std::string text(bytes, ' ');

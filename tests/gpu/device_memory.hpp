@@ -123,8 +123,8 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-/// Words of host memory that kernels see while they run: `stop` is for them, `started` from each of their CTAs, a word each, since not
-/// every host lets a GPU count in its memory.
+/// Words of host memory that kernels see while they run: `stop` is for them, `started` from each of their CTAs, a word each,
+/// since not every host lets a GPU count in its memory.
 class Signals {
  public:
   static constexpr std::int32_t kMaxCtas = 1024;

@@ -33,11 +33,9 @@ TEST(Errors, R30_ARefusedCallWritesNothingAndTheNextOneWorks) {
     EXPECT_EQ(call.output_bytes(stream.get()), poison);
   };
   refuse([](Problem& p, Options&) { p.q.dtype = p.k.dtype = p.v.dtype = p.o.dtype = DType::kFloat32; });
-  refuse([](Problem& p, Options&) { p.head_dim = 60; });
-  refuse([](Problem& p, Options&) { p.value_dim = 32; });
-  refuse([](Problem& p, Options&) { p.k.strides.token += 4; });
-  refuse([](Problem& p, Options&) { p.k.data = static_cast<const std::byte*>(p.k.data) + 8; });
-  refuse([](Problem& p, Options&) { p.q.strides.dim = 2; });
+  refuse([](Problem& p, Options&) { p.head_dim = kMaxHeadDim + 1; });
+  refuse([](Problem& p, Options&) { p.value_dim = kMaxHeadDim + 1; });
+  refuse([](Problem& p, Options&) { p.k.data = static_cast<const std::byte*>(p.k.data) + 1; });
   refuse([](Problem& p, Options&) { p.append.k = p.k; });
   refuse([](Problem&, Options& o) { o.workers = 5000; });
   refuse([](Problem&, Options& o) { o.fixup = Fixup::kHostBlock, o.workers = multiprocessors() + 1; });

@@ -22,7 +22,7 @@ const std::int32_t* of(const Problem& p, Array array) {
   return nullptr;
 }
 
-/// The same wrong value on the host, for the oracle, and on the device.
+/// Puts one wrong value on the host, for the oracle, and on the device.
 void put(DeviceRun& call, Array array, int index, std::int32_t value) {
   const_cast<std::int32_t*>(of(call.built().problem(), array))[index] = value;
   call.built().remember();

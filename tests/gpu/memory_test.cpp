@@ -16,13 +16,13 @@ namespace {
 using support::full_or_reduced;
 using support::KvType;
 
-/// What racecheck rightly sees and nobody minds: warps of other rows that have the same tokens clear V behind the last one, zeros over
-/// zeros; and of heads smaller than the variant's a row's rest is read, which lies in the next row, and selected away. So it gets whole
-/// tiles and whole heads.
+/// What racecheck rightly sees and nobody minds: warps of other rows that have the same tokens clear V behind the last one, zeros
+/// over zeros; and of heads smaller than the variant's a row's rest is read, which lies in the next row, and selected away. So it
+/// gets whole tiles and whole heads.
 bool whole_tiles_only() { return std::getenv("LEAN_TEST_WHOLE_TILES") != nullptr; }
 
-/// Tokens end to end and with gaps, which tensor copies (TMA) take in boxes where it can (fp8 rows with gaps begin anywhere); pages that hold
-/// no box, so that threads copy everything.
+/// Tokens end to end and with gaps, which tensor copies (TMA) take in boxes where it can (fp8 rows with gaps begin anywhere);
+/// pages that hold no box, so that threads copy everything.
 enum class Rows : std::int32_t { kEndToEnd, kWithGaps, kShortPages };
 
 /// One case a kernel variant: type, head dimension, rows of a kv head.

@@ -46,7 +46,7 @@ TEST(Schedule, R42_AMillionArrivalsGiveTheSameBits) {
   }
 }
 
-/// The same through lean's slots, where hosts and peers of neighbouring outputs meet in one worker.
+/// Tiny problems through lean's slots, where hosts and peers of neighbouring outputs meet in one worker.
 TEST(Schedule, R42_TinyProblemsAgainAndAgain) {
   const Stream stream;
   Case c{.q_heads = 2, .kv_heads = 1, .head_dim = 8, .lens = {700, 1, 900, 130, 64}, .k_layout = "bhsd", .workers = 23};

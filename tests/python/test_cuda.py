@@ -208,7 +208,7 @@ def test_r50_misuse_names_the_argument(name, error, arguments):
 
 def test_r50_keys_on_the_host():
     q, k, v = tensors()
-    with pytest.raises(ValueError, match="^k: must be on the device of q"):
+    with pytest.raises(ValueError, match="^k: is on the CPU: must be on the device of q"):
         decode(q, k.cpu(), v)
 
 

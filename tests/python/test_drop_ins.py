@@ -40,6 +40,19 @@ def test_sdpa_decode_is_ours(enabled, counted):
 
 
 @needs_hook
+@pytest.mark.parametrize("door", ["hook", "compiled", "function"])
+def test_sdpa_a_scale_of_zero_is_the_mean_of_the_values(enabled, counted, door):
+    q, k, v = tensors()
+    call = sdpa.scaled_dot_product_attention if door == "function" else enabled
+    if door == "compiled":
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        out = call(q, k, v, enable_gqa=True, scale=0.0)
+    assert len(counted) == 1
+    torch.testing.assert_close(out, v.mean(2, keepdim=True).repeat_interleave(3, 1))
+
+
+@needs_hook
 def test_sdpa_compiles(enabled):
     q, k, v = tensors()
     with torch.no_grad():

@@ -11,6 +11,8 @@ import sys
 import pytest
 from conftest import has
 
+import lean_attention
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 NEEDS = {
@@ -20,6 +22,7 @@ NEEDS = {
     "flashinfer_decode": "torch",
     "sdpa": "torch",
     "jax_decode": "jax",
+    "onnx_runtime": "onnxruntime",
 }
 TIMEOUT_S = 300
 
@@ -30,6 +33,8 @@ def test_example(example):
         pytest.importorskip(NEEDS[example])
     if example == "flashinfer_decode" and not has("pages"):
         pytest.skip("not in this build: pages")
+    if example == "onnx_runtime" and not (pathlib.Path(lean_attention.__file__).parent / "liblean_attention_ort.so").exists():
+        pytest.skip("not in this build: operators for ONNX Runtime")
     if example == "generate":
         pytest.importorskip("transformers", minversion="4.57")
     done = subprocess.run(

@@ -182,12 +182,16 @@ def test_flash_attn_packed_new_tokens(rotary):
 
 
 @needs("pages")
-def test_flash_attn_cache_batch_idx_with_a_table():
+@pytest.mark.parametrize("lengths", [None, [11, 48]])
+def test_flash_attn_cache_batch_idx_with_a_table(lengths):
+    """Without lengths all of a row counts: of the table, as of a cache without one."""
     q, k, v = tensors(batch=3, kv_tokens=48)
     pool_k, pool_v, table = paged(k, v, 6)
-    rows = torch.tensor([2, 0])
-    out = flash_attn_with_kvcache(q[:2].transpose(1, 2), pool_k, pool_v, cache_batch_idx=rows, page_table=table)
-    attention(q[:2], k[rows], v[rows]).check(out.transpose(1, 2))
+    rows, given = torch.tensor([2, 0]), dict(cache_seqlens=None if lengths is None else torch.tensor(lengths, dtype=torch.int32))
+    out = flash_attn_with_kvcache(q[:2].transpose(1, 2), pool_k, pool_v, cache_batch_idx=rows, page_table=table, **given)
+    attention(q[:2], k[rows], v[rows], seqlens=lengths).check(out.transpose(1, 2))
+    out = flash_attn_with_kvcache(q[:2].transpose(1, 2), pool_k, pool_v, block_table=table[rows], **given)
+    attention(q[:2], k[rows], v[rows], seqlens=lengths).check(out.transpose(1, 2))
 
 
 @needs("alibi")

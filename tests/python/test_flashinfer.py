@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers over a paged cache, its functions for one sequence, its states."""
+"""FlashInfer's wrappers of batches, its functions for one sequence, its states."""
 
 import functools
 import math
@@ -12,8 +12,9 @@ from oracle import attention  # noqa: E402
 from pages import csr, paged, tensors  # noqa: E402
 
 from lean_attention.compat.flashinfer import (  # noqa: E402
-    BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
-    fast_decode_plan, merge_state, merge_state_in_place, merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
+    BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper, MultiLevelCascadeAttentionWrapper, fast_decode_plan, merge_state,
+    merge_state_in_place, merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
 )  # fmt: skip
 
 
@@ -168,6 +169,78 @@ def test_flashinfer_prefill(mode):
         torch.testing.assert_close(ours, torch.from_numpy(expected.out).float(), rtol=0, atol=2e-5)
     with pytest.raises(NotImplementedError, match="^custom_mask: "):
         wrapper.plan(indptr, *csr(table, lengths, page), 6, 2, 40, page, custom_mask=torch.ones(9))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("mode", ["NONE", "ROPE_LLAMA"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_flashinfer_ragged_prefill(layout, mode, causal, graph):
+    q, k, v = tensors(batch=3, q_tokens=4, kv_tokens=48)
+    buffers = [torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)] if graph else []
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(None, layout, graph, *buffers)
+    for counts, lengths in (([1, 4, 2], [48, 13, 7]), ([4, 1, 3], [9, 0, 48])):
+        queries, keys = ([0, *torch.tensor(x).cumsum(0).tolist()] for x in (counts, lengths))
+        rows = torch.cat([q[b, :, :count].transpose(0, 1) for b, count in enumerate(counts)])
+        packed = [torch.cat([x[b, :, :length] for b, length in enumerate(lengths)], 1) for x in (k, v)]
+        packed = [x.transpose(0, 1) if layout == "NHD" else x for x in packed]
+        indptr = [torch.tensor(x, dtype=torch.int32) for x in (queries, keys)]
+        wrapper.plan(*indptr, 6, 2, 40, 40, causal=causal, pos_encoding_mode=mode, logits_soft_cap=3.0, sm_scale=0.2)
+        out, lse = wrapper.run(rows, *packed, return_lse=True, out=torch.empty_like(rows))
+        for b, (count, length) in enumerate(zip(counts, lengths)):
+            one, part = slice(b, b + 1), slice(*queries[b : b + 2])
+            mine, others = q[one, :, :count], k[one]
+            if mode == "ROPE_LLAMA":
+                mine, others = llama(mine, length - count + torch.arange(count)), llama(others, torch.arange(48))
+            expected = attention(mine, others, v[one], seqlens=[length], causal=causal, softcap=3.0, scale=0.2)
+            ours = out[part].transpose(0, 1)[None]
+            if mode == "NONE":
+                expected.check(ours, lse[part].t()[None] / math.log2(math.e))
+            torch.testing.assert_close(ours, torch.from_numpy(expected.out).float(), rtol=0, atol=2e-5)
+    with pytest.raises(ValueError, match=r"^q, k: \(query heads, kv heads, head dim\) = \(6, 2, 40\): plan\(\) was told \(6, 3, 40\)"):
+        wrapper.plan(*indptr, 6, 3, 40)
+        wrapper.run(rows, *packed)
+    for name in ("custom_mask", "v_indptr", "prefix_len_ptr"):
+        with pytest.raises(NotImplementedError, match=f"^{name}: "):
+            wrapper.plan(*indptr, 6, 2, 40, **{name: torch.ones(9)})
+
+
+@needs("pages")
+@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("graph", [False, True])
+def test_flashinfer_levels_are_the_keys_of_all_of_them(levels, graph):
+    """Level 0: keys of all four requests; 1: of two each; 2: of one, causal. Every level in pages of one pool."""
+    page, of_level = 4, [[20], [6, 0], [9, 3, 12, 5]]
+    if levels < 3:
+        of_level = of_level[3 - levels :]
+    counts = [2, 1, 3, 1]
+    q, k, v = tensors(batch=sum(map(len, of_level)), q_tokens=3, kv_tokens=20)
+    pool_k, pool_v, table = paged(k, v, page)
+    rows = torch.cat([q[b, :, :count].transpose(0, 1) for b, count in enumerate(counts)])
+    ends = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    tables, first = [], 0
+    for lengths in of_level:
+        own = slice(first, first + len(lengths))
+        queries = torch.tensor(ends[:: 4 // len(lengths)], dtype=torch.int32)
+        tables.append((queries, *csr(table[own], lengths, page)))
+        first += len(lengths)
+    tables = list(zip(*tables))
+    buffers = [[torch.zeros_like(x) for x in of_kind] for of_kind in tables] if graph else []
+    wrapper = MultiLevelCascadeAttentionWrapper(levels, None, "NHD", graph, *buffers)
+    wrapper.plan(*tables, 6, 2, 40, page, causal=True, sm_scale=0.2)
+    out = wrapper.run(rows, (pool_k, pool_v))
+    for b, count in enumerate(counts):
+        parts, first = [], 0
+        for lengths in of_level:
+            group = b * len(lengths) // 4
+            parts.append((first + group, lengths[group]))
+            first += len(lengths)
+        own_k, own_v = (torch.cat([x[at, :, :length] for at, length in parts], 1)[None] for x in (k, v))
+        expected = attention(q[b : b + 1, :, :count], own_k, own_v, causal=True, scale=0.2)
+        ours = out[ends[b] : ends[b + 1]].transpose(0, 1)[None]
+        torch.testing.assert_close(ours, torch.from_numpy(expected.out).float(), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=f"^paged_kv_indptr_arr: 0 entries: num_levels = {levels}"):
+        wrapper.plan(tables[0], [], *tables[2:], 6, 2, 40, page)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

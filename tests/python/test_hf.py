@@ -338,6 +338,37 @@ def test_tangents_go_to_pytorchs_attention():
         torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, torch.ones(2, 1, 4, 16))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_wrong_lengths_are_not_handed_to_another_kernel(grad):
+    """What the library does not do at all is; a value that is wrong is nobody's to compute."""
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    mask = _hf_masks.KeyRanges(*torch.tensor([[0, 0], [9, 500]], dtype=torch.int32), 0, 1, 9)
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^seqlens\[1\] = 500: allowed 0 to 9"):
+                attention_forward(torch.nn.Module(), q, k, v, mask)
+        for wide in (torch.float64, torch.float32):
+            one = k[:1].to(wide), v[:1].to(wide)  # PyTorch's attention broadcasts a batch of one
+            out, _ = attention_forward(torch.nn.Module(), q.to(wide), *one, None)
+            expected = torch.nn.functional.scaled_dot_product_attention(q.to(wide), *one)
+            torch.testing.assert_close(out.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_mask_of_integers_with_four_axes_is_refused(name, dtype, tokens):
+    """Eager attention adds its ones to the scores."""
+    model = model_of(name, "lean_attention")
+    ids = torch.arange(3, 3 + tokens)[None]
+    mask = torch.ones(1, 1, tokens, tokens, dtype=dtype).tril()
+    with torch.no_grad():
+        with pytest.raises(TypeError, match=f"^attention_mask: {dtype}: .* boolean .* additive"):
+            model(ids, attention_mask=mask)
+        expected = model_of(name, "eager")(ids, attention_mask=torch.where(mask > 0, 0.0, -torch.inf)).logits
+        torch.testing.assert_close(model(ids, attention_mask=mask.bool()).logits, expected)
+
+
 def test_a_full_static_cache_says_so():
     model = model_of("llama", "lean_attention")
     ids = torch.arange(3, 13)[None]

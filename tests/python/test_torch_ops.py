@@ -214,6 +214,26 @@ def test_r50_tangents_are_not_lost(call, which):
             call(*inputs)
 
 
+@pytest.mark.parametrize("which", ["sinks", "mask", "alibi_slopes", "append_k"])
+@pytest.mark.parametrize("call", [decode, OPS.decode_append], ids=["decode", "op"])
+def test_r50_tangents_beside_q_k_v_are_not_lost(call, which):
+    from torch.autograd import forward_ad
+
+    q, k, v = tensors()
+    lengths = torch.tensor([37, 9], dtype=torch.int32)
+    others = dict(
+        sinks=torch.ones(6), mask=torch.zeros(2, 6, 1, 37), alibi_slopes=torch.ones(6), append_k=torch.ones(2, 2, 1, 40),
+        append_v=torch.ones(2, 2, 1, 40),
+    )  # fmt: skip
+    with forward_ad.dual_level(), torch.no_grad():
+        assert call(q, k, v, seqlens=lengths, **others) is not None
+        before = k.clone()
+        others[which] = forward_ad.make_dual(others[which], torch.ones_like(others[which]))
+        with pytest.raises(NotImplementedError, match="^lean_attention: a dual tensor"):
+            call(q, k, v, seqlens=lengths, **others)
+    assert torch.equal(k, before)
+
+
 # --- the first call of a process is inside a compiled graph ----------------------------------------------------------
 
 FIRST_CALLS = {

@@ -1,8 +1,7 @@
-// Inputs that cannot hide an error: scores with a peak at a random place in every short run of tokens, maxima that rise
-// or fall along the line, V whose tiles carry a signature, equal scores over equal values, where every rounding of a sum goes the same
-// way, and data with an exact answer. An element depends on its
-// key (sequence identity, head, token, dim, seed) alone. Query tokens are keyed by their distance from the last one,
-// so that a token keeps its data whatever n_q is.
+// Inputs that cannot hide an error: scores with a peak at a random place in every short run of tokens, maxima that rise or fall
+// along the line, V whose tiles carry a signature, equal scores over equal values, where every rounding of a sum goes the same
+// way, and data with an exact answer. An element depends on its key (sequence identity, head, token, dim, seed) alone. Query
+// tokens are keyed by their distance from the last one, so that a token keeps its data whatever n_q is.
 #pragma once
 
 #include <algorithm>

@@ -11,6 +11,7 @@
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/cuda/kernel_rows.hpp"
+#include "backends/cuda/plain.hpp"
 #include "backends/reference/load.hpp"
 #include "base/kv_type.hpp"
 #include "problem/address.hpp"
@@ -61,6 +62,11 @@ constexpr std::int32_t kWarpsOfWorker = 8;
 
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
   const tile::Tiling tiling = backend_of(Backend::kCuda)->tiling_of(problem, resolve(options));
+  if (cuda::is_plain(tiling.config)) {
+    return {.tile_tokens = cuda::kPlainRoundTokens,
+            .tile_depth = cuda::kPlainRunRoundings,
+            .tile_roundings = cuda::kPlainRoundRoundings};
+  }
   const DType weights = kv_type_of(problem.v.dtype).product;
   return {.p_roundoff = reference::unit_roundoff(weights),
           .p_is_half = weights == DType::kFloat16,

@@ -22,7 +22,7 @@ namespace lean::support {
 
 /// Whether the target computes this. Only a GPU may decline, and only as unsupported; run() fails on any other refusal.
 [[nodiscard]] bool served(const TestProblem& built, const Options& options);
-/// The same for a case; declining is not counted.
+/// Whether the target serves a case; declining is not counted.
 [[nodiscard]] bool target_serves(const Case& c);
 
 /// Calls that run() made, and those that served() declined.

@@ -17,7 +17,8 @@ namespace lean::support {
 [[nodiscard]] Backend target();
 [[nodiscard]] inline bool on_cuda() { return target() == Backend::kCuda; }
 
-/// Head dimensions whose tiles, and with them the order of sums, are the same in every call: on a GPU a decode step of d 64 has larger ones.
+/// Head dimensions whose tiles, and with them the order of sums, are the same in every call: on a GPU a decode step of d 64 has
+/// larger ones.
 [[nodiscard]] inline std::span<const std::int32_t> dims_of_equal_tiles() {
   static constexpr std::int32_t kDims[] = {128, 64};
   return {kDims, on_cuda() ? std::size_t{1} : std::size(kDims)};

@@ -104,7 +104,7 @@ class TestProblem {
 
   /// The bytes of every row that exists, o then lse, row by row: equal exactly when results are bit-identical.
   [[nodiscard]] std::vector<std::uint8_t> output_bits() const;
-  /// The same for one sequence.
+  /// The output's bits of one sequence.
   [[nodiscard]] std::vector<std::uint8_t> output_bits(std::int64_t sequence) const;
 
  private:

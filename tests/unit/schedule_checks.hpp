@@ -118,8 +118,8 @@ class Checker {
     return make_plan(line_.sums(), policy, case_.model, case_.shape.tile_tokens, grid);
   }
 
-  /// What is wrong with the schedule of `policy` on `grid` workers: empty when every tile of every output is owned exactly
-  /// once, neighbours agree, contributors and slots are as segments.hpp says, slots fit the workspace, and workers beyond the plan have
+  /// What is wrong with the schedule of `policy` on `grid` workers: empty when every tile of every output is owned exactly once,
+  /// neighbours agree, contributors and slots are as segments.hpp says, slots fit the workspace, and workers beyond the plan have
   /// nothing.
   [[nodiscard]] std::string fault(const Policy& policy, std::int32_t grid) {
     const Plan plan = this->plan(policy, grid);
@@ -129,7 +129,7 @@ class Checker {
     return {};
   }
 
-  // Of the last fault() call, by worker of the plan.
+  // What the last fault() call counted, by worker of the plan.
   [[nodiscard]] const std::vector<std::int64_t>& worker_tiles() const { return worker_tiles_; }
   [[nodiscard]] const std::vector<std::int64_t>& worker_cost() const { return worker_cost_; }
   [[nodiscard]] const std::vector<std::int64_t>& worker_segments() const { return worker_segments_; }
@@ -304,8 +304,8 @@ class Checker {
   return models;
 }
 
-/// A batch of decode steps, drafts and prefill chunks. `same_costs`: as many tiles for each as make its outputs cost the same, where
-/// tiles of its rows can: 8 tiles of 8 rows cost the CPU as much as 2 of 32.
+/// A batch of decode steps, drafts and prefill chunks. `same_costs`: as many tiles for each as make its outputs cost the same,
+/// where tiles of its rows can: 8 tiles of 8 rows cost the CPU as much as 2 of 32.
 [[nodiscard]] inline Case mixed_case(support::Stream& random, const CostModel& model, bool same_costs) {
   Case c{.works = {}, .shape = {.kv_heads = static_cast<std::int32_t>(random.between(1, 3))}, .model = model};
   c.shape.group = static_cast<std::int32_t>(random.one_of({1, 3, 4, 8}));

@@ -1,5 +1,5 @@
-// The schedule's first promise for batches that mix decode steps, drafts and prefill chunks, whose tiles cost more the more rows they
-// carry: under every cost model that a backend computes with, every policy, and up to twice as many workers as tiles.
+// The schedule's first promise for batches that mix decode steps, drafts and prefill chunks, whose tiles cost more the more rows
+// they carry: under every cost model that a backend computes with, every policy, and up to twice as many workers as tiles.
 #include <gtest/gtest.h>
 
 #include "backends/cpu/cpu_backend.hpp"

@@ -32,6 +32,8 @@ PLAN_REFUSED = {
     "token_pos_in_items_len": _NO_ITEMS,
     "max_item_len_ptr": _NO_ITEMS,
     "window_right": "keys after a query's own are seen by non-causal calls alone",
+    "v_indptr": "values lie as keys do",
+    "o_indptr": "results lie as queries do",
 }
 
 
@@ -56,6 +58,11 @@ def queries_of(q: torch.Tensor, o_data_type: Any) -> torch.Tensor:
     if wanted is not None and wanted != q.dtype:
         raise NotImplementedError(f"o_data_type = {o_data_type}: results have q's type, {q.dtype}")
     return q
+
+
+def refuse_gains(pos_encoding_mode: str, causal: bool) -> None:
+    if pos_encoding_mode == "ALIBI" and not causal:
+        raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
 
 
 class Scales:

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers over a paged cache and its functions for one sequence.
+"""FlashInfer's wrappers of batches and its functions for one sequence.
 
 There plan() computes a schedule on the host; here it keeps its arguments and waits for nothing.
 """
@@ -10,15 +10,20 @@ from typing import Any, Optional
 import torch
 
 from lean_attention._decode import decode
-from lean_attention.compat._flashinfer_pages import PagedCache, PagedWrapper, Plan
-from lean_attention.compat._flashinfer_rules import LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of
+from lean_attention.compat._flashinfer_prefill import (
+    BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, MultiLevelCascadeAttentionWrapper,
+)  # fmt: skip
+from lean_attention.compat._flashinfer_rules import (
+    LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of, refuse_gains,
+)  # fmt: skip
 from lean_attention.compat._flashinfer_states import merge_state, merge_state_in_place, merge_states
+from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan
 from lean_attention.compat._torch_pieces import refuse
 
 __all__ = [
-    "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
-    "fast_decode_plan", "merge_state", "merge_state_in_place", "merge_states", "single_decode_with_kv_cache",
-    "single_prefill_with_kv_cache",
+    "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "fast_decode_plan", "merge_state",
+    "merge_state_in_place", "merge_states", "single_decode_with_kv_cache", "single_prefill_with_kv_cache",
 ]  # fmt: skip
 
 
@@ -90,8 +95,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Args:
             indptr, indices, last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of each request.
             num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of run().
-            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the request's keys
-                and values, turned, for the cache holds keys as they came. Keys turned when they are appended cost nothing.
+            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the
+                request's keys and values, turned, for the cache holds keys as they came. Keys turned when they are
+                appended cost nothing.
             window_left, logits_soft_cap, sm_scale: as there.
             q_len_per_req: query tokens of each request, the last of its sequence; several see each other causally.
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
@@ -108,7 +114,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         if self._use_cuda_graph and self._plan is not None and q_len_per_req != self._q_len:
             raise ValueError(f"q_len_per_req = {q_len_per_req}: the first plan of this graph's wrapper had {self._q_len}")
         self._keep(indptr=indptr, indices=indices, last_page_len=last_page_len)
-        self._keep_lengths(page_size)
+        self._keep_pages(page_size)
         self._q_len = q_len_per_req
         self._plan = Plan(
             (num_qo_heads, num_kv_heads, head_dim, page_size), head_dim**-0.5 if sm_scale is None else sm_scale,
@@ -183,95 +189,6 @@ def fast_decode_plan(wrapper: BatchDecodeWithPagedKVCacheWrapper, *args: Any, **
     type(wrapper).plan(wrapper, *args, **kwargs)
 
 
-class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
-    """Packed queries of each request, the last of its sequence, over a paged cache: prefill, chunks of it, and decode together.
-
-    Arguments as BatchDecodeWithPagedKVCacheWrapper. custom_mask_buf, mask_indptr_buf, jit_args: refused.
-    """
-
-    def __init__(
-        self,
-        float_workspace_buffer: Optional[torch.Tensor] = None,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        qo_indptr_buf: Optional[torch.Tensor] = None,
-        paged_kv_indptr_buf: Optional[torch.Tensor] = None,
-        paged_kv_indices_buf: Optional[torch.Tensor] = None,
-        paged_kv_last_page_len_buf: Optional[torch.Tensor] = None,
-        custom_mask_buf: Optional[torch.Tensor] = None,
-        mask_indptr_buf: Optional[torch.Tensor] = None,
-        backend: str = "auto",
-        jit_args: Optional[list] = None,
-        jit_kwargs: Optional[dict] = None,
-    ) -> None:
-        if custom_mask_buf is not None or mask_indptr_buf is not None:
-            raise NotImplementedError("custom_mask_buf, mask_indptr_buf: a mask of each request needs decode(mask=)")
-        buffers = dict(
-            paged_kv_indptr_buf=paged_kv_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf,
-            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf, qo_indptr_buf=qo_indptr_buf,
-        )  # fmt: skip
-        super().__init__(kv_layout, use_cuda_graph, jit_args, buffers)
-
-    def plan(
-        self,
-        qo_indptr: torch.Tensor,
-        paged_kv_indptr: torch.Tensor,
-        paged_kv_indices: torch.Tensor,
-        paged_kv_last_page_len: torch.Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        head_dim_vo: Optional[int] = None,
-        custom_mask: Optional[torch.Tensor] = None,
-        packed_custom_mask: Optional[torch.Tensor] = None,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        sm_scale: Optional[float] = None,
-        window_left: int = -1,
-        logits_soft_cap: Optional[float] = None,
-        rope_scale: Optional[float] = None,
-        rope_theta: Optional[float] = None,
-        *,
-        o_data_type: Any = None,
-        fixed_split_size: Optional[int] = None,
-        disable_split_kv: bool = False,
-        **others: Any,
-    ) -> None:
-        """As BatchDecodeWithPagedKVCacheWrapper.plan(), with qo_indptr ``[B + 1]``: where each request's queries begin.
-
-        Raises:
-            NotImplementedError: custom masks and what else is not here, by its name.
-        """
-        self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
-        if pos_encoding_mode == "ALIBI" and not causal:
-            raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
-        tables = dict(indptr=paged_kv_indptr, indices=paged_kv_indices, last_page_len=paged_kv_last_page_len)
-        self._keep(**tables, qo_indptr=qo_indptr)
-        self._keep_lengths(page_size)
-        self._plan = Plan(
-            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
-            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
-            o_data_type, self._options(page_size, fixed_split_size, disable_split_kv),
-        )  # fmt: skip
-
-    begin_forward = plan
-
-    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
-        """q ``[qo_indptr[B], Hq, d]``; the rest as BatchDecodeWithPagedKVCacheWrapper.run()."""
-        if self._plan is None:
-            raise RuntimeError("run(): call plan() first")
-        return self._attend(q, paged_kv_cache, self._kept["qo_indptr"], args, **arguments)
-
-    forward = run
-
-    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
-        return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
-
-    forward_return_lse = run_return_lse
-
-
 def single_decode_with_kv_cache(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str = "NHD", pos_encoding_mode: str = "NONE",
     use_tensor_cores: bool = False, q_scale: ScaleLike = None, k_scale: ScaleLike = None, v_scale: ScaleLike = None,
@@ -307,8 +224,7 @@ def single_prefill_with_kv_cache(
     layout = check_layout(kv_layout)
     k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
     encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
-    if pos_encoding_mode == "ALIBI" and q.shape[0] > 1 and not causal:
-        raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
+    refuse_gains(pos_encoding_mode, causal or q.shape[0] == 1)
     if encoding.turns:
         positions = torch.arange(k.shape[0], device=q.device)
         q = encoding.turned(q, torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0]))

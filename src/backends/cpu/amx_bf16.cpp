@@ -1,12 +1,12 @@
 // LeanTile on AMX: bf16 scores and accumulate by tdpbf16ps, which multiplies 16 rows by 16 columns, 32 bf16 deep. The rest of the
 // table is AVX-512's, and so are heads whose dims are not whole vectors of 32. Intrinsics, in this one file, with its own check.
 //
-// Scores are the product of K, as it lies in memory, with the queries turned into word pairs once a tile; the sums come out token
-// by token and are turned into rows. O = P V wants pairs of tokens: V's rows are interleaved on the way into a small buffer, and O
+// Scores are the product of K, as it lies in memory, with the queries laid out as word pairs once a tile; the sums come out token
+// by token and are transposed. O = P V wants pairs of tokens: V's rows are interleaved on the way into a small buffer, and O
 // keeps the order that this leaves until restore_values().
 //
-// Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum of a tile; O adds tiles. P is rounded to
-// bf16 (rounds_probabilities() tells the error bound).
+// Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum of a tile; O
+// adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/unroll.hpp"
 
@@ -14,7 +14,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // likewise
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // the same report
 #endif
 #include <cpuid.h>
 #include <immintrin.h>
@@ -79,8 +79,8 @@ class Tiles {
   std::int32_t rows_ = 0;
 };
 
-/// The next array's rows, asked for in order while this tile is computed. In order, because hardware prefetchers then join in: alone,
-/// software's requests hold a line-fill buffer each for a whole memory latency.
+/// The next array's rows, asked for in order while this tile is computed. In order, because hardware prefetchers then join in:
+/// alone, software's requests hold a line-fill buffer each for a whole memory latency.
 class NextRows {
  public:
   explicit NextRows(const Prefetch& prefetch) noexcept

@@ -1,8 +1,8 @@
 // LeanTile on AVX-512-BF16: bf16 scores and accumulate by vdpbf16ps, which multiplies pairs of bf16 and adds them in fp32. The
 // rest of the table is AVX-512's. Highway 1.0 has no such target, hence intrinsics, in this one file, with its own cpuid check.
 //
-// Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree;
-// a lane of a tile's sum adds token pairs in order, O adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
+// Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree; a lane
+// of a tile's sum adds token pairs in order, O adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/unroll.hpp"
 
@@ -10,7 +10,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // likewise
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // the same report
 #endif
 #include <immintrin.h>
 

@@ -1,3 +1,4 @@
+// How a call is decided on the CPU: its tile, its workers, and what memory each of them needs.
 #include "backends/cpu/call_plan.hpp"
 
 #include "backends/cpu/executor.hpp"

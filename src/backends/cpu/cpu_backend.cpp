@@ -1,3 +1,4 @@
+// One call on the CPU: refused or planned, the workspace taken, lengths read once, workers run by the executor, their work counted.
 #include "backends/cpu/cpu_backend.hpp"
 
 #include <atomic>
@@ -113,7 +114,8 @@ Status for_each_worker(const Executor& executor, const Call& call, void (*work)(
   return {};
 }
 
-/// Every tile computed once, every output written once: what is not computed is never passed over in silence. Codes: ok, backend_error.
+/// Every tile computed once, every output written once: what is not computed is never passed over in silence. Codes: ok,
+/// backend_error.
 Status check_done(const Call& call) noexcept {
   Done sum;
   for (std::int32_t worker = 0; worker < call.plan.workers; ++worker) {

@@ -1,3 +1,4 @@
+// What both executors of the library share: whether a fork took the threads away, and how many the system still gives.
 #include "backends/cpu/executor.hpp"
 
 #include <pthread.h>

@@ -7,9 +7,9 @@
 namespace lean {
 namespace {
 
-/// The OpenMP threads of one host thread. libgomp makes a new team, with memory and threads of its own, for every region of another size:
-/// so all regions of a host thread have the size of the largest that it needed, and threads without a worker idle. And it ends the
-/// process where it cannot start a thread: so threads are tried first.
+/// The OpenMP threads of one host thread. libgomp makes a new team, with memory and threads of its own, for every region of
+/// another size: so all regions of a host thread have the size of the largest that it needed, and threads without a worker idle.
+/// And it ends the process where it cannot start a thread: so threads are tried first.
 class Team {
  public:
   [[nodiscard]] std::int32_t size_for(std::int32_t worker_count) noexcept {

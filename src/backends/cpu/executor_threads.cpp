@@ -1,5 +1,5 @@
-// default_executor() on std::thread: a pool made at first use, whose threads end at exit. One call at a time uses it; calls from several
-// host threads take turns.
+// default_executor() on std::thread: a pool made at first use, whose threads end at exit. One call at a time uses it; calls from
+// several host threads take turns.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>

@@ -1,3 +1,5 @@
+// Rows of K and V for one tile: evenly spaced where they lie so, else a table of addresses, which pages, hidden tokens and new ones
+// need; elements that are not side by side are copied.
 #include "backends/cpu/kv_tiles.hpp"
 
 #include "backends/cpu/elements.hpp"
@@ -12,7 +14,7 @@ constexpr std::int64_t kMaxRowBytes = std::int64_t{kMaxHeadDim} * sizeof(float);
 /// What hidden tokens hold.
 alignas(64) constexpr std::byte kZeroRow[kMaxRowBytes] = {};
 
-/// The same rows through a table.
+/// Gives evenly spaced rows a table of addresses.
 void spread(TokenRows& rows, const std::byte** table) noexcept {
   if (rows.table != nullptr) return;
   for (std::int32_t t = 0; t < rows.tokens; ++t) table[t] = rows.row(t);
@@ -70,9 +72,9 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
   tile.k.table = tile.tables->k;
   tile.v.table = tile.tables->v;
   std::int64_t page = tile.token / pages.page_tokens;
-  std::int64_t slot = tile.token - page * pages.page_tokens;
-  for (std::int32_t t = 0; t < tile.tokens; ++page, slot = 0) {
-    const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, t + pages.page_tokens - slot));
+  std::int64_t in_page = tile.token - page * pages.page_tokens;
+  for (std::int32_t t = 0; t < tile.tokens; ++page, in_page = 0) {
+    const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, t + pages.page_tokens - in_page));
     const bool seen = tile.token + page_end > seen_.begin;
     const std::int32_t id = seen ? page_ids_[page] : -1;
     if (!in_pool(pages, id)) {
@@ -80,8 +82,8 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
       for (; t < page_end; ++t) tile.tables->k[t] = tile.tables->v[t] = kZeroRow;
       continue;
     }
-    const std::byte* k = element(problem_.k, page_offset(problem_.k.strides, id, head_) + slot * problem_.k.strides.token);
-    const std::byte* v = element(problem_.v, page_offset(problem_.v.strides, id, head_) + slot * problem_.v.strides.token);
+    const std::byte* k = element(problem_.k, page_offset(problem_.k.strides, id, head_) + in_page * problem_.k.strides.token);
+    const std::byte* v = element(problem_.v, page_offset(problem_.v.strides, id, head_) + in_page * problem_.v.strides.token);
     for (const std::int32_t first = t; t < page_end; ++t) {
       tile.tables->k[t] = k + (t - first) * tile.k.token_stride_bytes;
       tile.tables->v[t] = v + (t - first) * tile.v.token_stride_bytes;

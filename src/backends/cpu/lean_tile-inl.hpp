@@ -1,9 +1,9 @@
-// LeanTile on a CPU, written once for all instruction sets: LeanAttention, Alg. 1, lines 14-26.
-// Included by highway_targets.cpp once per target and by scalar_target.cpp; not a header that compiles alone.
+// LeanTile on a CPU, written once for all instruction sets: LeanAttention, Alg. 1, lines 14-26. Included by highway_targets.cpp
+// once per target and by scalar_target.cpp; not a header that compiles alone.
 //
-// K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read. Register plan:
-// scores keep kRows x kTokens sums and reduce them four at a time; accumulate keeps kRows x kTokens weights and adds that many
-// tokens to each vector of the tile's sum it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
+// K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read. Register plan: scores
+// keep kRows x kTokens sums and reduce them four at a time; accumulate keeps kRows x kTokens weights and adds that many tokens to
+// each vector of the tile's sum it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
 // elements by a shift and odd ones by a mask, which is half the work of widening them.
 
 #include "backends/cpu/unroll.hpp"
@@ -219,8 +219,8 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
-/// Adds kTokens tokens to kVectors vectors of each of kRows rows of sums, which the first ones begin; load(t, value) reads the vectors of
-/// the t-th token.
+/// Adds kTokens tokens to kVectors vectors of each of kRows rows of sums, which the first ones begin; load(t, value) reads the
+/// vectors of the t-th token.
 template <int kRows, int kTokens, int kVectors, bool kFirst, typename Load>
 HWY_INLINE void add_tokens(float* out, std::int32_t stride, const Vec* weights, const Load& load) {
   const F32 f32;

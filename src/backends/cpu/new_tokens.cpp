@@ -1,3 +1,4 @@
+// New tokens of a call that appends: rotated, rounded as the cache holds them, kept in private memory and written by one worker.
 #include "backends/cpu/new_tokens.hpp"
 
 #include <functional>

@@ -43,7 +43,7 @@ class NewTokens {
   std::int32_t first_ = 0;
 };
 
-/// Turns a query row and rounds it to q's type; nothing without a rotary embedding.
+/// Rotates a query row and rounds it to q's type; nothing without a rotary embedding.
 void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept;
 
 }  // namespace lean::cpu

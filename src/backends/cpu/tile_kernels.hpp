@@ -61,7 +61,7 @@ struct TileKernels {
   void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
   void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
-  /// Turns a row's raw scores into log2-domain ones by the rule; online_softmax then takes them with scale 1.
+  /// Makes log2-domain scores of a row's raw ones by the rule; online_softmax then takes them with scale 1.
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
   void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept;
@@ -82,8 +82,8 @@ struct TileKernels {
 /// Index into the tables above.
 [[nodiscard]] constexpr int table_index(DType dtype) noexcept { return static_cast<int>(dtype); }
 
-/// The instruction set that computes a call: options.cpu_isa, or for kBest the fastest. In chunks it does not depend on n_q, as bits
-/// of a sequence must not.
+/// The instruction set that computes a call: options.cpu_isa, or for kBest the fastest. In chunks it does not depend on n_q, as
+/// bits of a sequence must not.
 [[nodiscard]] CpuIsa isa_of(const Options& options, const Problem& problem) noexcept;
 
 /// The table of an available instruction set; for kBest that of best_cpu_isa().

@@ -1,3 +1,4 @@
+// Alg. 1 on a thread: the tiles of one output, in order, into an un-scaled partial.
 #include "backends/cpu/tile_loop.hpp"
 
 #include <algorithm>

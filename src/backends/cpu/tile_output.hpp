@@ -18,7 +18,7 @@ struct TileOutput {
   std::int32_t group = 1;  // G
   Reach reach{};
 
-  /// Of row r of the block.
+  /// Which query row r of the block is.
   [[nodiscard]] PackedRow row(std::int32_t r) const noexcept { return packed_row(first_row + r, group); }
   [[nodiscard]] HeadPosition q_head(PackedRow at) const noexcept {
     return {kv_head.sequence, kv_head.head * group + at.head_in_group};

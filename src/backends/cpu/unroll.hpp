@@ -1,5 +1,6 @@
-// LEAN_UNROLL, before a loop of constant length: unrolled whole, early, so that arrays of vectors which it walks become registers. Left to
-// itself GCC 12 unrolls such loops after it has laid the arrays out in memory, and every sum goes through the stack.
+// LEAN_UNROLL, before a loop of constant length: unrolled whole, early, so that arrays of vectors which it walks become
+// registers. Left to itself GCC 12 unrolls such loops after it has laid the arrays out in memory, and every sum goes through the
+// stack.
 #pragma once
 
 #ifdef __clang__

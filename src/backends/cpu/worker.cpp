@@ -1,3 +1,5 @@
+// Alg. 2 on a thread: a worker's segments, LeanTiles into a partial, hand-over by the fix-up that was asked for, output. Stages
+// follow each other in the class as in the paper.
 #include "backends/cpu/worker.hpp"
 
 #include <atomic>
@@ -188,7 +190,7 @@ class Worker {
     write_output(memory_.partial(0));
   }
 
-  /// The same merges as merge_if_last, by one worker: bits do not depend on the mode.
+  /// All merges of merge_if_last(), by one worker: bits do not depend on the mode.
   void merge_all(const Segment& segment) noexcept {
     const fixup::Grouping grouping = grouping_for(segment);
     for (std::int32_t group = 0; group < grouping.groups; ++group) merge_group(segment, grouping, group);

@@ -15,8 +15,8 @@
 
 namespace lean::cpu {
 
-/// The lengths of a call, each read once from the caller's arrays: what another thread writes there meanwhile changes neither a share nor
-/// an address.
+/// The lengths of a call, each read once from the caller's arrays: what another thread writes there meanwhile changes neither a
+/// share nor an address.
 struct Lengths {
   const Sequence* sequences = nullptr;
 

@@ -43,7 +43,7 @@ struct WorkerMemoryLayout {
     return round_up(ceil_div(new_rows * new_row_bytes(), sizeof(float)), kLaneMultiple);
   }
   [[nodiscard]] constexpr std::int64_t bias_floats() const noexcept { return tables ? score_stride() : 0; }
-  /// Of one tile's rows, in floats.
+  /// A table of one tile's rows, in floats.
   [[nodiscard]] constexpr std::int64_t table_floats() const noexcept {
     return tables ? round_up(config.tile_tokens, kLaneMultiple) * static_cast<std::int64_t>(sizeof(void*) / sizeof(float)) : 0;
   }
@@ -59,7 +59,7 @@ struct WorkerMemoryLayout {
   }
 };
 
-/// Of one tile; null where layout.tables is false.
+/// Tables for the rows of one tile; null where layout.tables is false.
 struct TileTables {
   const std::byte** k = nullptr;   // [tile_tokens]: where each row lies
   const std::byte** v = nullptr;   // [tile_tokens]

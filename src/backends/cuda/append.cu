@@ -19,6 +19,7 @@
 #include "problem/append.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cuda {
@@ -38,6 +39,11 @@ struct TokenRows {
 
   [[nodiscard]] LEAN_HD std::int64_t count() const { return queries + std::int64_t{2} * kv_heads; }
 };
+
+/// Of the wider of a token's rows; of the others the last are not there.
+[[nodiscard]] LEAN_HD std::int64_t pieces_of(const Problem& problem) {
+  return ceil_div(max_of(problem.head_dim, value_dim_of(problem)), kPieceElements);
+}
 
 /// A row of 16-bit elements as it comes, and the position it is rotated by.
 struct SourceRow {
@@ -67,38 +73,40 @@ struct Piece {
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of any row, rotated, one by one: a function that is called, since what runs once is paid by
-/// its fetching.
-[[nodiscard]] __device__ __noinline__ Piece rotated_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim) {
+/// Elements [dim, dim + count) of any row, rotated, one by one: a function that is called, since what runs once is paid by its
+/// fetching.
+[[nodiscard]] __device__ __noinline__ Piece rotated_piece_of_any(const Append& append, const SourceRow& row, std::int32_t dim,
+                                                                 std::int32_t count) {
   const std::int64_t tables = rotary_row(append, row.position);
-  Piece piece;
+  Piece piece{};
 #pragma unroll 1
-  for (int i = 0; i < kPieceElements; ++i) {
+  for (int i = 0; i < count; ++i) {
     piece.x[i] = row.element(dim + i);
     if (!row.rotates || dim + i >= append.rotary_dim) continue;
     const RotaryPair pair = rotary_pair_of(append, dim + i);
-    const Rotated rotated = rotate(append.rotary_cos[tables + pair.column], append.rotary_sin[tables + pair.column],
+    const Rotated rotated = rotate(append.rotary_cos[tables + pair.angle], append.rotary_sin[tables + pair.angle],
                                    row.element(pair.first), row.element(pair.second));
     piece.x[i] = dim + i == pair.first ? rotated.first : rotated.second;
   }
   return piece;
 }
 
-/// Elements [dim, dim + kPieceElements) of a row, rotated; where rows lie as they usually do, and are rotated by halves, all is
-/// loaded at once.
-[[nodiscard]] __device__ __forceinline__ Piece rotated_piece(const Append& append, const SourceRow& row, std::int32_t dim) {
+/// Elements [dim, dim + count) of a row, rotated; where rows lie as they usually do, are rotated by halves and have a whole piece, all
+/// is loaded at once.
+[[nodiscard]] __device__ __forceinline__ Piece rotated_piece(const Append& append, const SourceRow& row, std::int32_t dim,
+                                                             std::int32_t count) {
   const std::int32_t half = append.rotary_dim / 2;
   const bool rotates = row.rotates && dim < append.rotary_dim;
-  if (row.stride != 1 || !aligned_to(row.elements, sizeof(uint4)) ||
+  if (count < kPieceElements || row.stride != 1 || !aligned_to(row.elements, sizeof(uint4)) ||
       (rotates && (append.rotary_interleaved || half % kPieceElements != 0))) {
-    return rotated_piece_of_any(append, row, dim);
+    return rotated_piece_of_any(append, row, dim, count);
   }
   Piece piece = load_piece(row, dim);
   if (!rotates) return piece;
   const bool leads = dim < half;
-  const std::int32_t column = leads ? dim : dim - half;
-  const std::int64_t tables = rotary_row(append, row.position) + column;
-  const Piece other = load_piece(row, leads ? dim + half : column);
+  const std::int32_t angle = leads ? dim : dim - half;
+  const std::int64_t tables = rotary_row(append, row.position) + angle;
+  const Piece other = load_piece(row, leads ? dim + half : angle);
 #pragma unroll
   for (int i = 0; i < kPieceElements; ++i) {
     const Rotated rotated = rotate(append.rotary_cos[tables + i], append.rotary_sin[tables + i], leads ? piece.x[i] : other.x[i],
@@ -142,6 +150,22 @@ __device__ __noinline__ void store_quantised_piece(std::byte* to, const Piece& p
   }
 }
 
+/// Stores `count` elements of a piece one by one, `stride` elements apart.
+__device__ __noinline__ void store_elements(std::byte* to, const Piece& piece, std::int32_t count, std::int64_t stride, float scale,
+                                            DType dtype) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const float x = piece.x[i];
+    std::byte* const at = to + i * stride * bytes_of(dtype);
+    switch (dtype) {
+      case DType::kFloat16: *reinterpret_cast<std::uint16_t*>(at) = from_float<Half>(x).bits; break;
+      case DType::kBFloat16: *reinterpret_cast<std::uint16_t*>(at) = from_float<BFloat16>(x).bits; break;
+      case DType::kFloat8E5M2: *at = static_cast<std::byte>(from_float<Float8E5M2>(x / scale).bits); break;
+      default: *at = static_cast<std::byte>(from_float<Float8E4M3>(x / scale).bits); break;
+    }
+  }
+}
+
 /// A row that a token brings. A token before the sequence's first has queries only.
 struct Place {
   HeadPosition head;
@@ -151,9 +175,11 @@ struct Place {
 /// A row, rotated or not, and where it goes: null where it is left out.
 struct RowCopy {
   SourceRow from;
+  std::int32_t dims;
   std::byte* to;
-  DType dtype;         // of `to`
-  float scale = 1.0F;  // of fp8
+  std::int64_t stride;  // of `to`, elements from one to the next
+  DType dtype;          // of `to`
+  float scale = 1.0F;   // of fp8
 };
 
 [[nodiscard]] __device__ __forceinline__ RowCopy copy_of_query(const Problem& problem, const Sequence& lengths, const Place& at) {
@@ -161,10 +187,12 @@ struct RowCopy {
   const std::int64_t to = append_offset(problem, problem.o.strides, lengths, at.head, at.token);
   return {.from = {.elements = static_cast<const std::uint16_t*>(problem.q.data) + from,
                    .bf16 = problem.q.dtype == DType::kBFloat16,
-                   .stride = 1,
+                   .stride = problem.q.strides.dim,
                    .position = rotary_position(problem.append, lengths, at.token),
                    .rotates = rotates_queries(problem.append, lengths)},
+          .dims = problem.head_dim,
           .to = reinterpret_cast<std::byte*>(static_cast<std::uint16_t*>(problem.o.data) + to),
+          .stride = problem.o.strides.dim,
           .dtype = problem.q.dtype};
 }
 
@@ -194,7 +222,9 @@ struct RowCopy {
                    .stride = fresh.strides.dim,
                    .position = rotary_position(problem.append, lengths, at.token),
                    .rotates = keys && problem.append.rotary_dim > 0},
+          .dims = keys ? problem.head_dim : value_dim_of(problem),
           .to = cache_row(problem, cache, lengths, at.head, at.token),
+          .stride = cache.strides.dim,
           .dtype = cache.dtype,
           .scale = keys ? k_scale_of(problem, at.head.head) : v_scale_of(problem, at.head.head)};
 }
@@ -207,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   const Sequence lengths = LengthSource(problem)(sequence);
   const std::int32_t first_new = first_new_token(problem, lengths);
   const TokenRows rows(problem);
-  const auto row_pieces = static_cast<std::uint32_t>(problem.head_dim / kPieceElements);
+  const auto row_pieces = static_cast<std::uint32_t>(pieces_of(problem));
   const std::uint32_t thread = blockIdx.z * kThreads + threadIdx.x;
   const std::uint32_t at_once = gridDim.z * kThreads / row_pieces;
   if (thread >= at_once * row_pieces) return;
@@ -222,10 +252,14 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
       const Place at{.head = {sequence, head}, .token = lengths.kv_end - lengths.q_tokens + query};
       if (new_row >= 0 && at.token < first_new) continue;
       const RowCopy copy = new_row < 0 ? copy_of_query(problem, lengths, at) : copy_of_new_row(problem, lengths, at, keys);
-      if (copy.to == nullptr) continue;
-      const Piece piece = rotated_piece(problem.append, copy.from, dim);
-      std::byte* const to = copy.to + dim * bytes_of(copy.dtype);
-      if (kv_type_of(copy.dtype).scaled) {
+      if (copy.to == nullptr || dim >= copy.dims) continue;
+      const std::int32_t count = min(kPieceElements, copy.dims - dim);
+      const Piece piece = rotated_piece(problem.append, copy.from, dim, count);
+      std::byte* const to = copy.to + dim * copy.stride * bytes_of(copy.dtype);
+      const bool scaled = kv_type_of(copy.dtype).scaled;
+      if (count < kPieceElements || copy.stride != 1 || (!scaled && !aligned_to(to, sizeof(std::uint32_t)))) {
+        store_elements(to, piece, count, copy.stride, copy.scale, copy.dtype);
+      } else if (scaled) {
         store_quantised_piece(to, piece, copy.scale, copy.dtype);
       } else {
         store_piece(to, piece, copy.from.bf16);
@@ -237,8 +271,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
 /// A token's rows take z CTAs where that is not too many for all sequences; their tokens then as many as there is work and room
 /// for.
 dim3 grid_of(const Problem& problem) noexcept {
-  const std::int64_t row_pieces = problem.head_dim / kPieceElements;
-  const std::int64_t of_token = ceil_div(TokenRows(problem).count() * row_pieces, kThreads);
+  const std::int64_t of_token = ceil_div(TokenRows(problem).count() * pieces_of(problem), kThreads);
   const std::int64_t z = max_of(1, min_of(of_token, kManyCtas / problem.batch));
   const std::int64_t y = max_of(1, min_of(std::int64_t{problem.q_tokens}, kManyCtas / (problem.batch * z)));
   return {static_cast<unsigned>(problem.batch), static_cast<unsigned>(y), static_cast<unsigned>(z)};

@@ -1,3 +1,5 @@
+// How a call is decided: how K and V may be copied, which rules tiles apply, which row of the table serves, and what follows: line,
+// ring, workspace. From plan_call() at the end upwards.
 #include "backends/cuda/call_plan.hpp"
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
 #include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
 #include "softmax/scale.hpp"
 
 namespace lean::cuda {
@@ -22,6 +25,21 @@ constexpr std::int32_t kMinStages = 2;  // a K and a V tile
 constexpr std::int32_t kFewRows = 16;
 
 bool in_chunks(const Options& options) noexcept { return options.policy.kind == Policy::Kind::kFixedChunk; }
+
+/// The variants' dims; the plain kernel takes any.
+bool has_variants(const Problem& problem) noexcept {
+  return problem.head_dim % 8 == 0 && problem.head_dim <= *std::prev(std::end(kHeadDims)) &&
+         value_dim_of(problem) == problem.head_dim;
+}
+
+/// Single bytes are copied one by one, if need be.
+bool kv_aligned(const TensorView& t) noexcept { return kv_type_of(t.dtype).bytes == 1 || rows_aligned(t, kPieceBytes); }
+
+/// Rows lie as the variants read and write them.
+bool lies_well(const Problem& p) noexcept {
+  const bool end_to_end = p.q.strides.dim == 1 && p.k.strides.dim == 1 && p.v.strides.dim == 1 && p.o.strides.dim == 1;
+  return end_to_end && rows_aligned(queries_after_append(p), 4) && rows_aligned(p.q, 4) && kv_aligned(p.k) && kv_aligned(p.v);
+}
 
 std::int64_t row_bytes_of(const Problem& problem) noexcept { return problem.head_dim * bytes_of(problem.k.dtype); }
 
@@ -154,12 +172,15 @@ fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& sha
 
 /// The launch of what `shape` holds of the call: the same with no more query tokens than that.
 LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const CallPlan& plan) noexcept {
-  const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
   LaunchPlan launch{.queries = queries, .rules = rules_of(shape, plan.options)};
+  if (plan.plain) launch.line = schedule::line_shape_of(shape, plan.plain_tile.q_rows, plan.plain_tile.tile_tokens);
+  if (!has_variants(shape)) return launch;
+  const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
   bool fits = false;
   launch.any_call = any_call_kernel(kernels, shape, plan, fits);
   if (!fits) return launch;
   launch.reserved = workspace_of(*launch.any_call, shape, plan.options);
+  if (plan.plain) return launch;
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
   launch.kernel = step != nullptr && serves(*step, shape, launch.rules, plan) ? step : launch.any_call;
@@ -185,7 +206,9 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
   CallPlan plan{.options = options,
                 .device = device,
                 .copies = copies_of(problem, device),
-                .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes)};
+                .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes),
+                .plain = !has_variants(problem) || !lies_well(problem),
+                .plain_tile = plain_tile(problem)};
   if (options.workers == 0) plan.options.workers = device.multiprocessors;
   const std::int32_t few = few_tokens_of(problem, options);
   plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
@@ -200,8 +223,8 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// A call's workspace may depend on the sizes that workspace_size() was told, not on what decode() finds beyond them: where tensors
 /// lie, and how, and so which scope serves. So it is what any call's kernels need, and that is enough for every other: for the same
 /// rows a step's row block is no larger than any call's, and so are its partials; steps cut the line (is_flat()), whose slots are
-/// counted by the workers alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). Where a
-/// call is two launches, which follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the
+/// counted by the workers alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). The plain
+/// kernel needs none, but where variants serve its dims the tensors may lie otherwise when it is asked for. Where a call is two launches, which follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the
 /// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
 /// random calls against it.
 fixup::WorkspaceNeed CallPlan::need() const noexcept {

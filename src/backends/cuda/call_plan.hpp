@@ -8,6 +8,7 @@
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
+#include "backends/cuda/plain.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
@@ -41,7 +42,7 @@ struct Ring {
 struct LaunchPlan {
   QueryRange queries{};
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
-  const KernelEntry* kernel = nullptr;    // serves them in this call; null: too little shared memory for any
+  const KernelEntry* kernel = nullptr;    // serves them in this call; null: too little shared memory for any, or the call is plain
   schedule::LineShape line{};
   bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
   bool short_line = false;    // and warps build it
@@ -50,7 +51,7 @@ struct LaunchPlan {
   Ring ring{};
   bool tensor_copies = false;  // tensor maps are to be made
   std::int64_t outputs = 0;
-  fixup::WorkspaceLayout workspace{};  // of `kernel`: what the launch touches
+  fixup::WorkspaceLayout workspace{};  // of `kernel`: what the launch touches; the plain kernel touches the state's header alone
   fixup::WorkspaceLayout reserved{};   // of `any_call`: what is asked for
 
   [[nodiscard]] std::int64_t shared_bytes() const noexcept {
@@ -63,6 +64,8 @@ struct CallPlan {
   Device device{};
   KvCopies copies{};
   bool vector_queries = false;  // eight neighbouring ones may be loaded at once, from where they lie once new tokens are appended
+  bool plain = false;           // no variant serves the call's dims, or how its rows lie: the plain kernel does
+  tile::TileConfig plain_tile{};
   LaunchPlan launches[2]{};
   std::int32_t launch_count = 1;
 
@@ -72,15 +75,17 @@ struct CallPlan {
   /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
 
-  /// Of a plan that has a kernel: the launch that serves the longest queries.
+  [[nodiscard]] bool has_kernel() const noexcept { return plain || launches[0].kernel != nullptr; }
+
+  /// How a call is cut up whose plan has a kernel: by the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {
-    const tile::TileConfig config = launches[0].kernel->config.tile();
+    const tile::TileConfig config = plain ? plain_tile : launches[0].kernel->config.tile();
     return {.config = config, .cost_model = cost_model(config), .workers = options.workers};
   }
 };
 
-/// Of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where a launch
-/// lacks a kernel the rest of it is not worked out (refuse_plan()).
+/// The plan of any problem that keeps problem_preconditions(), so that a refused call is told how it would be cut up, too. Where
+/// a launch lacks a kernel the rest of it is not worked out (refuse_plan()).
 [[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept;
 
 }  // namespace lean::cuda

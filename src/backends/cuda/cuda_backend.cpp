@@ -1,3 +1,4 @@
+// The CUDA backend as the API asks it: a call refused or decided, how it is cut up, a state cleared, its sticky code read.
 #include "backends/cuda/cuda_backend.hpp"
 
 #include <cuda_runtime_api.h>
@@ -21,7 +22,7 @@ tile::Tiling tiling_of(const Problem& problem, const Options& options) noexcept 
   Device device;
   if (!current_device(device).ok()) return {.workers = max_of(1, options.workers)};
   const CallPlan plan = plan_call(problem, options, device);
-  return plan.launches[0].kernel != nullptr ? plan.tiling() : tile::Tiling{.workers = plan.options.workers};
+  return plan.has_kernel() ? plan.tiling() : tile::Tiling{.workers = plan.options.workers};
 }
 
 Status clear_state(const Workspace& workspace, const Options& options) noexcept {

@@ -11,7 +11,7 @@ namespace lean::cuda {
 struct Device {
   std::int32_t ordinal = -1;
   std::int32_t multiprocessors = 0;
-  std::int32_t major = 0;  // compute capability
+  std::int32_t major = 0;  // compute capability, at most the newest that this build is compiled for
   std::int32_t minor = 0;
   std::int32_t shared_bytes = 0;  // dynamic shared memory a CTA may have
   bool cooperative = false;

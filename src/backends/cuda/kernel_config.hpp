@@ -16,7 +16,7 @@ namespace lean::cuda {
 
 inline constexpr std::int32_t kWarpThreads = 32;
 inline constexpr std::int32_t kMmaRows = 16;     // query rows of one matrix product
-inline constexpr std::int32_t kNarrowRows = 8;   // likewise, where tokens are its rows and queries its columns (narrow_tile.cuh)
+inline constexpr std::int32_t kNarrowRows = 8;   // query rows of one whose columns they are, tokens its rows (narrow_tile.cuh)
 inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product of Q K^T
 inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
 inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
@@ -51,7 +51,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool looks_for_even_lines() const noexcept {
     return step() && !chunks_only() && (copies_runs() || narrow());
   }
-  /// Of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
+  /// Bytes of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
   [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {
     return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), kPieceBytes));
   }
@@ -60,11 +60,11 @@ struct KernelConfig {
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
-  /// Of a warp's rows.
+  /// Query rows of a warp.
   [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
-  /// Of those, the ones it stages at once at a segment's end.
+  /// Those of a warp's query rows that it stages at once at a segment's end.
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
-  /// Of the area where the warps stage their parts, and where queries and scores lie for a while.
+  /// Size of the area where the warps stage their parts, and where queries and scores lie for a while.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return max_of(8192, consumer_warps * staged_rows() * head_dim);
   }
@@ -78,9 +78,9 @@ struct KernelConfig {
   /// Producers feed the ring: with bulk copies a warp does, or one thread.
   [[nodiscard]] constexpr std::int32_t producer_warps() const noexcept { return traits().producer_warps; }
   [[nodiscard]] constexpr std::int32_t producer_threads() const noexcept { return producer_warps() * kWarpThreads; }
-  [[nodiscard]] constexpr bool has_sharing_warp() const noexcept { return traits().sharing_warp; }
+  [[nodiscard]] constexpr bool has_contributors_warp() const noexcept { return traits().contributors_warp; }
   [[nodiscard]] constexpr std::int32_t cta_warps() const noexcept {
-    return consumer_warps + producer_warps() + (has_sharing_warp() ? 1 : 0);
+    return consumer_warps + producer_warps() + (has_contributors_warp() ? 1 : 0);
   }
 
   [[nodiscard]] constexpr tile::TileConfig tile() const noexcept {

@@ -1,3 +1,4 @@
+// The kernels of this build, found by type, width, scope and rows. What is built follows from LEAN_CUDA_FAMILIES.
 #include "backends/cuda/kernel_table.hpp"
 
 #include <algorithm>

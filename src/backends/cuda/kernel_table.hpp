@@ -26,8 +26,8 @@ template <KernelFamily kFamily>
 /// a family that is left out of the build (LEAN_CUDA_FAMILIES).
 [[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
-/// Of `kernels`, those of a scope that the device runs: the smallest row block that holds `rows`, or the largest there is. Null:
-/// none.
+/// The kernel of a scope that the device runs, from `kernels`: the first row block that holds `rows`, or the largest there is.
+/// Null: none.
 [[nodiscard]] const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope,
                                              std::int64_t rows) noexcept;
 

@@ -1,3 +1,5 @@
+// A plan's kernels, enqueued: new tokens first, then one launch or two, each with its DeviceCall and tensor maps; the workspace's
+// checks around them.
 #include "backends/cuda/launch.hpp"
 
 #include <cuda_runtime_api.h>
@@ -29,6 +31,13 @@ std::int32_t inverse_of(std::int32_t divisor, std::int32_t bits) noexcept {
   return static_cast<std::int32_t>(ceil_div(std::int64_t{1} << bits, divisor));
 }
 
+/// 0: the launch has no chunks.
+std::int32_t chunk_tiles_of(const CallPlan& plan, const LaunchPlan& launch) noexcept {
+  const Policy& policy = plan.options.policy;
+  const bool chunks = !plan.plain && policy.kind == Policy::Kind::kFixedChunk;
+  return chunks ? schedule::chunk_tiles_of(policy, launch.kernel->config.tile_tokens) : 0;
+}
+
 DeviceCall device_call(const Problem& problem, const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace,
                        bool follows_append) noexcept {
   const Options& options = plan.options;
@@ -48,9 +57,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .even = launch.even,
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
                    .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
-                   .chunk_tiles = options.policy.kind == Policy::Kind::kFixedChunk
-                                      ? schedule::chunk_tiles_of(options.policy, launch.kernel->config.tile_tokens)
-                                      : 0,
+                   .chunk_tiles = chunk_tiles_of(plan, launch),
                    .flat = launch.flat,
                    .short_line = launch.short_line,
                    .cumulative = has_cumulative_lengths(problem)},
@@ -102,6 +109,7 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
 Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace,
                      bool follows_append) noexcept {
   DeviceCall call = device_call(problem, plan, launch, workspace, follows_append);
+  if (plan.plain) return enqueue_plain(call, call.launch.dependent || call.launch.follows_append, plan.options.stream);
   TensorMaps maps{};
   if (launch.tensor_copies) add_tensor_maps(launch, call, maps);
   const Status status = launch_pass(plan, launch, call, maps);

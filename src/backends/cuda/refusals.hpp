@@ -8,10 +8,10 @@
 
 namespace lean::cuda {
 
-/// Of the problem alone. A plan may only be made of one that this takes.
+/// What is refused of the problem alone. A plan may only be made of one that this takes.
 [[nodiscard]] Status refuse_problem(const Problem& problem) noexcept;
 
-/// Of the plan made of the problem: what this build, this device or these options lack.
+/// What is refused of the plan made of the problem: what this build, this device or these options lack.
 [[nodiscard]] Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept;
 
 }  // namespace lean::cuda

@@ -48,7 +48,7 @@ struct ScopeTraits {
   bool warms_l2 = false;            // sends for its first read before there is a plan (kernel/plan/l2_warming.cuh)
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
-  bool sharing_warp = false;
+  bool contributors_warp = false;
 };
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
@@ -75,7 +75,7 @@ struct ScopeTraits {
               .producer_warps = 1};
     case Scope::kAnyCall: break;
   }
-  return {.name = "any", .chunks = Chunks::kAsAsked, .sharing_warp = true};
+  return {.name = "any", .chunks = Chunks::kAsAsked, .contributors_warp = true};
 }
 
 }  // namespace lean::cuda

@@ -13,9 +13,9 @@ namespace lean::reference {
 
 /// x in the type, in double.
 [[nodiscard]] inline double rounded_to(DType dtype, double x) {
-  float slot = 0.0F;  // room for any type
-  store_element(&slot, dtype, 0, x);
-  return load_element(&slot, dtype, 0);
+  float room = 0.0F;  // for an element of any type
+  store_element(&room, dtype, 0, x);
+  return load_element(&room, dtype, 0);
 }
 
 inline void rotate(const Append& append, const Sequence& lengths, std::int64_t token, std::vector<double>& row) {

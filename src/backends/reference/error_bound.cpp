@@ -1,3 +1,4 @@
+// The error bound of docs/numerics.md in code, constant by constant: what any right implementation may differ from the oracle by.
 #include "backends/reference/error_bound.hpp"
 
 #include <algorithm>
@@ -32,8 +33,9 @@ double smallest_half_step(DType dtype) {
 /// Relative rounding of a sum of n products: n u / (1 - n u).
 double gamma(std::int64_t n, double u) { return static_cast<double>(n) * u / (1.0 - static_cast<double>(n) * u); }
 
-/// The same for the root mean square of n elements. The length of n such errors exceeds sigma (sqrt(n) + t) as rarely as one of them
-/// exceeds t sigma (Gaussian concentration), so the root mean square sigma (1 + t / sqrt(n)); one element is one of 6 sigma.
+/// Sigmas that the root mean square of n elements is allowed. The length of n such errors exceeds sigma (sqrt(n) + t) as rarely
+/// as one of them exceeds t sigma (Gaussian concentration), so the root mean square sigma (1 + t / sqrt(n)); one element is one
+/// of 6 sigma.
 double rms_sigmas(std::int64_t n) { return 1.0 + (kElementSigmas - 1.0) / std::sqrt(static_cast<double>(n)); }
 
 /// What all elements of a row share.

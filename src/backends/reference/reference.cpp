@@ -1,3 +1,5 @@
+// Attention from its definition, in fp64, a query row at a time over all its keys: nothing of the schedule, tiles or fix-up that it
+// checks.
 #include "backends/reference/reference.hpp"
 
 #include <algorithm>

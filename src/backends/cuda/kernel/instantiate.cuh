@@ -1,5 +1,5 @@
-// Instantiates a family: every row of one type and head dimension, of every architecture. Each family has a translation unit of its own
-// (kernel_family.cu.in).
+// Instantiates a family: every row of one type and head dimension, of every architecture. Each family has a translation unit of
+// its own (kernel_family.cu.in).
 #pragma once
 
 #include <array>

@@ -15,7 +15,7 @@ namespace lean::cuda::ptx {
 #if defined(LEAN_CUDA_ARCH)
 inline constexpr Architecture kCompiledFor = architecture_of(LEAN_CUDA_ARCH / 100, LEAN_CUDA_ARCH / 10 % 10);
 #else
-inline constexpr Architecture kCompiledFor = Architecture::kSm90;  // host code, of which nothing is left out
+inline constexpr Architecture kCompiledFor = kArchitectures[0];  // host code, of which nothing is left out
 #endif
 
 }  // namespace lean::cuda::ptx

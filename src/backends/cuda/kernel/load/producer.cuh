@@ -78,7 +78,7 @@ class Producer {
       sync_copying_warp();
       if (record.last) return;
       copy_segment(record, records.index, first_segment, [&] {
-        if constexpr (!kConfig.has_sharing_warp()) {
+        if constexpr (!kConfig.has_contributors_warp()) {
           if (!asked_.chunks() || range.tile_begin == cursor.segment().tile_begin) cursor.find_contributors();
           announce_contributors(cursor, range, records);
         }
@@ -93,7 +93,7 @@ class Producer {
   /// not before.
   template <typename TCursor>
   __device__ __forceinline__ void run(OneSegment<TCursor> one) {
-    static_assert(kPlain && kConfig.copies_runs() && !kConfig.has_sharing_warp());
+    static_assert(kPlain && kConfig.copies_runs() && !kConfig.has_contributors_warp());
     TCursor& cursor = one.cursor;
     PipelineState records(kRecords);
     TileRange range;
@@ -125,7 +125,7 @@ class Producer {
 
  private:
   [[nodiscard]] __device__ bool finds_contributors() const {
-    return kConfig.has_sharing_warp() && thread_ == kConfig.producer_threads();
+    return kConfig.has_contributors_warp() && thread_ == kConfig.producer_threads();
   }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }

@@ -1,4 +1,4 @@
-"""The part that FlashInfer's wrappers over a paged cache share: what plan() keeps, and the call that run() makes of it."""
+"""The part that FlashInfer's wrappers share: what plan() keeps, and the call that run() makes of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 class Plan(NamedTuple):
     """The constants of the runs that follow a plan()."""
 
-    heads: tuple[int, int, int, int]  # of q, of k, head dim, page size
+    sizes: tuple[int, ...]  # heads of q and of k, head dim, and of a paged cache the page
     scale: float
     causal: bool
     window_left: int
@@ -29,8 +29,10 @@ class Plan(NamedTuple):
     options: Optional[Options]
 
 
-class PagedWrapper:
+class Wrapper:
     """Tables and lengths stay on their device; with use_cuda_graph in the buffers given here: a replay sees the next plan."""
+
+    _cache = "paged_kv_cache"  # what run() calls keys and values
 
     def __init__(
         self, kv_layout: str, use_cuda_graph: bool, jit_args: Any, buffers: Mapping[str, Optional[torch.Tensor]]
@@ -71,10 +73,8 @@ class PagedWrapper:
         for name, value in given.items():
             self._kept[name][: value.shape[0]].copy_(value, non_blocking=True)
 
-    def _keep_lengths(self, page_size: int) -> None:
-        """Tokens of each request, on its device; a request without pages has none."""
-        pages = self._kept["indptr"].diff()
-        lengths = torch.where(pages > 0, (pages - 1) * page_size + self._kept["last_page_len"], 0).to(torch.int32)
+    def _keep_lengths(self, lengths: torch.Tensor) -> None:
+        """Keys of each request, on its device."""
         if self._use_cuda_graph and self._seqlens is not None:
             self._seqlens.copy_(lengths)
         else:
@@ -106,26 +106,31 @@ class PagedWrapper:
         refuse("run", others, RUN_HINTS, RUN_REFUSED)
         plan = self._plan
         k, v = (nhd(self._layout, x) for x in (cache if isinstance(cache, (tuple, list)) else (cache[:, 0], cache[:, 1])))
-        given = (q.shape[-2], k.shape[2], q.shape[-1], k.shape[1])
-        if given != plan.heads:
-            raise ValueError(f"q, paged_kv_cache: (query heads, kv heads, head dim, page) = {given}: plan() was told {plan.heads}")
+        given = (q.shape[-2], k.shape[-2], q.shape[-1], *k.shape[1:-2])
+        if given != plan.sizes:
+            names = ", ".join(("query heads", "kv heads", "head dim", "page")[: len(plan.sizes)])
+            raise ValueError(f"q, {self._cache}: ({names}) = {given}: plan() was told {plan.sizes}")
         q = queries_of(q, plan.o_data_type)
-        indptr, indices = self._kept["indptr"], self._kept["indices"]
+        k, v, lengths = self._keys(k, v, plan.encoding, q.dtype)
         if plan.encoding.turns:
-            k, v, indices = plan.encoding.turned_pages(k, v, indptr, indices, q.dtype)
             q = self._turned(q, plan.encoding, cu_seqlens_q)
         scales = Scales(k, q_scale, k_scale, v_scale)
         result = decode(
-            q, k, v, seqlens=self._seqlens, cu_seqlens_q=cu_seqlens_q, page_indptr=indptr, page_indices=indices,
-            scale=plan.scale * scales.of_scores, causal=plan.causal,
+            q, k, v, cu_seqlens_q=cu_seqlens_q, scale=plan.scale * scales.of_scores, causal=plan.causal,
             window=(plan.window_left if window_left is None else window_left, -1), softcap=plan.softcap,
-            alibi_slopes=plan.encoding.slopes(q.device), sinks=float32(sinks), layout="bshd", out=out, options=self._plan.options,
-            return_lse=return_lse, **scales.arguments,
+            alibi_slopes=plan.encoding.slopes(q.device), sinks=float32(sinks), layout="bshd", out=out, options=plan.options,
+            return_lse=return_lse, **lengths, **scales.arguments,
         )  # fmt: skip
         result, natural = result if return_lse else (result, None)
         if scales.of_result != 1.0:
             result.mul_(scales.of_result)
         return result if natural is None else (result, _in_base_2(natural, q, cu_seqlens_q, lse))
+
+    def _keys(
+        self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Keys and values as decode() takes them, keys turned where `encoding` does, and the arguments that say whose they are."""
+        raise NotImplementedError
 
     def _turned(self, q: torch.Tensor, encoding: PositionEncoding, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:
         assert self._seqlens is not None
@@ -134,6 +139,39 @@ class PagedWrapper:
         if q.dim() == 3:
             return encoding.turned(q, self._seqlens - 1)
         return encoding.turned(q, positions_of(self._seqlens - q.shape[1], q, None, True))
+
+
+class PagedWrapper(Wrapper):
+    """Over a cache in pages, ``[pages, page, Hkv, d]``."""
+
+    def _keep_pages(self, page_size: int) -> None:
+        """A request without pages has no keys."""
+        pages = self._kept["indptr"].diff()
+        lengths = torch.where(pages > 0, (pages - 1) * page_size + self._kept["last_page_len"], 0)
+        self._keep_lengths(lengths.to(torch.int32))
+
+    def _keys(
+        self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        indptr, indices = self._kept["indptr"], self._kept["indices"]
+        if encoding.turns:
+            k, v, indices = encoding.turned_pages(k, v, indptr, indices, dtype)
+        return k, v, dict(seqlens=self._seqlens, page_indptr=indptr, page_indices=indices)
+
+
+class RaggedWrapper(Wrapper):
+    """Over keys packed end to end, ``[tokens, Hkv, d]``."""
+
+    _cache = "k"
+
+    def _keys(
+        self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        indptr = self._kept["kv_indptr"]
+        if encoding.turns:
+            k = encoding.turned(k.to(dtype), positions_of(torch.zeros_like(indptr[1:]), k, indptr, True))
+            v = v.to(dtype)
+        return k, v, dict(cu_seqlens_k=indptr)
 
 
 def _in_base_2(

@@ -1,0 +1,44 @@
+// Keys and values in memory as the operators lay them out, and copies of them on the runtime's threads.
+#pragma once
+
+#include <cstdint>
+
+#include "ort.hpp"
+
+namespace lean::ort {
+
+/// Strides of [B, heads, tokens, dim].
+[[nodiscard]] constexpr Strides bhsd(std::int64_t heads, std::int64_t tokens, std::int64_t dim) noexcept {
+  return {.sequence = heads * tokens * dim, .head = tokens * dim, .token = dim, .dim = 1};
+}
+
+/// Strides of [B, tokens, width] whose rows hold heads of `dim`.
+[[nodiscard]] constexpr Strides bshd(std::int64_t tokens, std::int64_t width, std::int64_t dim) noexcept {
+  return {.sequence = tokens * width, .head = dim, .token = width, .dim = 1};
+}
+
+/// The same tensor from an element on.
+[[nodiscard]] TensorView from_element(const TensorView& view, std::int64_t element) noexcept;
+
+/// The element where a sequence, or a token of every sequence, begins.
+[[nodiscard]] inline TensorView from_sequence(const TensorView& view, std::int64_t sequence) noexcept {
+  return from_element(view, sequence * view.strides.sequence);
+}
+[[nodiscard]] inline TensorView from_token(const TensorView& view, std::int64_t token) noexcept {
+  return from_element(view, token * view.strides.token);
+}
+
+struct Extent {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+};
+
+/// Copies the first tokens_of(sequence) tokens of each sequence and head. `to` is written; rows are dense in both.
+void copy_tokens(Run& run, const TensorView& from, const TensorView& to, const Extent& extent,
+                 const std::vector<std::int64_t>& tokens_of);
+
+/// Zeroes tokens [begin_of[b], end) of each sequence and head of `to`.
+void zero_tokens(Run& run, const TensorView& to, const Extent& extent, const std::vector<std::int64_t>& begin_of, std::int64_t end);
+
+}  // namespace lean::ort

@@ -1,0 +1,315 @@
+#include "ort.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "integrations/runtime/workspaces.hpp"
+
+namespace lean::ort {
+namespace {
+
+const OrtApi* g_api = nullptr;
+
+struct ReleaseShape {
+  void operator()(OrtTensorTypeAndShapeInfo* info) const noexcept { api().ReleaseTensorTypeAndShapeInfo(info); }
+};
+using TypeAndShape = std::unique_ptr<OrtTensorTypeAndShapeInfo, ReleaseShape>;
+
+/// Names and strings of the C interface: asked for their length first. `ask(buffer, size)`.
+template <class Ask>
+std::string string_by(const Ask& ask) {
+  std::size_t bytes = 0;
+  OrtStatus* const status = ask(nullptr, &bytes);
+  if (bytes == 0) {
+    check(status);
+    return {};
+  }
+  api().ReleaseStatus(status);  // "the buffer is too small", in some versions
+  std::string result(bytes, '\0');
+  check(ask(result.data(), &bytes));
+  result.resize(std::strlen(result.c_str()));
+  return result;
+}
+
+/// False when the node has no such attribute. Throws what else was wrong, such as another type.
+bool found(OrtStatus* status, const char* name) {
+  if (status == nullptr) return true;
+  const std::string message = api().GetErrorMessage(status);
+  api().ReleaseStatus(status);
+  if (message.find("No attribute") != std::string::npos) return false;
+  throw Error(ORT_INVALID_ARGUMENT, text(name, ": ", message));
+}
+
+Tensor describe(const OrtTensorTypeAndShapeInfo& info) {
+  Tensor tensor;
+  check(api().GetTensorElementType(&info, &tensor.type));
+  std::size_t rank = 0;
+  check(api().GetDimensionsCount(&info, &rank));
+  tensor.shape.resize(rank);
+  check(api().GetDimensions(&info, tensor.shape.data(), rank));
+  return tensor;
+}
+
+Tensor read(const OrtValue* value) {
+  if (value == nullptr) return {};
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api().GetTensorTypeAndShape(value, &info));
+  const TypeAndShape owned(info);
+  Tensor tensor = describe(*info);
+  check(api().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
+  return tensor;
+}
+
+float from_half(std::uint16_t half) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16;
+  const std::uint32_t rest = static_cast<std::uint32_t>(half & 0x7fffU) << 13;
+  if ((half & 0x7c00U) == 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | rest);
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest) * 0x1p112F));
+}
+
+/// Threads that the process may use. The interface does not say how many the runtime's pool has; more workers than threads cost
+/// little, since a thread that is done takes the next.
+std::int32_t thread_count() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
+  return std::max(1, CPU_COUNT(&allowed));
+}
+
+OrtErrorCode code_of(StatusCode code) {
+  if (code == StatusCode::kInvalidArgument) return ORT_INVALID_ARGUMENT;
+  return code == StatusCode::kUnsupported ? ORT_NOT_IMPLEMENTED : ORT_FAIL;
+}
+
+void check(const Status& status) {
+  if (!status.ok()) throw Error(code_of(status.code), text(name_of(status.code), ": ", status.message));
+}
+
+struct Body {
+  void (*run)(void*, std::int32_t);
+  void* argument;
+};
+
+/// Executor::run on ONNX Runtime's threads; it returns when all are done, and has no way to fail.
+void run_in_pool(void* context, std::int32_t worker_count, void (*run)(void*, std::int32_t), void* argument) {
+  Body body{run, argument};
+  OrtStatus* const status = api().KernelContext_ParallelFor(
+      static_cast<const OrtKernelContext*>(context),
+      [](void* data, std::size_t worker) {
+        const Body& given = *static_cast<const Body*>(data);
+        given.run(given.argument, static_cast<std::int32_t>(worker));
+      },
+      static_cast<std::size_t>(worker_count), 0, &body);
+  if (status == nullptr) return;
+  api().ReleaseStatus(status);
+  for (std::int32_t worker = 0; worker < worker_count; ++worker) run(argument, worker);
+}
+
+}  // namespace
+
+const OrtApi& api() noexcept { return *g_api; }
+void set_api(const OrtApi& given) noexcept { g_api = &given; }
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << '[';
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) out << (axis > 0 ? ", " : "") << shape[axis];
+  return out << ']';
+}
+
+std::ostream& operator<<(std::ostream& out, ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return out << "float32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return out << "float16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return out << "bfloat16";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN: return out << "float8e4m3fn";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2: return out << "float8e5m2";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE: return out << "float64";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return out << "int32";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return out << "int64";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return out << "int8";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return out << "uint8";
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL: return out << "bool";
+    default: return out << "ONNX type " << static_cast<int>(type);
+  }
+}
+
+void check(OrtStatus* status) {
+  if (status == nullptr) return;
+  const Error error(api().GetErrorCode(status), api().GetErrorMessage(status));
+  api().ReleaseStatus(status);
+  throw error;
+}
+
+std::int64_t Tensor::elements() const noexcept {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape) product *= extent;
+  return product;
+}
+
+DType dtype_of(ONNXTensorElementDataType type, const char* what) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return DType::kFloat32;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return DType::kFloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return DType::kBFloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN: return DType::kFloat8E4M3;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2: return DType::kFloat8E5M2;
+    default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", type, ": allowed float32, float16, bfloat16"));
+  }
+}
+
+std::vector<float> to_floats(const Tensor& tensor, const char* what) {
+  const auto count = static_cast<std::size_t>(tensor.elements());
+  std::vector<float> floats(count);
+  switch (dtype_of(tensor.type, what)) {
+    case DType::kFloat32: std::copy_n(tensor.as<float>(), count, floats.begin()); return floats;
+    case DType::kFloat16:
+      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_half);
+      return floats;
+    case DType::kBFloat16:
+      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(),
+                     [](std::uint32_t bits) { return std::bit_cast<float>(bits << 16); });
+      return floats;
+    default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", tensor.type, ": allowed float32, float16, bfloat16"));
+  }
+}
+
+std::string Node::name() const {
+  return string_by([this](char* out, std::size_t* size) { return api().KernelInfo_GetNodeName(&info_, out, size); });
+}
+
+std::int64_t Node::integer(const char* name, std::int64_t otherwise) const {
+  std::int64_t value = 0;
+  return found(api().KernelInfoGetAttribute_int64(&info_, name, &value), name) ? value : otherwise;
+}
+
+float Node::number(const char* name, float otherwise) const {
+  float value = 0.0F;
+  return found(api().KernelInfoGetAttribute_float(&info_, name, &value), name) ? value : otherwise;
+}
+
+std::string Node::string(const char* name, const std::string& otherwise) const {
+  std::size_t bytes = 0;
+  OrtStatus* const status = api().KernelInfoGetAttribute_string(&info_, name, nullptr, &bytes);
+  if (bytes == 0) return found(status, name) ? "" : otherwise;
+  api().ReleaseStatus(status);
+  return string_by([&](char* out, std::size_t* size) { return api().KernelInfoGetAttribute_string(&info_, name, out, size); });
+}
+
+bool Node::has_input(std::size_t index) const {
+  std::size_t count = 0;
+  check(api().KernelInfo_GetInputCount(&info_, &count));
+  if (index >= count) return false;
+  return !string_by([&](char* out, std::size_t* size) { return api().KernelInfo_GetInputName(&info_, index, out, size); }).empty();
+}
+
+bool Node::has_output(std::size_t index) const {
+  std::size_t count = 0;
+  check(api().KernelInfo_GetOutputCount(&info_, &count));
+  if (index >= count) return false;
+  return !string_by([&](char* out, std::size_t* size) { return api().KernelInfo_GetOutputName(&info_, index, out, size); }).empty();
+}
+
+ONNXTensorElementDataType Node::input_type(std::size_t index) const {
+  OrtTypeInfo* info = nullptr;
+  check(api().KernelInfo_GetInputTypeInfo(&info_, index, &info));
+  const std::unique_ptr<OrtTypeInfo, void (*)(OrtTypeInfo*)> owned(info, [](OrtTypeInfo* i) { api().ReleaseTypeInfo(i); });
+  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+  check(api().CastTypeInfoToTensorInfo(info, &tensor));
+  ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  if (tensor != nullptr) check(api().GetTensorElementType(tensor, &type));
+  return type;
+}
+
+Tensor Node::constant(std::size_t index) const {
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  check(api().KernelInfoGetConstantInput_tensor(&info_, index, &is_constant, &value));
+  return is_constant != 0 ? read(value) : Tensor{};
+}
+
+Tensor Run::input(std::size_t index) const {
+  std::size_t count = 0;
+  check(api().KernelContext_GetInputCount(&context_, &count));
+  if (index >= count) return {};
+  const OrtValue* value = nullptr;
+  check(api().KernelContext_GetInput(&context_, index, &value));
+  return read(value);
+}
+
+Tensor Run::output(std::size_t index, const Shape& shape) {
+  std::size_t count = 0;
+  check(api().KernelContext_GetOutputCount(&context_, &count));
+  if (index >= count) return {};
+  OrtValue* value = nullptr;
+  check(api().KernelContext_GetOutput(&context_, index, shape.data(), shape.size(), &value));
+  return read(value);
+}
+
+void* Run::scratch(std::size_t bytes) {
+  scratch_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+  return scratch_.back().get();
+}
+
+void Run::decode(const Problem& problem) {
+  static const std::int32_t threads = thread_count();
+  const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
+  const Options options{.executor = &executor};
+  const WorkspaceSize need = workspace_size(problem, options);
+  check(need.status);
+  check(lean::decode(problem, options, runtime::workspace_for(options, -1, need)));
+}
+
+Dim operator*(const Dim& dim, std::int64_t factor) { return {dim.known() && factor > 0 ? dim.value * factor : -1}; }
+Dim operator/(const Dim& dim, std::int64_t divisor) { return {dim.known() && divisor > 0 ? dim.value / divisor : -1}; }
+
+Inference::Form Inference::input(std::size_t index) const {
+  std::size_t count = 0;
+  check(api().ShapeInferContext_GetInputCount(&context_, &count));
+  if (index >= count) return {};
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // the context's own
+  OrtStatus* const status = api().ShapeInferContext_GetInputTypeShape(&context_, index, &info);
+  api().ReleaseStatus(status);
+  if (status != nullptr || info == nullptr) return {};  // an optional input that is not there
+  const Tensor tensor = describe(*info);
+  std::vector<const char*> names(tensor.shape.size(), "");
+  check(api().GetSymbolicDimensions(info, names.data(), names.size()));
+  Form form{.type = tensor.type};
+  for (std::size_t i = 0; i < names.size(); ++i) form.dims.push_back({tensor.shape[i], names[i] != nullptr ? names[i] : ""});
+  return form;
+}
+
+std::int64_t Inference::integer(const char* name, std::int64_t otherwise) const {
+  const OrtOpAttr* attribute = nullptr;
+  OrtStatus* status = api().ShapeInferContext_GetAttribute(&context_, name, &attribute);
+  std::int64_t value = 0;
+  std::size_t bytes = 0;
+  if (status == nullptr) status = api().ReadOpAttr(attribute, ORT_OP_ATTR_INT, &value, sizeof value, &bytes);
+  if (status == nullptr) return value;
+  api().ReleaseStatus(status);
+  return otherwise;
+}
+
+/// An extent without number and name gets a name of its own: two of the same name would count as equal.
+void Inference::set_output(std::size_t index, ONNXTensorElementDataType type, std::vector<Dim> dims) const {
+  static std::atomic<std::uint64_t> unknown = 0;
+  Shape values;
+  std::vector<const char*> names;
+  for (Dim& dim : dims) {
+    if (!dim.known() && dim.name.empty()) dim.name = "lean_attention_" + std::to_string(unknown++);
+    values.push_back(dim.known() ? dim.value : -1);
+    names.push_back(dim.known() ? "" : dim.name.c_str());
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api().CreateTensorTypeAndShapeInfo(&info));
+  const TypeAndShape owned(info);
+  check(api().SetTensorElementType(info, type));
+  check(api().SetDimensions(info, values.data(), values.size()));
+  check(api().SetSymbolicDimensions(info, names.data(), names.size()));
+  check(api().ShapeInferContext_SetOutputTypeShape(&context_, index, info));
+}
+
+}  // namespace lean::ort

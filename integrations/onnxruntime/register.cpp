@@ -1,0 +1,73 @@
+// What ONNX Runtime calls when the library is given to SessionOptions.register_custom_ops_library().
+#include <cstdio>
+#include <string>
+
+#include "op.hpp"
+#include "ops.hpp"
+
+namespace lean::ort {
+namespace {
+
+/// Session config entry: "1" puts the operators under the built-in names too, so that models are served as they are.
+constexpr const char* kOverrideKey = "lean_attention.override";
+
+/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they infer shapes.
+constexpr int kOldestMinor = 28;
+
+bool is_new_enough(const char* version) {
+  int major = 0;
+  int minor = 0;
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= kOldestMinor));
+}
+
+/// Lives as long as the process: a session may outlive the options that it was made with.
+OrtCustomOpDomain* new_domain(const char* name, std::initializer_list<const OrtCustomOp*> ops) {
+  OrtCustomOpDomain* domain = nullptr;
+  check(api().CreateCustomOpDomain(name, &domain));
+  for (const OrtCustomOp* op : ops) check(api().CustomOpDomain_Add(domain, op));
+  return domain;
+}
+
+bool asks_for_override(const OrtSessionOptions& options) {
+  int has = 0;
+  check(api().HasSessionConfigEntry(&options, kOverrideKey, &has));
+  if (has == 0) return false;
+  std::size_t bytes = 0;
+  OrtStatus* const status = api().GetSessionConfigEntry(&options, kOverrideKey, nullptr, &bytes);
+  api().ReleaseStatus(status);
+  std::string value(bytes, '\0');
+  check(api().GetSessionConfigEntry(&options, kOverrideKey, value.data(), &bytes));
+  value.resize(value.find('\0') == std::string::npos ? value.size() : value.find('\0'));
+  demand(value == "0" || value == "1", kOverrideKey, " = \"", value, "\": allowed \"0\" and \"1\"");
+  return value == "1";
+}
+
+void register_ops(OrtSessionOptions& options) {
+  static OrtCustomOpDomain* const own =
+      new_domain("lean_attention", {&group_query_attention(), &attention(), &multi_head_attention(), &paged_attention()});
+  static OrtCustomOpDomain* const microsoft =
+      new_domain("com.microsoft", {&group_query_attention(), &multi_head_attention(), &paged_attention()});
+  static OrtCustomOpDomain* const onnx = new_domain("", {&attention()});
+  check(api().AddCustomOpDomain(&options, own));
+  if (!asks_for_override(options)) return;
+  check(api().AddCustomOpDomain(&options, microsoft));
+  check(api().AddCustomOpDomain(&options, onnx));
+}
+
+}  // namespace
+}  // namespace lean::ort
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* options,
+                                                                                            const OrtApiBase* base) {
+  using namespace lean::ort;
+  const char* const version = base->GetVersionString();
+  const OrtApi* const api = is_new_enough(version) ? base->GetApi(kApiVersion) : nullptr;
+  if (api == nullptr) {
+    const std::string message = text("lean_attention: this is ONNX Runtime ", version, ": 1.", kOldestMinor,
+                                     " or newer is needed, since older ones end the process where a custom operator's optional ",
+                                     "input or output is left away");
+    return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, message.c_str());
+  }
+  set_api(*api);
+  return guarded("lean_attention: ", [&] { register_ops(*options); });
+}

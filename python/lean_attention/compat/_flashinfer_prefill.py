@@ -1,0 +1,263 @@
+"""FlashInfer's wrappers of packed queries: over a paged cache, over packed keys, over levels of a paged cache."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+import torch
+
+from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan, RaggedWrapper
+from lean_attention.compat._flashinfer_rules import PositionEncoding, refuse_gains
+from lean_attention.compat._flashinfer_states import merge_states
+
+
+def _refuse_mask_buffers(*buffers: Optional[torch.Tensor]) -> None:
+    if any(buffer is not None for buffer in buffers):
+        raise NotImplementedError("custom_mask_buf, mask_indptr_buf: a mask of each request needs decode(mask=)")
+
+
+class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
+    """Packed queries of each request, the last of its sequence, over a paged cache: prefill, chunks of it, and decode together.
+
+    Arguments as BatchDecodeWithPagedKVCacheWrapper. custom_mask_buf, mask_indptr_buf, jit_args: refused.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Optional[torch.Tensor] = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indptr_buf: Optional[torch.Tensor] = None,
+        paged_kv_indices_buf: Optional[torch.Tensor] = None,
+        paged_kv_last_page_len_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[list] = None,
+        jit_kwargs: Optional[dict] = None,
+    ) -> None:
+        _refuse_mask_buffers(custom_mask_buf, mask_indptr_buf)
+        buffers = dict(
+            paged_kv_indptr_buf=paged_kv_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf,
+            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf, qo_indptr_buf=qo_indptr_buf,
+        )  # fmt: skip
+        super().__init__(kv_layout, use_cuda_graph, jit_args, buffers)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: Optional[float] = None,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        *,
+        o_data_type: Any = None,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        **others: Any,
+    ) -> None:
+        """As BatchDecodeWithPagedKVCacheWrapper.plan(), with qo_indptr ``[B + 1]``: where each request's queries begin.
+
+        Raises:
+            NotImplementedError: custom masks and what else is not here, by its name.
+        """
+        self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
+        refuse_gains(pos_encoding_mode, causal)
+        tables = dict(indptr=paged_kv_indptr, indices=paged_kv_indices, last_page_len=paged_kv_last_page_len)
+        self._keep(**tables, qo_indptr=qo_indptr)
+        self._keep_pages(page_size)
+        self._plan = Plan(
+            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
+            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
+            o_data_type, self._options(page_size, fixed_split_size, disable_split_kv),
+        )  # fmt: skip
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        """q ``[qo_indptr[B], Hq, d]``; the rest as BatchDecodeWithPagedKVCacheWrapper.run()."""
+        if self._plan is None:
+            raise RuntimeError("run(): call plan() first")
+        return self._attend(q, paged_kv_cache, self._kept["qo_indptr"], args, **arguments)
+
+    forward = run
+
+    def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
+
+    forward_return_lse = run_return_lse
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
+    """Packed queries of each request, the last of its sequence, over keys packed end to end: no cache.
+
+    Arguments as BatchPrefillWithPagedKVCacheWrapper.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: Optional[torch.Tensor] = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Optional[torch.Tensor] = None,
+        kv_indptr_buf: Optional[torch.Tensor] = None,
+        custom_mask_buf: Optional[torch.Tensor] = None,
+        mask_indptr_buf: Optional[torch.Tensor] = None,
+        backend: str = "auto",
+        jit_args: Optional[list] = None,
+        jit_kwargs: Optional[dict] = None,
+    ) -> None:
+        _refuse_mask_buffers(custom_mask_buf, mask_indptr_buf)
+        super().__init__(kv_layout, use_cuda_graph, jit_args, dict(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf))
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: Optional[int] = None,
+        custom_mask: Optional[torch.Tensor] = None,
+        packed_custom_mask: Optional[torch.Tensor] = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None,
+        rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+        q_data_type: Any = None,
+        kv_data_type: Any = None,
+        o_data_type: Any = None,
+        *,
+        fixed_split_size: Optional[int] = None,
+        disable_split_kv: bool = False,
+        **others: Any,
+    ) -> None:
+        """As BatchPrefillWithPagedKVCacheWrapper.plan(), with kv_indptr ``[B + 1]``: where each request's keys begin.
+
+        fixed_split_size counts tokens.
+
+        Raises:
+            NotImplementedError: custom masks and what else is not here, by its name.
+        """
+        self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
+        refuse_gains(pos_encoding_mode, causal)
+        self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+        self._keep_lengths(self._kept["kv_indptr"].diff())
+        self._plan = Plan(
+            (num_qo_heads, num_kv_heads, head_dim_qk), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
+            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
+            o_data_type, self._options(1, fixed_split_size, disable_split_kv),
+        )  # fmt: skip
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **arguments: Any) -> Any:
+        """q ``[qo_indptr[B], Hq, d]``; k, v ``[kv_indptr[B], Hkv, d]`` ("NHD") or ``[Hkv, kv_indptr[B], d]``.
+
+        The rest, and what is returned, as BatchDecodeWithPagedKVCacheWrapper.run().
+        """
+        if self._plan is None:
+            raise RuntimeError("run(): call plan() first")
+        return self._attend(q, (k, v), self._kept["qo_indptr"], args, **arguments)
+
+    forward = run
+
+    def run_return_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **arguments: Any) -> Any:
+        return self.run(q, k, v, *args, return_lse=True, **arguments)
+
+    forward_return_lse = run_return_lse
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """Queries over several levels of one paged cache: a call of each level, merged. Requests share the keys of the first ones.
+
+    Each level's result is rounded to q's type before they are merged. `*_buf_arr`: a buffer of each level, with
+    use_cuda_graph.
+    """
+
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: Optional[torch.Tensor] = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Optional[Sequence[torch.Tensor]] = None,
+        paged_kv_indptr_buf_arr: Optional[Sequence[torch.Tensor]] = None,
+        paged_kv_indices_buf_arr: Optional[Sequence[torch.Tensor]] = None,
+        paged_kv_last_page_len_buf_arr: Optional[Sequence[torch.Tensor]] = None,
+    ) -> None:
+        buffers = dict(
+            qo_indptr_buf_arr=qo_indptr_buf_arr, paged_kv_indptr_buf_arr=paged_kv_indptr_buf_arr,
+            paged_kv_indices_buf_arr=paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr=paged_kv_last_page_len_buf_arr,
+        )  # fmt: skip
+        arrays = {name: [None] * num_levels if array is None else array for name, array in buffers.items()}
+        self._use_cuda_graph = use_cuda_graph
+        self._levels = [
+            BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout, use_cuda_graph, *of_level)
+            for of_level in _of_levels(num_levels, **arrays)
+        ]
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffers: Any) -> None:
+        """Workspaces are this library's own: there is nothing to set."""
+
+    def plan(
+        self,
+        qo_indptr_arr: Sequence[torch.Tensor],
+        paged_kv_indptr_arr: Sequence[torch.Tensor],
+        paged_kv_indices_arr: Sequence[torch.Tensor],
+        paged_kv_last_page_len: Sequence[torch.Tensor],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        **arguments: Any,
+    ) -> None:
+        """Tables of each level; the rest as BatchPrefillWithPagedKVCacheWrapper.plan(). `causal` is the last level's."""
+        tables = _of_levels(
+            len(self._levels), qo_indptr_arr=qo_indptr_arr, paged_kv_indptr_arr=paged_kv_indptr_arr,
+            paged_kv_indices_arr=paged_kv_indices_arr, paged_kv_last_page_len=paged_kv_last_page_len,
+        )  # fmt: skip
+        for level, of_level in zip(self._levels, tables):
+            is_last = level is self._levels[-1]
+            level.plan(*of_level, num_qo_heads, num_kv_heads, head_dim, page_size, causal=causal and is_last, **arguments)
+
+    begin_forward = plan
+
+    def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
+        """q ``[tokens, Hq, d]``; the result in its shape."""
+        states = [level.run_return_lse(q, paged_kv_cache) for level in self._levels]
+        return merge_states(*(torch.stack(parts, 1) for parts in zip(*states)))[0]
+
+    forward = run
+
+
+def _of_levels(levels: int, **arrays: Sequence[Optional[torch.Tensor]]) -> list[tuple]:
+    """What each level has of arrays with one entry a level."""
+    for name, array in arrays.items():
+        if len(array) != levels:
+            raise ValueError(f"{name}: {len(array)} entries: num_levels = {levels}")
+    return list(zip(*arrays.values()))

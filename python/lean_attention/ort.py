@@ -1,0 +1,123 @@
+"""ONNX Runtime: attention of a model by this library, as custom operators of a session.
+
+``register(session_options)`` adds the domain ``lean_attention``; with ``override=True`` the operators stand under ONNX
+Runtime's own names too, so that a model runs on them as it is. ``rewrite(model)`` moves those nodes of a model that the
+operators serve to the domain, and says why it left the others. docs/onnxruntime.md has what each operator does and refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+__all__ = ["Report", "library_path", "register", "rewrite"]
+
+DOMAIN = "lean_attention"
+OVERRIDE_KEY = "lean_attention.override"
+# (domain, name) that the operators serve.
+SERVED = frozenset(
+    [("", "Attention"), *(("com.microsoft", name) for name in ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention"))]
+)
+
+
+def library_path() -> str:
+    """Path of liblean_attention_ort.so, for register_custom_ops_library() and for C++ hosts."""
+    path = pathlib.Path(__file__).with_name("liblean_attention_ort.so")
+    if not path.is_file():
+        raise ImportError(
+            f"{path} is missing: this build of lean_attention has no operators for ONNX Runtime; "
+            "build it with LEAN_ORT=ON (docs/onnxruntime.md)"
+        )
+    return str(path)
+
+
+def register(session_options: Any, override: bool = False) -> None:
+    """Makes the operators known to sessions that are made with these onnxruntime.SessionOptions. Once for each.
+
+    override: under the built-in names too (``GroupQueryAttention`` of com.microsoft, ONNX's ``Attention``, ...): every
+    such node of the model is then ours, and one that asks what we do not do is refused when the session is made.
+    """
+    session_options.add_session_config_entry(OVERRIDE_KEY, "1" if override else "0")
+    session_options.register_custom_ops_library(library_path())
+
+
+@dataclasses.dataclass
+class Report:
+    """What rewrite() did: names of nodes that are ours now, and of attention nodes that were left with the reason."""
+
+    rewritten: list[str] = dataclasses.field(default_factory=list)
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.rewritten)} rewritten, {len(self.left)} left"]
+        return "\n".join([*lines, *(f"  {name}: {reason}" for name, reason in self.left.items())])
+
+
+def rewrite(model: Any) -> tuple[Any, Report]:
+    """Moves every attention node that the operators serve to the domain lean_attention.
+
+    `model`: an onnx.ModelProto, or an onnx_ir.Model, which is changed. Returns the same kind, and a Report. A node is
+    asked by the operator itself, in a session of its own, so needs onnxruntime; what its values refuse is found at a run.
+    """
+    import onnx_ir
+
+    as_proto = not isinstance(model, onnx_ir.Model)
+    changed = onnx_ir.from_proto(model) if as_proto else model
+    report = Report()
+    for function in changed.functions.values():
+        for node in function:
+            if (node.domain, node.op_type) in SERVED:
+                report.left[node.name or node.op_type] = f"is in the function {function.name}: inline it first"
+    for place, node in enumerate(changed.graph.all_nodes()):
+        if (node.domain, node.op_type) not in SERVED:
+            continue
+        name = node.name or f"{node.op_type} {place}"
+        reason = _refusal(node)
+        if reason:
+            report.left[name] = reason
+        else:
+            node.domain, node.version = DOMAIN, None
+            report.rewritten.append(name)
+    if report.rewritten:
+        changed.opset_imports[DOMAIN] = 1
+    return (onnx_ir.to_proto(changed) if as_proto else changed), report
+
+
+def _refusal(node: Any) -> str:
+    """Why the operator does not take a node; "" when it does."""
+    import onnx
+    import onnx_ir
+    import onnxruntime
+
+    proto = onnx_ir.to_proto(node)
+    proto.domain = DOMAIN
+    types: dict[str, int] = {}
+    first = next((x.dtype for x in node.inputs if x is not None and x.dtype is not None), onnx_ir.DataType.FLOAT)
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.name:  # a type that the model does not say: the first's, which is the queries'
+            types.setdefault(value.name, int(value.dtype or _INTEGERS.get((node.op_type, index), first)))
+    infos = [onnx.helper.make_tensor_value_info(name, dtype, None) for name, dtype in types.items()]
+    results = [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = onnx.helper.make_graph([proto], "one_node", infos, results)
+    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid(DOMAIN, 1)]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # the reason goes into the report
+    register(options)
+    try:
+        made = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+        onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return str(error).rpartition("': ")[2] or str(error)
+    return ""
+
+
+# Inputs that hold integers, by operator and place; onnx_ir.DataType's numbers.
+_INT32, _INT64 = 6, 7
+_INTEGERS = {
+    **{("GroupQueryAttention", i): _INT32 for i in (5, 6, 16)},
+    ("GroupQueryAttention", 9): _INT64,
+    ("Attention", 6): _INT64,
+    **{("MultiHeadAttention", i): _INT32 for i in (4, 8, 9)},
+    **{("PagedAttention", i): _INT32 for i in (5, 6, 7, 10, 16)},
+}

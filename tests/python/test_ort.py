@@ -1,0 +1,311 @@
+"""GroupQueryAttention for ONNX Runtime, against its own; and the library that the operators are in."""
+
+from __future__ import annotations
+
+import subprocess
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from oracle import attention  # noqa: E402
+from ort_models import ERRORS, MICROSOFT, OWN, model_of, needs_operators, run_node, run_values, session_of  # noqa: E402
+from ort_models import with_readable_outputs  # noqa: E402
+
+import lean_attention.ort  # noqa: E402
+
+pytestmark = needs_operators
+ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+GQA_OUTPUTS = ["output", "present_key", "present_value"]
+
+
+# --- GroupQueryAttention ---------------------------------------------------------------------------------------------
+
+
+class GqaCase:
+    """Random inputs and attributes of one call. `rows`: the tokens each sequence brings; others of the S are padding."""
+
+    def __init__(self, seed: int, dtype: str, kind: str):
+        random = self.random = np.random.default_rng(seed)
+        self.batch = 1 if kind == "chunk" else int(random.integers(1, 4))
+        self.kv_heads, group = int(random.integers(1, 4)), int(random.integers(1, 5))
+        self.q_heads = self.kv_heads * group
+        self.dim = int(random.choice([16, 48, 64]))
+        self.tokens = 1 if kind == "decode" else int(random.integers(2, 12))
+        longest = self.tokens if kind == "prompt" else int(random.integers(self.tokens + 1, 90))
+        totals = random.integers(1, longest + 1, self.batch) if kind != "chunk" else np.array([longest])
+        totals[random.integers(self.batch)] = longest
+        self.totals = totals.astype(np.int32)
+        self.rows = np.minimum(self.tokens, self.totals)
+        self.capacity = longest + int(random.integers(0, 9))
+        self.dtype = np.dtype(dtype)
+
+    def normal(self, *shape: int) -> np.ndarray:
+        return self.random.standard_normal(shape).astype(self.dtype)
+
+    def feeds(self, packed: bool = False, past: bool = True) -> dict:
+        width, kv_width = self.q_heads * self.dim, self.kv_heads * self.dim
+        cache = (self.batch, self.kv_heads, self.capacity, self.dim)
+        query, key, value = (self.normal(self.batch, self.tokens, w) for w in (width, kv_width, kv_width))
+        return {
+            "query": np.concatenate([query, key, value], 2) if packed else query,
+            "key": None if packed else key,
+            "value": None if packed else value,
+            "past_key": self.normal(*cache) if past else None,
+            "past_value": self.normal(*cache) if past else None,
+            "seqlens_k": self.totals - 1,
+            "total_sequence_length": np.array([self.totals.max()], np.int32),
+        }
+
+    def options(self, feeds: dict) -> dict:
+        """Adds optional inputs; returns attributes."""
+        random, attributes = self.random, {}
+        names = ["cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink"]
+        feeds.update(dict.fromkeys(names))
+        if random.random() < 0.5:
+            half = self.dim // 2
+            angles = np.outer(np.arange(self.capacity), 100.0 ** (-np.arange(half) / half))
+            feeds["cos_cache"], feeds["sin_cache"] = np.cos(angles).astype(self.dtype), np.sin(angles).astype(self.dtype)
+            attributes.update(do_rotary=1, rotary_interleaved=int(random.integers(2)))
+        if random.random() < 0.3:
+            attributes["local_window_size"] = int(random.integers(1, 20))
+        if random.random() < 0.3:
+            attributes["softcap"] = 3.0
+        if random.random() < 0.3:
+            attributes["scale"] = 0.3
+        if random.random() < 0.3:
+            shape = random.choice([1, self.batch]), random.choice([1, self.q_heads]), self.tokens, self.totals.max()
+            feeds["attention_bias"] = self.normal(*shape)
+        choice = random.integers(4)
+        if choice == 0:
+            feeds["head_sink"] = self.normal(self.q_heads)
+        elif choice == 1:
+            attributes["smooth_softmax"] = 1
+        return attributes
+
+    def check(self, ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+        """Rows of tokens, and the cache up to them. Both sides round what they rotate, the probabilities and the sums."""
+        for b in range(self.batch):
+            rows, total = self.rows[b], self.totals[b]
+            for x, y, what in zip(ours, theirs, GQA_OUTPUTS):
+                x, y = (z[b, :rows] if what == "output" else z[b, :, :total] for z in (x, y))
+                assert x.shape == y.shape
+                allowed = 32 * ROUNDOFF[self.dtype.name] * np.abs(y).max(initial=1.0)
+                np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), rtol=0, atol=allowed, err_msg=what)
+            assert not ours[0][b, rows:].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["decode", "prompt", "chunk"])
+@pytest.mark.parametrize("seed", range(12))
+def test_gqa_equals_the_built_in(seed, kind, dtype):
+    case = GqaCase(seed, dtype, kind)
+    feeds = case.feeds(packed=seed % 3 == 0)
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, **case.options(feeds))
+    constants = [name for name in ("cos_cache", "sin_cache") if seed % 2 and feeds[name] is not None]
+    ours, theirs = (
+        run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=domain, constants=constants, **attributes)
+        for domain in (OWN, MICROSOFT)
+    )
+    case.check(ours, theirs)
+
+
+def bound_run(model, feeds, ours, buffers):
+    """present_key and present_value are the buffers that past_key and past_value are."""
+    session = session_of(model, ours=ours)
+    binding = session.io_binding()
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x) for name, x in feeds.items() if x is not None and "past" not in name}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("output")  # results come in the order of binding
+    for past, present in (("past_key", "present_key"), ("past_value", "present_value")):
+        binding.bind_ortvalue_input(past, buffers[past])
+        binding.bind_ortvalue_output(present, buffers[past])
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0].numpy().copy()
+
+
+@pytest.mark.parametrize("kind", ["decode", "prompt", "chunk"])
+def test_gqa_appends_to_a_shared_buffer_in_place(kind):
+    case = GqaCase(3, "float32", kind)
+    feeds = case.feeds()
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    results = []
+    for domain in (OWN, MICROSOFT):
+        model = model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=domain, **attributes)
+        buffers = {name: onnxruntime.OrtValue.ortvalue_from_numpy(feeds[name].copy()) for name in ("past_key", "past_value")}
+        output = bound_run(model, feeds, domain == OWN, buffers)
+        results.append([output, *(buffers[name].numpy().copy() for name in ("past_key", "past_value"))])
+    case.check(*results)
+    for b, total in enumerate(case.totals):  # what lies behind the tokens is not touched
+        np.testing.assert_array_equal(results[0][1][b, :, total:], feeds["past_key"][b, :, total:])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gqa_of_a_first_prompt_without_past(packed):
+    case = GqaCase(5, "float32", "prompt")
+    feeds = case.feeds(packed=packed, past=False)
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    ours, theirs = (run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=d, **attributes) for d in (OWN, MICROSOFT))
+    case.check(ours, theirs)
+    assert ours[1].shape == theirs[1].shape
+
+
+def test_gqa_zeroes_what_lies_behind_the_tokens_of_a_new_present():
+    case = GqaCase(1, "float32", "decode")
+    ours = run_node("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    for b, total in enumerate(case.totals):
+        assert not ours[1][b, :, total:].any() and not ours[2][b, :, total:].any()
+
+
+def test_gqa_query_seqlens_says_which_rows_are_tokens():
+    case = GqaCase(2, "float32", "chunk")
+    case.batch, case.totals, case.rows, case.tokens, case.capacity = 3, np.array([9, 4, 20], np.int32), np.array([2, 0, 4]), 4, 24
+    feeds = case.feeds()
+    feeds.update(dict.fromkeys(["cos", "sin", "ids", "bias", "sink", "k_scale", "v_scale", "q_norm", "k_norm"]))
+    feeds["query_seqlens"] = case.rows.astype(np.int32)
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    ours, theirs = (run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=d, **attributes) for d in (OWN, MICROSOFT))
+    case.check(ours, theirs)
+
+
+@pytest.mark.parametrize("domain, override", [(OWN, False), (OWN, True), (MICROSOFT, True)])
+def test_override_decides_whose_operator_serves_the_built_in_name(domain, override):
+    case = GqaCase(4, "float32", "decode")
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, sliding_window_cache=1, local_window_size=3)
+    model = model_of("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, domain=domain, **attributes)
+    with pytest.raises(ERRORS, match="lean_attention: GroupQueryAttention node 'node0': sliding_window_cache = 1"):
+        session_of(model, override=override)
+
+
+def test_without_override_the_built_in_stays():
+    case = GqaCase(4, "float32", "decode")
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, sliding_window_cache=1, local_window_size=3)
+    model = model_of("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, domain=MICROSOFT, **attributes)
+    session_of(model)
+
+
+GQA_NODE_REFUSALS = [
+    (dict(num_heads=5), "kv_num_heads = 2: must divide num_heads = 5"),
+    (dict(qk_output=1), "qk_output: scores are not given out"),
+    (dict(sliding_window_cache=1), "sliding_window_cache = 1: the cache is as long as the sequence here"),
+    (dict(kv_cache_bit_width=4), "kv_cache_bit_width: int8 and int4 caches are not read"),
+    (dict(k_quant_type="PER_TENSOR"), 'k_quant_type = "PER_TENSOR": allowed "NONE"'),
+    (dict(local_window_size=0), "local_window_size = 0: allowed -1"),
+    (dict(causal=0, local_window_size=4), "local_window_size = 4: must be -1 with causal = 0"),
+    (dict(do_rotary=1), "do_rotary = 1: needs cos_cache and sin_cache"),
+    (dict(scale=2), "scale: "),
+]
+
+
+@pytest.mark.parametrize("attributes, message", GQA_NODE_REFUSALS, ids=lambda x: x if isinstance(x, str) else "")
+def test_gqa_refuses_a_node_when_the_session_is_made(attributes, message):
+    case = GqaCase(4, "float32", "decode")
+    case.q_heads, case.kv_heads = 4, 2
+    model = model_of("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, **{"num_heads": 4, "kv_num_heads": 2, **attributes})
+    with pytest.raises(ERRORS) as refusal:
+        session_of(model)
+    assert f"lean_attention: GroupQueryAttention node 'node0': {message}" in str(refusal.value)
+
+
+def gqa_feeds_with(**changed):
+    case = GqaCase(4, "float32", "decode")
+    case.batch, case.q_heads, case.kv_heads, case.dim, case.tokens, case.capacity = 2, 4, 2, 8, 1, 10
+    case.totals = np.array([4, 7], np.int32)
+    feeds = case.feeds()
+    return {**feeds, **changed}
+
+
+GQA_RUN_REFUSALS = [
+    (dict(seqlens_k=np.array([3, 10], np.int32)), "seqlens_k[1] = 10: allowed 0 to 9"),
+    (dict(seqlens_k=np.array([-1, 3], np.int32)), "seqlens_k[0] = -1: allowed 0 to 9"),
+    (dict(seqlens_k=np.array([3], np.int32)), "seqlens_k: is int32 [1]: must be int32 [2]"),
+    (dict(seqlens_k=np.array([3, 3], np.int64)), "seqlens_k: is int64 [2]: must be int32 [2]"),
+    (dict(key=np.zeros((2, 1, 8), np.float32)), "key: shape [2, 1, 8]: must be [2, 1, 16]"),
+    (dict(past_value=np.zeros((2, 2, 9, 8), np.float32)), "past_value: shape [2, 2, 9, 8]: must be [2, 2, 10, 8]"),
+    (dict(query=np.zeros((2, 1, 33), np.float32)), "query: width 33: must be a multiple of 4 heads"),
+    (dict(query=np.zeros((2, 32), np.float32)), "query: shape [2, 32]: must be [B, S, width]"),
+    (dict(total_sequence_length=np.array([0], np.int32)), "total_sequence_length = 0: must be at least the 1 tokens of query"),
+]
+
+
+@pytest.mark.parametrize("changed, message", GQA_RUN_REFUSALS, ids=[message for _, message in GQA_RUN_REFUSALS])
+def test_gqa_refuses_inputs_by_name_and_value(changed, message):
+    with pytest.raises(ERRORS) as refusal:
+        run_node("GroupQueryAttention", gqa_feeds_with(**changed), GQA_OUTPUTS, num_heads=4, kv_num_heads=2)
+    assert f"lean_attention: GroupQueryAttention node 'node0': {message}" in str(refusal.value)
+
+
+def test_gqa_position_ids_must_be_the_places_in_the_cache():
+    table = np.ones((10, 4), np.float32)
+    right = np.array([[3], [6]], np.int64)
+    for ids in (right, right + 1):
+        feeds = gqa_feeds_with(cos_cache=table, sin_cache=0 * table, position_ids=ids)
+        arguments = dict(num_heads=4, kv_num_heads=2, do_rotary=1)
+        if ids is right:
+            run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, **arguments)
+            continue
+        with pytest.raises(ERRORS, match=r"position_ids\[0\]\[0\] = 4: a token is rotated by its place in the cache, here 3"):
+            run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, **arguments)
+
+
+@pytest.mark.parametrize("query_type, cache_type", [("bfloat16", "bfloat16"), ("float16", "float8_e4m3fn"), ("float32", "float8_e4m3fn")])
+def test_gqa_in_bfloat16_and_with_an_fp8_cache(query_type, cache_type):
+    """ONNX Runtime's own has neither on the CPU, so the oracle judges; NumPy has no such types, so results are cast."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtypes = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in (query_type, cache_type)}
+    fp8 = cache_type.startswith("float8")
+    scales = dict(k=0.5, v=2.0) if fp8 else dict(k=1.0, v=1.0)
+    case = GqaCase(4, "float32", "decode")
+    feeds = {
+        name: x if x is None or x.dtype == np.int32 else x.astype(dtypes[cache_type if "past" in name else query_type])
+        for name, x in case.feeds().items()
+    }
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    if fp8:
+        feeds.update(dict.fromkeys(["cos", "sin", "ids", "bias", "sink"]))
+        feeds.update({f"{name}_scale": np.array([scale], np.float32) for name, scale in scales.items()})
+        attributes.update(k_quant_type="PER_TENSOR", v_quant_type="PER_TENSOR")
+    model = onnx.load_from_string(model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, **attributes))
+    values = dict(zip(GQA_OUTPUTS, run_values(session_of(with_readable_outputs(model)), feeds)))
+
+    caches = {}
+    for name, scale in scales.items():
+        cache = feeds[{"k": "past_key", "v": "past_value"}[name]].astype(np.float64) * scale
+        fresh = feeds[{"k": "key", "v": "value"}[name]].reshape(case.batch, case.kv_heads, case.dim).astype(np.float64)
+        for b, total in enumerate(case.totals):  # what an fp8 cache keeps of a token is what attention sees of it
+            cache[b, :, total - 1] = (fresh[b] / scale).astype(dtypes[cache_type]).astype(np.float64) * scale
+        caches[name] = cache
+    rows = (case.batch, 1, case.q_heads, case.dim)
+    expected = attention(
+        feeds["query"].astype(np.float64).reshape(rows).transpose(0, 2, 1, 3), caches["k"], caches["v"],
+        seqlens=case.totals, dtype=query_type,
+    )  # fmt: skip
+    expected.check(values["output"].reshape(rows).transpose(0, 2, 1, 3))
+    for b, total in enumerate(case.totals):
+        np.testing.assert_array_equal(values["present_key"][b, :, :total] * scales["k"], caches["k"][b, :, :total])
+
+
+def test_an_older_onnx_runtime_is_told_what_is_missing():
+    """A table of functions that has nothing but what makes a status."""
+    import ctypes
+
+    told = []
+    create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(lambda code, message: told.append((code, message)) or 77)
+    first = (ctypes.c_void_p * 1)(ctypes.cast(create, ctypes.c_void_p))
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda version: ctypes.addressof(first) if version == 1 else None)
+    version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.27.2")
+    base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p))
+    entry = ctypes.CDLL(lean_attention.ort.library_path()).RegisterCustomOps
+    entry.restype = ctypes.c_void_p
+    assert entry(None, ctypes.byref(base)) == 77
+    assert told[0][0] == 9
+    assert told[0][1].startswith(b"lean_attention: this is ONNX Runtime 1.27.2: 1.28 or newer is needed")
+
+
+def test_library_exports_one_name():
+    command = ["nm", "-D", "--defined-only", lean_attention.ort.library_path()]
+    lines = subprocess.run(command, text=True, capture_output=True, check=True).stdout.splitlines()
+    assert [line.split()[-1] for line in lines if " A " not in line] == ["RegisterCustomOps"]

@@ -1,0 +1,39 @@
+"""docs/onnxruntime.md says of every input, output and attribute that an operator reads what becomes of it."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+OPERATORS = {
+    "GroupQueryAttention": "group_query_attention",
+    "Attention": "attention",
+    "MultiHeadAttention": "multi_head_attention",
+    "PagedAttention": "paged_attention",
+}
+NAME = r"[a-z]\w*|[QKV]"
+
+
+def section(operator: str) -> str:
+    document = (ROOT / "docs/onnxruntime.md").read_text()
+    return re.search(rf"^### {operator}\n(.*?)(?=^##|\Z)", document, re.MULTILINE | re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_table_names_what_the_code_reads(operator):
+    code = (ROOT / f"integrations/onnxruntime/{OPERATORS[operator]}.cpp").read_text()
+    ports = re.search(r"kInputs\[\] = \{(.*?)\};\s*static constexpr Port kOutputs\[\] = \{(.*?)\};", code, re.DOTALL)
+    names = {name for side in ports.groups() for name in re.findall(rf'\{{"({NAME})"', side)} - {"output", "Y"}
+    names |= set(re.findall(rf'node\.(?:integer|number|string)\("({NAME})"', code))
+    names |= set(re.findall(rf'std::pair\("({NAME})", k', code))
+    assert len(names) >= 13
+    said = set(re.findall(r"`(\w+)`", section(operator)))
+    assert names - said == set()
+
+
+def test_the_operators_are_those_that_rewrite_knows():
+    ort = pytest.importorskip("lean_attention.ort")
+    assert {name for _, name in ort.SERVED} == set(OPERATORS)
