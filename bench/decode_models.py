@@ -14,6 +14,8 @@ from transformers import DynamicCache, StaticCache
 
 from lean_attention.hf import LeanStaticCache
 
+RELEASE = tuple(map(int, transformers.__version__.split(".")[:2]))
+CACHE = "cache" if RELEASE >= (5, 24) else "past_key_values"  # what Transformers calls it
 WARM_UP = {"launched": 3, "captured": 3, "compiled": 6}  # steps; a compiled graph is recorded at its second or third
 
 
@@ -43,7 +45,9 @@ class Case:
 
 
 def _opt(**common):
-    return transformers.OPTConfig(hidden_size=4096, ffn_dim=16384, num_attention_heads=32, vocab_size=50272, word_embed_proj_dim=4096, **common)
+    return transformers.OPTConfig(
+        hidden_size=4096, ffn_dim=16384, num_attention_heads=32, vocab_size=50272, word_embed_proj_dim=4096, **common
+    )
 
 
 def _phi3(**common):
@@ -123,7 +127,7 @@ class Decoder:
         if self._case.launch == "compiled":
             torch.compiler.cudagraph_mark_step_begin()
         result = self._forward(
-            input_ids=self._token, attention_mask=mask, position_ids=self._position, past_key_values=self._cache, use_cache=True
+            input_ids=self._token, attention_mask=mask, position_ids=self._position, use_cache=True, **{CACHE: self._cache}
         )
         self._token.copy_(result.logits[:, -1:].argmax(-1))
         self._position.add_(1)

@@ -135,11 +135,18 @@ def measure(lens: list, dtype: str, threads: int, rounds: int) -> dict:
     us, peer_us, ceiling_us = (statistics.median(x.us) for x in (*sides, reader))
     kv_bytes = sum(x.nbytes for x in read)
     return {
+        "row": f"Phi3m {row_name(lens)} {dtype}", "impl": "lean_ort",
         "lens": lens, "q_heads": Q_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": dtype, "threads": threads,
         "kv_bytes": kv_bytes, "us": us, "us_min": min(sides[0].us), "us_max": max(sides[0].us), "onnxruntime_us": peer_us,
         "speedup": peer_us / us, "gbps": kv_bytes / us / 1e3, "onnxruntime_gbps": kv_bytes / peer_us / 1e3,
         "ceiling_us": ceiling_us, "read_fraction": ceiling_us / us, "difference": difference, "rounds": rounds,
     }  # fmt: skip
+
+
+def row_name(lens: list) -> str:
+    """1x8k where all are as long, 16k+7x1k where the first is longer."""
+    sizes = [f"{n // 1024}k" for n in lens]
+    return f"{len(lens)}x{sizes[0]}" if len(set(lens)) == 1 else f"{sizes[0]}+{len(lens) - 1}x{sizes[1]}"
 
 
 def device_name() -> str:

@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build-mutants"
-COPIED = ["CMakeLists.txt", "CMakePresets.json", "bench", "cli", "cmake", "examples", "include", "src", "tests", "tools", "LICENSE"]
+COPIED = ["CMakeLists.txt", "CMakePresets.json", "bench", "cli", "cmake", "examples", "include", "integrations", "src", "tests", "tools", "LICENSE"]
 TEST_TIMEOUT_S = 600
 
 

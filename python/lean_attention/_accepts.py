@@ -39,7 +39,9 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
 def decode_if_accepted(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any
 ) -> Optional[torch.Tensor]:
-    """decode() of tensors laid out "bhsd", or None where the library does not do such a call, which it says before it does anything.
+    """decode() of tensors laid out "bhsd", or None where the library does not do such a call.
+
+    It says so before it does anything.
 
     Raises:
         ValueError: the call is the library's, and a value in it is wrong, a length for one.

@@ -1,6 +1,7 @@
 """decode()'s arguments: the one list of them in Python. What help() shows, torch's schemas and the checks of names follow from it.
 
-The extension has the same names in its own table (python/src/arguments.hpp), which is compared when the package is imported.
+The extension has the same names in its own table (python/src/arguments.hpp), which is compared when the package is
+imported.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def declared(
         sinks: float32 ``[Hq]``, logits that take part in the denominator only.
         mask: boolean (True: seen) or additive, ``[B, Hq, n_q, n_kv]``, axes of size 1 broadcast.
         tree_mask: uint32 ``[B, n_q, ceil(n_q / 32)]``, bits over the last n_q keys.
-        append_k, append_v: one new token for each query token, in q's layout with k's heads: written to k and v and attended
-            to. seqlens count them: they are the last n_q tokens of a sequence.
-        rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold, applied to
-            q and append_k.
+        append_k, append_v: one new token for each query token, in q's layout with k's heads: written to k and v and
+            attended to. seqlens count them: they are the last n_q tokens of a sequence.
+        rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold,
+            applied to q and append_k.
         rotary_interleaved: pairs (0, 1), (2, 3).. instead of halves.
         rotary_absolute: positions count from the cache's token 0, as in flash-attention, instead of from leftpad.
         k_scale, v_scale: float32 ``[1]`` or ``[Hkv]``, or one number, for float8 k and v.
@@ -99,9 +100,10 @@ def declared(
     Lengths are int32 (on the CPU also int64 or a list). float32, float16 and bfloat16; results are accumulated in
     float32. Sequences without keys give 0 and -inf. There is no backward pass.
 
-    Lengths and page ids that lie outside what there is are refused where the host has them: on the CPU, and in lists. Those
-    on a device nobody looks at before the call: they are clamped there (no memory but the tensors' is touched), and
-    sticky_status() tells; check_lengths(), or ``Options(check_lengths=True)``, copies them to the host and looks first.
+    Lengths and page ids that lie outside what there is are refused where the host has them: on the CPU, and in lists.
+    Those on a device nobody looks at before the call: they are clamped there (no memory but the tensors' is touched),
+    and sticky_status() tells; check_lengths(), or ``Options(check_lengths=True)``, copies them to the host and looks
+    first.
 
     Returns:
         out, or (out, lse).

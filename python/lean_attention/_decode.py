@@ -44,8 +44,8 @@ class Support(NamedTuple):
 def supports(q: Array, k: Array, v: Array, **arguments: Any) -> Support:
     """Whether decode() with these arguments would be accepted. Reads no array's contents.
 
-    Takes what decode() takes. Raises TypeError for arguments decode() does not have or that are no arrays, and ValueError
-    when shapes do not fit each other; what the backend does not do is the answer.
+    Takes what decode() takes. Raises TypeError for arguments decode() does not have or that are no arrays, and
+    ValueError when shapes do not fit each other; what the backend does not do is the answer.
     """
     framework = framework_of(q)
     if arguments.get("out") is None:
@@ -57,8 +57,8 @@ def supports(q: Array, k: Array, v: Array, **arguments: Any) -> Support:
 def check_lengths(q: Array, k: Array, v: Array, **arguments: Any) -> None:
     """Looks at the lengths and page ids that decode() with these arguments would get, without computing anything.
 
-    Lengths on a device are copied to the host, which waits for the device. decode() itself does this where they are on the host;
-    with ``Options(check_lengths=True)`` everywhere.
+    Lengths on a device are copied to the host, which waits for the device. decode() itself does this where they are on
+    the host; with ``Options(check_lengths=True)`` everywhere.
 
     Raises:
         ValueError: an entry lies outside what there is; the message names argument, entry and value.
@@ -74,7 +74,8 @@ def sticky_status(q: Array, *, stream: Optional[int] = None, reset: bool = True)
     """What calls on q's device and this stream had to clamp or skip in device memory, since it was last asked with `reset`.
 
     ``code`` is "bad_lengths" or "bad_page_index" (with ``Options(check_workspace=True)`` also "workspace_dirty" and
-    "workspace_in_use"); which value it was, check_lengths() says. Waits for the device. On the CPU decode() itself raises.
+    "workspace_in_use"); which value it was, check_lengths() says. Waits for the device. On the CPU decode() itself
+    raises.
 
     Args:
         q: any array on the device.

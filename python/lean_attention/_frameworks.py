@@ -1,7 +1,8 @@
 """What differs between array libraries: how an output is made and how a result is handed back.
 
-Reading arrays needs nothing of this: the extension reads DLPack and NumPy's array interface itself. It calls int32(), float32()
-and on_host() for lengths and scales that are not where the call wants them. A library's class is imported with its first array.
+Reading arrays needs nothing of this: the extension reads DLPack and NumPy's array interface itself. It calls int32(),
+float32() and on_host() for lengths and scales that are not where the call wants them. A library's class is imported
+with its first array.
 """
 
 from __future__ import annotations

@@ -58,16 +58,16 @@ class LeanStaticLayer(StaticLayer):
 class LeanStaticCache(StaticCache):
     """Like StaticCache, for ``attn_implementation="lean_attention"``: keys and values [B, Hkv, max_cache_len, d], fixed addresses.
 
-    The main difference is in layers with a sliding window. StaticCache keeps a window's tokens and moves all of them by one with
-    every new token; here they have the whole length, nothing moves, and the mask function names the window's first token.
-    It needs more memory for these layers, and no traffic beyond the window.
+    The main difference is in layers with a sliding window. StaticCache keeps a window's tokens and moves all of them by
+    one with every new token; here they have the whole length, nothing moves, and the mask function names the window's
+    first token. It needs more memory for these layers, and no traffic beyond the window.
 
     Args:
         config: the model's configuration.
         max_cache_len: tokens a sequence may have. One more raises ValueError, where the host counts: not in a graph.
 
-    Works with generate(cache=...), before transformers 5.24 generate(past_key_values=...), and under CUDA graphs: addresses and
-    shapes stay, lengths are on the device.
+    Works with generate(cache=...), before transformers 5.24 generate(past_key_values=...), and under CUDA graphs:
+    addresses and shapes stay, lengths are on the device.
     """
 
     def __init__(self, config: Any, max_cache_len: int, **keywords: Any) -> None:

@@ -1,7 +1,8 @@
 """The registered mask function: which keys each sequence sees, as two numbers where a causal pattern and left padding allow it.
 
-The mask that Transformers hands through its model is a boolean one, [B, 1, n_q, n_kv], as scaled_dot_product_attention() takes it,
-for whoever reads it. With it go the two numbers, for who knows them: see ranges_of().
+The mask that Transformers hands through its model is a boolean one, [B, 1, n_q, n_kv], as
+scaled_dot_product_attention() takes it, for whoever reads it. With it go the two numbers, for who knows them: see
+ranges_of().
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ def _window_of(mask_function: Callable, keywords: dict[str, Any], may_be_packed:
 def _window_while_compiling(keywords: dict[str, Any], may_be_packed: bool) -> Optional[int]:
     """torch.compile cannot look into a closure, so what else has the code of and_masks() is excluded by what came with it.
 
-    A window on both sides names allow_is_bidirectional_skip, functions of the caller's use vmap (below transformers 5 they do not
-    say so, and nothing is known), chunks have a size of their own, and packed rows need a pass without cache or padding.
+    A window on both sides names allow_is_bidirectional_skip, functions of the caller's use vmap (below transformers 5
+    they do not say so, and nothing is known), chunks have a size of their own, and packed rows need a pass without
+    cache or padding.
     """
     config, window = keywords.get("config"), keywords.get("local_size")
     sliding = window is not None and getattr(config, "sliding_window", None) == window
@@ -144,7 +146,8 @@ def attention_mask(
 ) -> Optional[torch.Tensor]:
     """What Transformers calls once a forward pass for each kind of layer. `attention_mask`: [B, tokens], False: padding.
 
-    Returns what sdpa_mask() would: a boolean mask, with the two numbers where it has them, or None when every key is seen.
+    Returns what sdpa_mask() would: a boolean mask, with the two numbers where it has them, or None when every key is
+    seen.
     """
     places: dict[str, Any] = dict(q_length=q_length, q_offset=q_offset)
     if cache_position is not None:  # transformers below 5
@@ -161,8 +164,8 @@ def attention_mask(
     window = _window_of(mask_function, keywords, may_be_packed)
     if window is None or not (q_length == 1 or _needs_own_softmax(keywords.get("config"))):
         return as_sdpa()
-    on_host = not isinstance(q_offset, torch.Tensor)
-    if attention_mask is None and window == 0 and q_length == 1 and on_host and q_offset + 1 == kv_length:
+    plain = attention_mask is None and window == 0 and q_length == 1
+    if plain and not isinstance(q_offset, torch.Tensor) and q_offset + 1 == kv_length:
         return None
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     seen = None if attention_mask is None else _seen(attention_mask, q_offset + q_length)

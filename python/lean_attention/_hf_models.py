@@ -15,7 +15,8 @@ def refuse_models_without_interface(names: Iterable[str]) -> None:
     """From now on a model that would not call what `names` stand for raises when it is made or given such a name.
 
     Transformers asks each model whether it can do "sdpa"; of a registered name it asks nothing, and a model without the
-    interface then runs its own function on a mask that is made for another. So this stands before its check, for these names.
+    interface then runs its own function on a mask that is made for another. So this stands before its check, for these
+    names.
     """
     _names.update(names)
     check = PreTrainedModel.get_correct_attn_implementation

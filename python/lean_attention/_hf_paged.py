@@ -16,9 +16,9 @@ _NEEDED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def serve_name(name: str) -> bool:
     """Lets Transformers find `name` where it looks for a package of flash functions; False if it is older than 5.23.
 
-    generate_batch() takes only names with "flash" in them, and loads such a name's functions when it is set, from a package it
-    knows or the hub; a registered function is called in their place later. There is no public way to say that nothing is to be
-    loaded, so this stands in front of its private loader, for this name alone.
+    generate_batch() takes only names with "flash" in them, and loads such a name's functions when it is set, from a
+    package it knows or the hub; a registered function is called in their place later. There is no public way to say
+    that nothing is to be loaded, so this stands in front of its private loader, for this name alone.
     """
     load = getattr(_flash_loader, "_lazy_imports", None)
     if load is None or not hasattr(_flash_loader, "_flash_with_kvcache_fn"):

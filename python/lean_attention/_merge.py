@@ -19,11 +19,11 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
         lse_a, lse_b: ``[...]``, their log-sum-exp, natural logarithm.
 
     Returns:
-        (o, lse) of the union, o in o_a's type, lse in float32. States without keys (lse = -inf, or +inf as FlashAttention
-        writes it) change nothing, whatever their o holds.
+        (o, lse) of the union, o in o_a's type, lse in float32. States without keys (lse = -inf, or +inf as
+        FlashAttention writes it) change nothing, whatever their o holds.
 
-    Formula (softmax re-scaling, LeanAttention, arXiv:2405.10480, section "Softmax Re-scaling as Reduction"), in float32:
-    lse = log(exp(lse_a) + exp(lse_b)), o = exp(lse_a - lse) o_a + exp(lse_b - lse) o_b.
+    Formula (softmax re-scaling, LeanAttention, arXiv:2405.10480, section "Softmax Re-scaling as Reduction"), in
+    float32: lse = log(exp(lse_a) + exp(lse_b)), o = exp(lse_a - lse) o_a + exp(lse_b - lse) o_b.
 
     Raises:
         ValueError: shapes do not fit.

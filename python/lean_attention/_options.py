@@ -31,8 +31,8 @@ class Options:
     dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
         may start before the one ahead of it on the stream has ended, and lets the next one do so.
     check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
-    check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the call, which
-        waits for the device and cannot be captured. Those on the host are always looked at.
+    check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the call,
+        which waits for the device and cannot be captured. Those on the host are always looked at.
 
     Raises ValueError when a name is unknown; combinations that make no sense are refused by the call itself.
     """

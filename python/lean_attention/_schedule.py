@@ -18,8 +18,8 @@ class Schedule:
     """The tile map of one call: prints as text, converts to JSON, draws itself.
 
     Attributes:
-        shares: one entry a worker: its tiles, its cost, its segments (sequence, kv_head, row_block, tile_begin, tile_end,
-            contributor of contributors), in the order of the work.
+        shares: one entry a worker: its tiles, its cost, its segments (sequence, kv_head, row_block, tile_begin,
+            tile_end, contributor of contributors), in the order of the work.
         summary: totals and balance (mean / max over the workers).
     """
 

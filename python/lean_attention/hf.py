@@ -1,9 +1,9 @@
 """Hugging Face Transformers: ``attn_implementation="lean_attention"`` after ``lean_attention.hf.register()``, and
 ``"lean_flash"`` for generate_batch().
 
-Two functions are registered. The mask function (_hf_masks.py) describes the keys of each sequence by two numbers, first and
-end, on the device, so that a static cache is read up to the last token there is and padding is skipped without a mask or a copy
-of K and V. The attention function computes from them.
+Two functions are registered. The mask function (_hf_masks.py) describes the keys of each sequence by two numbers, first
+and end, on the device, so that a static cache is read up to the last token there is and padding is skipped without a
+mask or a copy of K and V. The attention function computes from them.
 
 Which calls are ours:
 
@@ -73,7 +73,7 @@ def attention_forward(
         ValueError: lengths that the keys do not have.
     """
     if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
-        raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes it must be boolean (True: seen) or additive, of floats")
+        raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes boolean (True: seen) or additive is needed")
     query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, attention_mask)
     if is_packed(keywords):
         key, value = read_cache(module, key, value, keywords)

@@ -2,9 +2,9 @@
 
 >>> out = jax.jit(lean_attention.jax.decode)(q, k, v, seqlens=seqlens)
 
-The call is read while JAX traces, so shapes, types and rules are refused there by the argument's name; what the backend of the
-device lacks is refused when the operation runs, as XlaRuntimeError. Works under jit, vmap and scan. There is no gradient.
-Arrays of JAX never change: append_k and append_v are not here.
+The call is read while JAX traces, so shapes, types and rules are refused there by the argument's name; what the backend
+of the device lacks is refused when the operation runs, as XlaRuntimeError. Works under jit, vmap and scan. There is no
+gradient. Arrays of JAX never change: append_k and append_v are not here.
 """
 
 from __future__ import annotations

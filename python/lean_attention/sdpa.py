@@ -1,8 +1,8 @@
 """PyTorch's scaled_dot_product_attention with this library behind its decode calls.
 
 enable_sdpa() replaces the flash-attention kernels that PyTorch's own dispatch chooses, by the hook made for it
-(torch.nn.attention.register_flash_attention_impl, torch 2.11 and newer), for the CPU and CUDA. Calls that are not decode
-(several queries, is_causal, dropout, gradients, masks the backend lacks) go on to PyTorch's kernel.
+(torch.nn.attention.register_flash_attention_impl, torch 2.11 and newer), for the CPU and CUDA. Calls that are not
+decode (several queries, is_causal, dropout, gradients, masks the backend lacks) go on to PyTorch's kernel.
 Where the hook is missing, call scaled_dot_product_attention() of this module in place of PyTorch's.
 """
 

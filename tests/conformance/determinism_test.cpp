@@ -243,6 +243,8 @@ void expect_bits_of_last_arriver_from_two_kernels(const Case& c) {
   options.fixup = Fixup::kHostBlock;
   if (!pairs(c.policy, options.fixup) || !served(built, options)) return;
   EXPECT_TRUE(run_and_check(built, answer, options));
+  if (on_cuda()) return;
+  EXPECT_EQ(built.output_bits(), bits) << "host_block, " << reproducer(c);
 }
 
 TEST(Conformance, R45_LastArriverAndTwoKernelsGiveTheSameBits) {

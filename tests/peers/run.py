@@ -72,7 +72,8 @@ def run_suite(suite: Suite, folder: pathlib.Path, arguments: argparse.Namespace)
     with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as report:
         environment = dict(
             os.environ, PYTHONPATH=os.pathsep.join(path), LEAN_PEERS_REPORT=report.name, LEAN_PEERS_FOLDER=str(folder),
-            LEAN_PEERS_DEVICE=arguments.device, LEAN_PEERS_SAMPLE=str(arguments.sample), LEAN_PEERS_SEED=str(arguments.seed), LEAN_PEERS_MOST_WORK=str(suite.most_work), LEAN_PEERS_SINGLE=suite.single,
+            LEAN_PEERS_DEVICE=arguments.device, LEAN_PEERS_SAMPLE=str(arguments.sample),
+            LEAN_PEERS_SEED=str(arguments.seed), LEAN_PEERS_MOST_WORK=str(suite.most_work), LEAN_PEERS_SINGLE=suite.single,
             FLASH_ATTENTION_DISABLE_BACKWARD="TRUE",
         )  # fmt: skip
         command = [

@@ -188,9 +188,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
 
 
 class MultiLevelCascadeAttentionWrapper:
-    """Queries over several levels of one paged cache, keys that many requests share in the first ones: a call of each level, merged.
+    """Queries over several levels of one paged cache: a call of each level, merged. Requests share the keys of the first ones.
 
-    Each level's result is rounded to q's type before they are merged. `*_buf_arr`: a buffer of each level, with use_cuda_graph.
+    Each level's result is rounded to q's type before they are merged. `*_buf_arr`: a buffer of each level, with
+    use_cuda_graph.
     """
 
     def __init__(

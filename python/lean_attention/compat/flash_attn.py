@@ -71,26 +71,30 @@ def flash_attn_with_kvcache(
     """Attention of q over a cache that is read in place, and written first when k and v are given.
 
     Args:
-        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``. float8 q is computed as bfloat16, which holds it.
+        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``. float8 q is computed as bfloat16, which
+            holds it.
         k_cache, v_cache: ``[B, S, Hkv, d]``, or with a table ``[pages, page, Hkv, d]`` with any page size.
-        k, v: ``[B, n_new, Hkv, d]``, or packed as ``cu_seqlens_k_new`` (else ``cu_seqlens_q``) says: written to the cache from
-            cache_seqlens on and attended to. As many tokens as q has cost one call; another number costs a second, short one.
-        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k. New token i stands at cache_seqlens + i,
-            whatever the left padding; query i too with causal or a window, else at cache_seqlens.
+        k, v: ``[B, n_new, Hkv, d]``, or packed as ``cu_seqlens_k_new`` (else ``cu_seqlens_q``) says: written to the
+            cache from cache_seqlens on and attended to. As many tokens as q has cost one call; another number costs a
+            second, short one.
+        rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k. New token i stands at cache_seqlens
+            + i, whatever the left padding; query i too with causal or a window, else at cache_seqlens.
         rotary_seqlens: ``[B]``, where positions start instead of at cache_seqlens.
         cache_seqlens: tokens in the cache before k, ``[B]`` int32 or one number. Default: all.
         cache_batch_idx: which row of the cache, or of the table, each sequence has, ``[B]``; the cache is not copied.
         cache_leftpad: first token that counts, ``[B]`` int32.
         block_table, page_table: two names of one argument, int32 ``[B, pages of a sequence]``.
-        softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]`` or ``[B, Hq]``: as there; causal is bottom-right.
-        q_descale, k_descale, v_descale: ``[B, Hkv]`` or fewer, for a float8 cache; other caches have none, as there. Rows that
-            differ from sequence to sequence cost a call each.
-        attention_chunk: keys are seen from the last multiple of so many tokens on; several queries need a mask of all keys.
+        softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]`` or ``[B, Hq]``: as there; causal is
+            bottom-right.
+        q_descale, k_descale, v_descale: ``[B, Hkv]`` or fewer, for a float8 cache; other caches have none, as there.
+            Rows that differ from sequence to sequence cost a call each.
+        attention_chunk: keys are seen from the last multiple of so many tokens on; several queries need a mask of all
+            keys.
         num_splits: 0 is the lean schedule; 1 and more ask for that many splits of each head.
         s_aux, learnable_sink: two names of one argument, ``[Hq]``.
         out: where the result goes.
-        others: fa_version, pack_gqa, sm_margin, scheduler_metadata, gqa_parallel, max_seqlen_k_hint and the like change no
-            result and are ignored.
+        others: fa_version, pack_gqa, sm_margin, scheduler_metadata, gqa_parallel, max_seqlen_k_hint and the like change
+            no result and are ignored.
 
     Returns:
         out in q's shape, or (out, softmax_lse ``[B, Hq, n_q]`` or ``[Hq, total]``, natural logarithm).
@@ -145,8 +149,8 @@ def flash_attn_func(
     """Attention of q ``[B, n_q, Hq, d]`` over all of k, v ``[B, n_kv, Hkv, d]``. `others`: as flash_attn_with_kvcache() has them.
 
     Returns:
-        out; with return_softmax_lse=True (out, softmax_lse); with return_attn_probs (out, softmax_lse, None): probabilities exist
-        in tests of dropout only.
+        out; with return_softmax_lse=True (out, softmax_lse); with return_attn_probs (out, softmax_lse, None):
+        probabilities exist in tests of dropout only.
     """
     refuse("flash_attn_func", dict(dropout_p=dropout_p), _HINTS, _REFUSED)
     result = flash_attn_with_kvcache(

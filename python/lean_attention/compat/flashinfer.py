@@ -95,8 +95,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Args:
             indptr, indices, last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of each request.
             num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of run().
-            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the request's keys
-                and values, turned, for the cache holds keys as they came. Keys turned when they are appended cost nothing.
+            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the
+                request's keys and values, turned, for the cache holds keys as they came. Keys turned when they are
+                appended cost nothing.
             window_left, logits_soft_cap, sm_scale: as there.
             q_len_per_req: query tokens of each request, the last of its sequence; several see each other causally.
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.

@@ -365,13 +365,11 @@ void store_row(const float* in, float scale, void* out, std::int32_t dims) noexc
   for (; d < dims; ++d) values[d] = Element<T>::put(in[d] * scale);
 }
 
-void merge_row(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept {
+void add_scaled(const float* addend, const float* x, float factor, float* out, std::int32_t dims) noexcept {
   const F32 f32;
-  const Vec factor = hn::Set(f32, step.factor);
-  for (std::int32_t d = 0; d < dims; d += kLanes) {  // rows are padded to whole vectors
-    const Vec a = hn::LoadU(f32, into + d);
-    const Vec b = hn::LoadU(f32, other + d);
-    hn::StoreU(step.first_is_big ? hn::MulAdd(b, factor, a) : hn::MulAdd(a, factor, b), f32, into + d);
+  const Vec factors = hn::Set(f32, factor);
+  for (std::int32_t d = 0; d < dims; d += kLanes) {
+    hn::StoreU(hn::MulAdd(hn::LoadU(f32, x + d), factors, hn::LoadU(f32, addend + d)), f32, out + d);
   }
 }
 
@@ -388,7 +386,7 @@ void merge_row(const softmax::MergeStep& step, float* into, const float* other, 
                          restore_values<Float8E5M2>},
       .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>, load_row<Float8E4M3>, load_row<Float8E5M2>},
       .store_row = {store_row<float>, store_row<Half>, store_row<BFloat16>},
-      .merge_row = merge_row,
+      .add_scaled = add_scaled,
   };
 }
 

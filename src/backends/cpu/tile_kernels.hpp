@@ -75,8 +75,8 @@ struct TileKernels {
   void (*load_row[kKvTypes])(const void* in, float* out, std::int32_t dims) noexcept;
   /// out[i] = T(in[i] scale), rounded to nearest even.
   void (*store_row[kOutputTypes])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
-  /// O of two partials under a merge step, into the first.
-  void (*merge_row)(const softmax::MergeStep& step, float* into, const float* other, std::int32_t dims) noexcept;
+  /// out[i] = fma(x[i], factor, addend[i]); out may be x or addend, and all are padded to whole vectors. Every merge is made of it.
+  void (*add_scaled)(const float* addend, const float* x, float factor, float* out, std::int32_t dims) noexcept;
 };
 
 /// Index into the tables above.

@@ -36,8 +36,9 @@ HWY_INLINE Vec exp2_nonpositive(Vec x) {
   const I32 i32;
   // What weighs nothing becomes -127, whose power is 0: -inf itself would meet 0 x inf, which is invalid. Not (x >= -126) would
   // also catch NaN: compare the other way round.
-  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), hn::Set(f32, -127.0F), x);
-  const Vec whole = hn::Round(x);
+  const Vec least = hn::Set(f32, -127.0F);
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), least, x);
+  const Vec whole = hn::Round(hn::Max(x, least));  // a whole number of NaN too
   const Vec f = hn::Sub(x, whole);
   Vec p = hn::Set(f32, 0.00015353362F);
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));

@@ -10,6 +10,7 @@
 #include "backends/cpu/tile_loop.hpp"
 #include "fixup/arrival.hpp"
 #include "fixup/chunk_tree.hpp"
+#include "fixup/ordered_merge.hpp"
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
 #include "problem/kv_scales.hpp"
@@ -84,17 +85,24 @@ class Worker {
                .reach = reach_of(call_.problem.scores)};
   }
 
-  /// The backend's vector loop for O of two partials.
-  [[nodiscard]] auto row_merger() const noexcept {
-    return [this](const softmax::MergeStep& step, float* into, const float* other) {
-      call_.kernels.merge_row(step, into, other, memory_.layout.config.value_dim);
+  /// Merges two nodes of the chunk tree, which lie at places of memory_.
+  [[nodiscard]] auto merge_places() const noexcept {
+    const auto merge_row = [this](const softmax::MergeStep& step, float* into, const float* other) {
+      const float* big = step.first_is_big ? into : other;
+      const float* small = step.first_is_big ? other : into;
+      call_.kernels.add_scaled(big, small, step.factor, into, memory_.layout.config.value_dim);
+    };
+    return [this, merge_row](std::int32_t left, std::int32_t right) {
+      fixup::merge_into(memory_.partial(left), memory_.partial(right), output_.rows, merge_row);
     };
   }
 
-  [[nodiscard]] auto merge_places() const noexcept {
-    return [this](std::int32_t left, std::int32_t right) {
-      fixup::merge_into(memory_.partial(left), memory_.partial(right), output_.rows, row_merger());
-    };
+  /// The ordered merge of `count` parts.
+  template <typename TPartAt>
+  void merge_parts(const Partial& into, std::int32_t count, const TPartAt& part_at) const noexcept {
+    fixup::merge_parts(into, output_.rows, count, part_at, [this](float* sums, const float* part, float weight) {
+      call_.kernels.add_scaled(sums, part, weight, sums, memory_.layout.config.value_dim);
+    });
   }
 
   // ---- LeanTiles --------------------------------------------------------------------------------------------------
@@ -155,31 +163,27 @@ class Worker {
     if (call_.fixup == Fixup::kLastArriver) merge_if_last(segment);
   }
 
-  /// The paper's fix-up: the worker of the first tile takes in the others' partials, in order, as they are signalled.
+  /// The paper's fix-up: the worker of the first tile waits for the others' partials, and merges.
   void host_or_peer(const Segment& segment) noexcept {
+    store_partial(segment);
     if (segment.contributor != 0) {
-      store_partial(segment);
       fixup::signal<ThreadAtomic>(call_.slots.counter(segment.slots.slot(segment.contributor)));
       return;
     }
     for (std::int32_t c = 1; c < segment.contributors; ++c) {
       fixup::wait_for<ThreadAtomic>(call_.slots.counter(segment.slots.slot(c)));
-      take_in(segment.slots.slot(c));
     }
-    if (chunked()) tree_.fold(merge_places());
+    merge_all(segment);
     write_output(memory_.partial(0));
   }
 
   void merge_if_last(const Segment& segment) noexcept {
     const fixup::Grouping grouping = grouping_for(segment);
     const std::int32_t group = segment.contributor / grouping.size;
-    const std::int32_t begin = grouping.begin(group);
-    const std::int32_t end = grouping.end(group, segment.contributors);
-    const std::int64_t group_slot = segment.slots.slot(begin);
-    if (!fixup::arrive_last<ThreadAtomic>(call_.slots.counter(group_slot), end - begin)) return;
-    merge_contributors(segment, begin, end);
+    const std::int32_t arrivals = grouping.end(group, segment.contributors) - grouping.begin(group);
+    if (!fixup::arrive_last<ThreadAtomic>(call_.slots.counter(segment.slots.slot(grouping.begin(group))), arrivals)) return;
+    merge_group(segment, grouping, group);
     if (grouping.groups > 1) {
-      copy(memory_.partial(0), call_.slots.group_partial(group_slot));
       if (!fixup::arrive_last<ThreadAtomic>(call_.slots.second_counter(segment.slots.slot(0)), grouping.groups)) return;
       merge_groups(segment, grouping);
     }
@@ -189,10 +193,7 @@ class Worker {
   /// All merges of merge_if_last(), by one worker: bits do not depend on the mode.
   void merge_all(const Segment& segment) noexcept {
     const fixup::Grouping grouping = grouping_for(segment);
-    for (std::int32_t group = 0; group < grouping.groups; ++group) {
-      merge_contributors(segment, grouping.begin(group), grouping.end(group, segment.contributors));
-      if (grouping.groups > 1) copy(memory_.partial(0), call_.slots.group_partial(segment.slots.slot(grouping.begin(group))));
-    }
+    for (std::int32_t group = 0; group < grouping.groups; ++group) merge_group(segment, grouping, group);
     if (grouping.groups > 1) merge_groups(segment, grouping);
   }
 
@@ -201,30 +202,32 @@ class Worker {
     return chunked() ? fixup::Grouping{.size = segment.contributors, .groups = 1} : fixup::grouping_of(segment.contributors);
   }
 
-  /// Contributors [begin, end), in index order, into memory_.partial(0).
-  void merge_contributors(const Segment& segment, std::int32_t begin, std::int32_t end) noexcept {
-    tree_ = ChunkTree(begin == 0);
-    if (!chunked()) copy(call_.slots.partial(segment.slots.slot(begin)), memory_.partial(0));
-    for (std::int32_t c = chunked() ? begin : begin + 1; c < end; ++c) take_in(segment.slots.slot(c));
-    if (chunked()) tree_.fold(merge_places());
+  /// The contributors of a group, into memory_.partial(0) if it is the only one, else into its place in the second bank.
+  void merge_group(const Segment& segment, const fixup::Grouping& grouping, std::int32_t group) noexcept {
+    if (chunked()) return merge_nodes(segment);
+    const std::int32_t begin = grouping.begin(group);
+    const Partial into = grouping.groups > 1 ? call_.slots.group_partial(segment.slots.slot(begin)) : memory_.partial(0);
+    merge_parts(into, grouping.end(group, segment.contributors) - begin,
+                [&](std::int32_t i) { return call_.slots.partial(segment.slots.slot(begin + i)); });
   }
 
-  void merge_groups(const Segment& segment, const fixup::Grouping& grouping) noexcept {
-    copy(call_.slots.group_partial(segment.slots.slot(0)), memory_.partial(0));
-    for (std::int32_t group = 1; group < grouping.groups; ++group) {
-      const Partial other = call_.slots.group_partial(segment.slots.slot(grouping.begin(group)));
-      fixup::merge_into(memory_.partial(0), other, output_.rows, row_merger());
-    }
+  void merge_groups(const Segment& segment, const fixup::Grouping& grouping) const noexcept {
+    merge_parts(memory_.partial(0), grouping.groups,
+                [&](std::int32_t group) { return call_.slots.group_partial(segment.slots.slot(grouping.begin(group))); });
   }
 
-  /// Adds a slot's partial to what is held; chunked: its nodes to the tree.
-  void take_in(std::int64_t slot) noexcept {
-    if (!chunked()) return fixup::merge_into(memory_.partial(0), call_.slots.partial(slot), output_.rows, row_merger());
-    const fixup::NodeList& list = call_.slots.node_list(slot);
-    for (std::int32_t n = 0; n < list.count; ++n) {
-      copy(call_.slots.partial(slot, n), memory_.partial(tree_.count()));
-      tree_.push(list.nodes[n], merge_places());
+  /// The nodes of all contributors, from left to right, through one tree more; its root is at memory_.partial(0).
+  void merge_nodes(const Segment& segment) noexcept {
+    tree_ = ChunkTree(true);
+    for (std::int32_t c = 0; c < segment.contributors; ++c) {
+      const std::int64_t slot = segment.slots.slot(c);
+      const fixup::NodeList& list = call_.slots.node_list(slot);
+      for (std::int32_t n = 0; n < list.count; ++n) {
+        copy(call_.slots.partial(slot, n), memory_.partial(tree_.count()));
+        tree_.push(list.nodes[n], merge_places());
+      }
     }
+    tree_.fold(merge_places());
   }
 
   // ---- output -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ namespace lean::cuda {
 /// Why a row is as it is.
 struct Reason {
   const char* why = "";
-  const char* measured = "";  // a file of bench/results
+  const char* measured = "";  // a file below bench/results
 };
 
 /// One row block and its tile, for K and V of a kind and up to so many dims. Rows of an architecture, a scope, a kind and a width
@@ -39,24 +39,26 @@ using enum Scope;
 // only, and for 64 rows at most.
 
 inline constexpr Reason kPlain{"128 tokens: small enough for parts with 99 KB of shared memory, at d 64 too",
-                               "h200-d64-tiles.jsonl"};
+                               "experiments/h200-d64-tiles.jsonl"};
 inline constexpr Reason kPlainMany{"64 tokens: the scores of more rows leave no registers for 128", "h200-prefill-mix.jsonl"};
 inline constexpr Reason kWide{"four warps of 64 tokens: accumulators of 256 dims take the registers", "h200-tier-b.jsonl"};
-inline constexpr Reason kFp8{"twice the tokens of 16 bits are as many bytes in flight; half are slower", "h200-narrow-fp8.jsonl"};
+inline constexpr Reason kFp8{"twice the tokens of 16 bits are as many bytes in flight; half are slower",
+                             "experiments/h200-narrow-fp8.jsonl"};
 inline constexpr Reason kFp8Many{"as in 16 bits: bound by arithmetic, not by bytes in flight", "h200-tier-b.jsonl"};
 
 inline constexpr Reason kNarrow{"narrow products, tokens as their rows: no half of 16 rows is computed for nothing",
-                                "h200-narrow-tile.jsonl"};
-inline constexpr Reason kNarrowFp8{"narrow products, and runs, which come earlier than boxes", "h200-narrow-fp8.jsonl"};
-inline constexpr Reason kNarrowBoxes{"narrow products from columns", "h200-narrow-fp8.jsonl"};
-inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "h200-narrow-fp8.jsonl"};
+                                "experiments/h200-narrow-tile.jsonl"};
+inline constexpr Reason kNarrowFp8{"narrow products, and runs, which come earlier than boxes", "experiments/h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowBoxes{"narrow products from columns", "experiments/h200-narrow-fp8.jsonl"};
+inline constexpr Reason kNarrowThreads{"narrow products from rows that threads copy", "experiments/h200-narrow-fp8.jsonl"};
 inline constexpr Reason kStep{"a decode step's code and registers, and nothing else", "h200-tier-b.jsonl"};
 inline constexpr Reason kLongTiles{"256 tokens of d 64 are 32 KB of K; parts without memory for it take any call's",
-                                   "h200-d64-tiles.jsonl"};
-inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "h200-layouts.jsonl"};
-inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows", "h200-tensor-steps.jsonl"};
+                                   "experiments/h200-d64-tiles.jsonl"};
+inline constexpr Reason kThreads{"rows with gaps by threads, in a decode step's code", "experiments/h200-layouts.jsonl"};
+inline constexpr Reason kBoxes{"columns that need no piece put right: less to compute of many rows",
+                               "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
-                                  "h200-tensor-steps.jsonl"};
+                                  "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -66,7 +68,7 @@ inline constexpr KernelRow kSm80[] = {
     {kAnyCall,     2, 64,  16,  128, 8, 0,    kPlain},
     {kAnyCall,     2, 64,  32,  128, 8, 0,    kPlain},
     {kAnyCall,     2, 64,  64,  64,  8, 0,    kPlainMany},
-    {kAnyCall,     2, 64,  128, 64,  8, 24,   kPlainMany},
+    {kAnyCall,     2, 64,  128, 64,  8, 32,   kPlainMany},
     {kAnyCall,     2, 128, 16,  128, 8, 40,   kPlain},
     {kAnyCall,     2, 128, 32,  128, 8, 288,  kPlain},
     {kAnyCall,     2, 128, 64,  64,  8, 288,  kPlainMany},

@@ -49,11 +49,7 @@ template <typename TUnits>
   return __int_as_float(ordered(warp_max(ordered(__float_as_int(x)))));
 }
 
-/// The sum, always in the same order.
-[[nodiscard]] __device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kAllLanes, x, lanes);
-  return x;
-}
+/// What lane XOR `step` has.
+[[nodiscard]] __device__ __forceinline__ float across(float x, int step) { return __shfl_xor_sync(kAllLanes, x, step); }
 
 }  // namespace lean::cuda::ptx

@@ -11,7 +11,7 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
-#include "fixup/arrival.hpp"
+#include "fixup/ordered_merge.hpp"
 
 namespace lean::cuda {
 
@@ -77,7 +77,7 @@ struct AskedSlice {
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ AskedSlice<kAhead, kConfig> ask_for_slice(const TParts& parts, std::int32_t row,
                                                                                    std::int32_t slice) {
-  static_assert(fixup::kMaxOneLevel <= kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
+  static_assert(fixup::kMaxOneLevel == kWarpThreads && kConfig.token_warps() <= kWarpThreads && kWarpThreads % kAhead == 0);
   const auto lane = static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
   AskedSlice<kAhead, kConfig> asked;
   if (lane < parts.count()) asked.state = parts.state(lane, row);
@@ -90,19 +90,19 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   return asked;
 }
 
-/// A slice of a row of all parts, each scaled to the row's largest maximum and added up in order. By a warp, which asked for it.
+/// A slice of a row of all parts, merged as fixup/ordered_merge.hpp has it, part i's state by lane i. By a warp, which asked for it.
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts, AskedSlice<kAhead, kConfig> asked) {
   RowSlice<kConfig> whole;
   whole.state.m = ptx::warp_max(asked.state.m);
-  const float weight = softmax::rescale_factor(asked.state.m, whole.state.m);
-  whole.state.l = ptx::warp_sum(asked.state.l * weight);
+  const float weight = fixup::part_weight(asked.state.m, whole.state.m);
+  whole.state.l = fixup::sum_over_lanes(asked.state.l * weight, ptx::across);
   for (std::int32_t first = 0;;) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
 #pragma unroll
-      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fmaf(asked.elements[i].x[j], factor, whole.o.x[j]);
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fixup::add_part(whole.o.x[j], asked.elements[i].x[j], factor);
     }
     first += kAhead;
     if (first >= parts.count()) return whole;

@@ -1,0 +1,264 @@
+"""What the result files say: the data of every figure, every table and every number of the documents, and nothing else.
+
+Reads bench/results/*.jsonl alone and needs nothing but Python. bench/figures.py draws and writes; tools/check_figures.py compares.
+"""
+
+import json
+import math
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OURS, DEPENDENT = "lean", "lean, dependent launch"
+TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
+# Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
+FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
+KNOWN_ROWS = {
+    "Llama-3-8B, 1 x 1k": "L8B 1x1k", "Llama-3-8B, 1 x 8k": "L8B 1x8k", "Llama-3-8B, 1 x 128k": "L8B 1x128k",
+    "Llama-3-8B, 8 x 8k": "L8B 8x8k", "Llama-3-8B, 32 x 4k": "L8B 32x4k", "Llama-3-8B, 34 x 16k": "L8B 34x16k",
+    "Llama-3-8B, 1 x 128k beside 63 x 1k": "R1 128k+63x1k", "Llama-3-70B, 8 x 32k": "70B 8x32k",
+    "Llama-3-70B, one of 8 GPUs, 1 x 128k": "70B/8 1x128k", "Phi-3-medium, 27 x 16k": "Phi3m 27x16k",
+}
+MACHINES = {"Zen 3, 2 threads": "cpu-peers-zen3-2t.jsonl", "Zen 4, 2 threads": "cpu-peers-zen4-2t.jsonl",
+            "Xeon 6, 2 threads": "cpu-peers-xeon6-2t.jsonl", "Xeon, 16 threads": "cpu-peers-xeon-16t.jsonl"}
+STEPS = {"LeanStaticCache": "lean_attention/lean", "flash, dynamic cache": "flash/dynamic", "sdpa, static cache": "sdpa/static",
+         "sdpa, dynamic cache": "sdpa/dynamic", "LeanStaticCache, compiled": "lean_attention/lean+compiled",
+         "sdpa, static cache, compiled": "sdpa/static+compiled", "LeanStaticCache, in a graph": "lean_attention/lean+captured"}
+STEP_SHAPES = ("1x32k", "8x8k", "8x32k", "1x128k")
+
+
+def lines(name: str) -> list:
+    with open(ROOT / "bench" / "results" / name) as file:
+        return [json.loads(line) for line in file]
+
+
+def mean(values) -> float:
+    """The geometric mean: these are ratios."""
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def by_name(row: str) -> str:
+    return re.sub(r"(\d)x(\d)", r"\1 x \2", row)
+
+
+def tier_a() -> list:
+    """Each row's times over the read limit of the same run: ours, and each library's best kernel."""
+    rows = {}
+    for line in lines(TIER_A):
+        if line["impl"] in ("lean", "lean/dependent_launch"):
+            row = rows.setdefault(line["row"], {"row": line["row"], "MB": line["kv_bytes"] / 1e6, "read": line["ceiling_us"], "over": {},
+                                                "us": {}, "void": False})
+            name = OURS if line["impl"] == "lean" else DEPENDENT
+            row["us"][name], row["over"][name] = line["us"], line["us"] / line["ceiling_us"]
+            row["void"] |= (line["note"] or "").startswith("void")
+    for line in lines(PEERS):
+        for family, pattern in FAMILIES.items():
+            if re.search(pattern, line["impl"]) and line.get("us"):
+                over = rows[line["row"]]["over"]
+                over[family] = min(over.get(family, math.inf), line["us"] / line["ceiling_us"])
+    return sorted(rows.values(), key=lambda row: (row["MB"], row["row"]))
+
+
+def best_peer(row: dict) -> tuple:
+    return min((row["over"][family], family) for family in FAMILIES if family in row["over"])
+
+
+def against_best(name: str) -> list:
+    return [row["over"][name] / best_peer(row)[0] for row in tier_a()]
+
+
+def flatness() -> dict:
+    """Outputs (kv heads x batch) of a read of 512 MB, and the time over the read limit, by schedule."""
+    series = {}
+    for line in lines("h200-flat.jsonl"):
+        outputs = int(line["row"].split()[1])
+        series.setdefault(line["impl"].removeprefix("lean/"), []).append([outputs, line["us"] / line["ceiling_us"]])
+    return series
+
+
+def flat_times() -> list:
+    return [line["us"] for line in lines("h200-flat.jsonl") if line["impl"] == "lean"]
+
+
+def ragged_schedules() -> dict:
+    """Average / longest length of 16 requests, and the time over the read limit, by schedule."""
+    series = {}
+    for line in lines("h200-tier-b.jsonl"):
+        found = re.match(r"ragged avg/max ([\d.]+) b16 ", line["row"])
+        if found and line["impl"] in ("lean", "lean/fixed_split", "lean/data_parallel"):
+            series.setdefault(line["impl"].removeprefix("lean/"), []).append([float(found[1]), line["us"] / line["ceiling_us"]])
+    return {name: sorted(points) for name, points in series.items()}
+
+
+def ragged_rows() -> list:
+    return [row for row in tier_a() if re.match(r"R\d", row["row"])]
+
+
+def serving() -> list:
+    """Times of the libraries over ours, of the rows as servers keep K and V."""
+    rows = {}
+    for line in lines("h200-serving-peers.jsonl"):
+        if line.get("us"):
+            rows.setdefault(line["row"], {})[line["impl"]] = line["us"]
+    return [{"row": row, "us": times} for row, times in rows.items()]
+
+
+def serving_ratios() -> list:
+    return [row["us"]["lean"] / min(us for impl, us in row["us"].items() if impl != "lean") for row in serving()]
+
+
+def cpu() -> dict:
+    """Our time over the peer's best form, geometric mean over the rows of a type and group size, by machine and peer."""
+    found = {}
+    for machine, name in MACHINES.items():
+        rows = {}
+        for line in lines(name):
+            if line.get("us"):
+                forms = rows.setdefault(line["row"], {})
+                peer = line["impl"].split()[0]
+                forms[peer] = min(forms.get(peer, math.inf), line["us"])
+        for row, forms in rows.items():
+            group, dtype = re.search(r" g(\d) d128 (\w+) ", row).groups()
+            for peer in set(forms) - {"lean"}:
+                found.setdefault(peer, {}).setdefault(machine, {}).setdefault(f"{dtype}, G = {group}", []).append(forms["lean"] / forms[peer])
+    return {peer: {machine: {kind: mean(ratios) for kind, ratios in sorted(kinds.items())} for machine, kinds in machines.items()}
+            for peer, machines in sorted(found.items())}
+
+
+def steps() -> dict:
+    """Milliseconds of one decode step of 8 layers of the Llama-8B shape, the last measured of each way, by shape."""
+    found = {shape: {} for shape in STEP_SHAPES}
+    for line in sorted(lines("h200-end-to-end.jsonl"), key=lambda line: line["date"]):
+        for name, impl in STEPS.items():
+            if line["model"] == "llama-8b" and line["shape"] in found and line["impl"] == impl and line["ms"]:
+                found[line["shape"]][name] = line["ms"]
+    return found
+
+
+def rounded(value, digits: int = 4):
+    """Numbers of few digits, so that data are compared as text."""
+    if isinstance(value, dict):
+        return {str(key): rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item, digits) for item in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+FIGURES = {
+    "read-limit": tier_a,
+    "flatness": flatness,
+    "ragged": lambda: {"schedules": ragged_schedules(), "rows": ragged_rows()},
+    "serving": serving,
+    "cpu": cpu,
+    "steps": steps,
+}
+
+
+def figure_data(name: str) -> str:
+    return json.dumps(rounded(FIGURES[name]()), indent=1) + "\n"
+
+
+def markdown(head: list, rows: list) -> str:
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [head, ["---"] * len(head), *rows])
+
+
+def over_cells(row: dict, names: list) -> list:
+    best = min(row["over"].values())
+    texts = [f"{row['over'][name]:.2f}" if name in row["over"] else "-" for name in names]
+    return [f"**{text}**" if text == f"{best:.2f}" else text for text in texts]
+
+
+def known_rows_table() -> str:
+    rows = {row["row"]: row for row in tier_a()}
+    names = [OURS, *FAMILIES]
+    return markdown(["heads, batch x context", "K and V, MB", "lean, us", *names],
+                    [[shown, f"{rows[row]['MB']:.0f}", f"{rows[row]['us'][OURS]:.1f}", *over_cells(
+                        {"over": {name: rows[row]["over"][name] for name in names}}, names)] for shown, row in KNOWN_ROWS.items()])
+
+
+def tier_a_table() -> str:
+    names = [OURS, DEPENDENT, *FAMILIES]
+    return markdown(["row", "MB", "read, us", "lean, us", *names, "lean / best other"],
+                    [[by_name(row["row"]) + (" (void)" if row["void"] else ""), f"{row['MB']:.0f}", f"{row['read']:.4g}", f"{row['us'][OURS]:.4g}",
+                      *over_cells(row, names), f"{row['over'][OURS] / best_peer(row)[0]:.2f}"] for row in tier_a()])
+
+
+def tier_a_means_table() -> str:
+    rows = tier_a()
+    table = []
+    for name in (OURS, DEPENDENT, *FAMILIES, "the best other of each row"):
+        values = [best_peer(row)[0] if name not in row["over"] else row["over"][name] for row in rows]
+        worst = max(range(len(rows)), key=lambda i: values[i])
+        table.append([name, f"{mean(values):.2f}", f"{values[worst]:.2f}, {by_name(rows[worst]['row'])}"])
+    return markdown(["", "geometric mean of time / read limit", "worst row"], table)
+
+
+def serving_table() -> str:
+    rows = []
+    for row in serving():
+        us, impl = min((us, impl) for impl, us in row["us"].items() if impl != "lean")
+        rows.append([by_name(row["row"]), f"{row['us']['lean']:.1f}", f"{us:.1f}", impl, f"{row['us']['lean'] / us:.2f}"])
+    return markdown(["row", "lean, us", "best other, us", "which", "lean / best other"], rows)
+
+
+def cpu_table() -> str:
+    table = []
+    for peer, machines in cpu().items():
+        for machine, kinds in machines.items():
+            table.append([peer, machine, *(f"{kinds[f'{dtype}, G = {group}']:.2f}" if f"{dtype}, G = {group}" in kinds else "-"
+                                           for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))])
+    return markdown(["against", "on", *(f"{dtype}, G = {group}" for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))], table)
+
+
+def steps_table() -> str:
+    found = steps()
+    return markdown(["batch x context", *STEPS], [[by_name(shape), *(f"{found[shape][name]:.1f}" if name in found[shape] else "-" for name in STEPS)]
+                                                 for shape in STEP_SHAPES])
+
+
+def flat_table() -> str:
+    return markdown(["schedule", "least time / read limit", "most", "most outputs"],
+                    [[name, f"{min(over for _, over in points):.2f}", f"{max(over for _, over in points):.2f}", str(max(n for n, _ in points))]
+                     for name, points in flatness().items()])
+
+
+TABLES = {"known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
+          "cpu": cpu_table, "steps": steps_table, "flatness": flat_table}
+
+
+def cpu_kinds(peer: str, *words: str) -> list:
+    """Ratios of the machines with 2 threads, of the kinds that hold a word."""
+    return [ratio for machine, kinds in cpu()[peer].items() for kind, ratio in kinds.items() if any(word in kind for word in words)]
+
+
+def large(names: tuple, megabytes: float) -> list:
+    return [row["over"][name] for row in tier_a() for name in names if row["MB"] >= megabytes]
+
+
+NUMBERS = {
+    "tier a rows": lambda: f"{len(tier_a())}",
+    "tier a over read": lambda: f"{mean(row['over'][OURS] for row in tier_a()):.2f}",
+    "tier a over read, dependent": lambda: f"{mean(row['over'][DEPENDENT] for row in tier_a()):.2f}",
+    "best other over read": lambda: f"{mean(best_peer(row)[0] for row in tier_a()):.2f}",
+    "best single other over read": lambda: f"{min(mean(row['over'][family] for row in tier_a()) for family in FAMILIES):.2f}",
+    "tier a over best other": lambda: f"{mean(against_best(OURS)):.2f}",
+    "tier a over best other, dependent": lambda: f"{mean(against_best(DEPENDENT)):.2f}",
+    "worst over best other": lambda: f"{max(against_best(OURS)):.2f}",
+    "worst over best other, dependent": lambda: f"{max(against_best(DEPENDENT)):.2f}",
+    "rows lost": lambda: f"{sum(ratio > 1.02 for ratio in against_best(OURS))}",
+    "rows lost, dependent": lambda: f"{sum(ratio > 1.02 for ratio in against_best(DEPENDENT))}",
+    "worst over read from 1 GB": lambda: f"{max(large((OURS,), 1000)):.2f}",
+    "void rows": lambda: f"{sum(row['void'] for row in tier_a())}",
+    "1 x 1k over read": lambda: f"{tier_a()[0]['over'][OURS]:.1f}",
+    "serving rows": lambda: f"{len(serving())}",
+    "serving over best other": lambda: f"{mean(serving_ratios()):.2f}",
+    "serving least": lambda: f"{min(serving_ratios()):.2f}",
+    "serving most": lambda: f"{max(serving_ratios()):.2f}",
+    "flat least us": lambda: f"{min(flat_times()):.1f}",
+    "flat most us": lambda: f"{max(flat_times()):.1f}",
+    "flat ratio": lambda: f"{max(flat_times()) / min(flat_times()):.3f}",
+    "cpu torch gqa 16 bits": lambda: f"{1 / max(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.0f}",
+    "cpu onnxruntime gqa 16 bits": lambda: f"{1 / max(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.0f}",
+    "cpu slowest": lambda: f"{max(max(kinds.values()) for machines in cpu().values() for kinds in machines.values()):.2f}",
+}
