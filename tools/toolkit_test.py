@@ -13,10 +13,11 @@ import shutil
 import subprocess
 import sys
 
+import mutants  # beside this file
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TREE = ROOT / "build-toolkit" / "tree"
-COPIED = ["CMakeLists.txt", "CMakePresets.json", "LICENSE", "bench", "cli", "cmake", "examples", "include", "python",
-          "src", "tests", "tools"]
+COPIED = [*mutants.COPIED, "python"]
 HIDDEN_VARIABLES = ("CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CUDAToolkit_ROOT")
 
 
