@@ -141,7 +141,7 @@ void break_call(Bytes& bytes, Problem& problem, Options& options) {
     case 13: problem.scores.softcap = bytes.raw<float>(); break;
     case 14: problem.scores.scale = bytes.one_of({INFINITY, -INFINITY, NAN}); break;
     case 15: problem.kv_capacity = -1 - bytes.between(0, 100); break;
-    case 16: problem.value_dim = 257 + bytes.between(0, 10000); break;
+    case 16: problem.value_dim = kMaxHeadDim + 1 + bytes.between(0, 10000); break;
     default: problem.batch = bytes.one_of<std::int64_t>({-1, 0, INT64_MIN, INT64_MAX}); break;
   }
 }
