@@ -367,4 +367,3 @@ def _one_by_one(call: _Call, scales: Fp8Scales, out: Optional[torch.Tensor], arg
     if not arguments["return_lse"]:
         return torch.cat(results) if out is None else out
     return (torch.cat([o for o, _ in results]) if out is None else out), torch.cat([lse for _, lse in results])
-
