@@ -9,6 +9,7 @@
 #include "backends/cpu/tile_kernels.hpp"
 #include "bench/aligned_buffer.hpp"
 #include "fixup/arrival.hpp"
+#include "fixup/ordered_merge.hpp"
 #include "fixup/partial.hpp"
 #include "fixup/workspace.hpp"
 #include "softmax/state.hpp"
@@ -88,13 +89,13 @@ void merge_contributors(benchmark::State& state) {
   const SlotBank bank(contributors);
   const SlotBank result(1);
   const cpu::TileKernels& kernels = cpu::kernels_for(CpuIsa::kBest);
-  const auto merge_row = [&kernels](const softmax::MergeStep& step, float* into, const float* other) {
-    kernels.merge_row(step, into, other, kValueDim);
+  const auto add_row = [&kernels](float* sums, const float* part, float weight) {
+    kernels.add_scaled(sums, part, weight, sums, kValueDim);
   };
+  const auto part_at = [&bank](std::int32_t i) { return bank.slots().partial(i); };
   const Partial into = result.slots().partial(0);
   for (auto _ : state) {
-    copy(bank.slots().partial(0), into, rows);
-    for (std::int32_t c = 1; c < contributors; ++c) fixup::merge_into(into, bank.slots().partial(c), rows, merge_row);
+    fixup::merge_parts(into, rows, contributors, part_at, add_row);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * contributors * partial_bytes(rows));
