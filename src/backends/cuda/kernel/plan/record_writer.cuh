@@ -103,10 +103,10 @@ class RecordWriter {
         record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
-      const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
-      const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
+      const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+      const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_group(call.fixup.slots, record.slots, record.contributors, grouping, group);
+      record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle);
     }
   }
 
