@@ -34,8 +34,8 @@ struct TileRange {
   std::int32_t tile_end = 0;
 };
 
-/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
-template <KernelConfig kConfig, bool kPlain>
+/// kEndToEnd: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kEndToEnd>
 class RecordWriter {
  public:
   __device__ __forceinline__ explicit RecordWriter(const DeviceCall& call) : call_(call), asked_(call) {}
@@ -144,7 +144,7 @@ class RecordWriter {
   }
 
   const DeviceCall& call_;
-  Asked<kConfig, kPlain> asked_;
+  Asked<kConfig, kEndToEnd> asked_;
   std::int32_t nodes_ = 0;  // on the stack of the segment's chunks
 };
 
