@@ -30,6 +30,8 @@ inline constexpr GpuModel kGpuModels[] = {
      "NVIDIA H100 architecture whitepaper (2022)"},
     {"h200", "NVIDIA H200", "H200 SXM 141 GB", cuda::Architecture::kSm90, 132, 4800.0, 1980,
      "NVIDIA H200 datasheet (2024); clock: highest that NVML reports"},
+    {"h200-sm80", "NVIDIA H200, sm_80 path", "H200 SXM 141 GB by the kernels of sm_80", cuda::Architecture::kSm80, 132, 4800.0,
+     1980, "as h200; a build with LEAN_CUDA_SM80_PATH=ON, measured to learn what these kernels take"},
     {"b200", "", "B200 SXM 180 GB", cuda::Architecture::kSm90, 148, 7700.0, 1965,
      "NVIDIA HGX B200 datasheet (2025), 62 TB/s of 8; multiprocessors and clock: what the CUDA runtime reports of it"},
     {"l40s", "", "L40S 48 GB", cuda::Architecture::kSm80, 142, 864.0, 2520, "NVIDIA L40S datasheet (2023)"},

@@ -77,7 +77,7 @@ TimeModel model_with(const std::string& text) {
     found->value = value;
     begin = end + 1;
   }
-  if (model.memory_share <= 0.0 || model.step.worker_gbps <= 0.0 || model.any_call.worker_gbps <= 0.0) {
+  if (std::min({model.memory_share, model.step.worker_gbps, model.any_call.worker_gbps, model.sm80.worker_gbps}) <= 0.0) {
     throw BadArgument("--coefficients", text, "memory_share and worker_gbps above 0");
   }
   return model;

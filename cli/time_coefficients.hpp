@@ -7,9 +7,12 @@
 namespace lean::cli {
 
 inline constexpr TimeModel kTimeModel{
-    .step = {.call_us = 5.0, .tile_us = 0.2, .worker_gbps = 90.0, .segment_us = 0.3, .merge_us = 1.0, .contributor_us = 0.02},
-    .any_call = {.call_us = 7.0, .tile_us = 0.5, .worker_gbps = 90.0, .segment_us = 2.0, .merge_us = 2.0, .contributor_us = 0.7},
-    .memory_share = 0.95,
+    .step = {.tile_us = 0.0, .worker_gbps = 82.0},
+    .any_call = {.tile_us = 0.409, .worker_gbps = 80.9},
+    .sm80 = {.tile_us = 0.409, .worker_gbps = 40.0},
+    .flat = {.call_us = 4.13, .segment_us = 1.62, .merge_us = 2.9, .contributor_us = 0.0258},
+    .general = {.call_us = 15.6, .segment_us = 4.57, .merge_us = 14.1, .contributor_us = 0.648},
+    .memory_share = 0.96,
 };
 
 }  // namespace lean::cli

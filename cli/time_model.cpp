@@ -82,8 +82,8 @@ double segment_bytes(const schedule::Segment& segment, const explain::ScheduleMa
 }
 
 /// Streams every segment of the map; returns when each worker with work ended.
-std::vector<double> worker_ends(const explain::ScheduleMap& map, std::int64_t token_bytes, Stream stream,
-                                const KernelTimes& kernel, double stretch) {
+std::vector<double> worker_ends(const explain::ScheduleMap& map, std::int64_t token_bytes, Stream stream, const WalkTimes& walk,
+                                double stretch) {
   std::vector<std::size_t> segment_of(map.workers.size(), 0);
   std::unordered_map<std::int64_t, std::int32_t> arrived;  // by the output's first slot
   std::vector<double> ends;
@@ -100,10 +100,10 @@ std::vector<double> worker_ends(const explain::ScheduleMap& map, std::int64_t to
     const schedule::Segment& segment = segments[segment_of[worker]];
     double end = stream.now();
     if (!segment.sole() && ++arrived[segment.slots.first] == segment.contributors) {
-      end += (kernel.merge_us + segment.contributors * kernel.contributor_us) * stretch;
+      end += (walk.merge_us + segment.contributors * walk.contributor_us) * stretch;
     }
     if (++segment_of[worker] < segments.size()) {
-      begin(worker, end + kernel.segment_us * stretch);
+      begin(worker, end + walk.segment_us * stretch);
     } else {
       ends.push_back(end);
     }
@@ -115,21 +115,20 @@ std::vector<double> worker_ends(const explain::ScheduleMap& map, std::int64_t to
 }  // namespace
 
 std::vector<Coefficient> coefficients_of(TimeModel& model) {
-  std::vector<Coefficient> all;
-  all.push_back({"step.call_us", model.step.call_us});
-  all.push_back({"step.tile_us", model.step.tile_us});
-  all.push_back({"step.worker_gbps", model.step.worker_gbps});
-  all.push_back({"step.segment_us", model.step.segment_us});
-  all.push_back({"step.merge_us", model.step.merge_us});
-  all.push_back({"step.contributor_us", model.step.contributor_us});
-  all.push_back({"any_call.call_us", model.any_call.call_us});
-  all.push_back({"any_call.tile_us", model.any_call.tile_us});
-  all.push_back({"any_call.worker_gbps", model.any_call.worker_gbps});
-  all.push_back({"any_call.segment_us", model.any_call.segment_us});
-  all.push_back({"any_call.merge_us", model.any_call.merge_us});
-  all.push_back({"any_call.contributor_us", model.any_call.contributor_us});
-  all.push_back({"memory_share", model.memory_share});
-  return all;
+  return {{"step.worker_gbps", model.step.worker_gbps},
+          {"any_call.tile_us", model.any_call.tile_us},
+          {"any_call.worker_gbps", model.any_call.worker_gbps},
+          {"sm80.tile_us", model.sm80.tile_us},
+          {"sm80.worker_gbps", model.sm80.worker_gbps},
+          {"flat.call_us", model.flat.call_us},
+          {"flat.segment_us", model.flat.segment_us},
+          {"flat.merge_us", model.flat.merge_us},
+          {"flat.contributor_us", model.flat.contributor_us},
+          {"general.call_us", model.general.call_us},
+          {"general.segment_us", model.general.segment_us},
+          {"general.merge_us", model.general.merge_us},
+          {"general.contributor_us", model.general.contributor_us},
+          {"memory_share", model.memory_share}};
 }
 
 void require_simulated(const ProblemSpec& spec) {
@@ -181,20 +180,22 @@ Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& p
                                    .cost_model = cuda::cost_model(tile),
                                    .policy = policy,
                                    .workers = gpu.multiprocessors});
-  const KernelTimes& kernel = is_step(gpu, policy.kind) ? model.step : model.any_call;
+  const StreamTimes& on_sm90 = is_step(gpu, policy.kind) ? model.step : model.any_call;
+  const StreamTimes& worker = gpu.kernels == cuda::Architecture::kSm90 ? on_sm90 : model.sm80;
+  const WalkTimes& walk = policy.kind == Policy::Kind::kLean ? model.flat : model.general;
   const double stretch = kTimedClockMhz / gpu.clock_mhz;
   const std::int64_t token_bytes = std::int64_t{2} * spec.head_dim * bytes_of(spec.dtype);
   const auto tile_bytes = static_cast<double>(token_bytes * tile.tile_tokens);
-  const double worker_rate = tile_bytes / ((kernel.tile_us + tile_bytes / (kernel.worker_gbps * 1e3)) * stretch);
+  const double worker_rate = tile_bytes / ((worker.tile_us + tile_bytes / (worker.worker_gbps * 1e3)) * stretch);
   const double memory_rate = gpu.read_gbps * 1e3 * model.memory_share;
-  result.ends_us = worker_ends(result.map, token_bytes, Stream(worker_rate, memory_rate), kernel, stretch);
+  result.ends_us = worker_ends(result.map, token_bytes, Stream(worker_rate, memory_rate), walk, stretch);
   result.read_us = static_cast<double>(spec.kv_bytes()) / memory_rate;
   if (result.ends_us.empty()) {
-    result.us = kernel.call_us * stretch;
+    result.us = walk.call_us * stretch;
     return result;
   }
   result.streaming_us = result.ends_us.back();
-  result.us = kernel.call_us * stretch + result.streaming_us;
+  result.us = walk.call_us * stretch + result.streaming_us;
   double busy = 0.0;
   for (const double end : result.ends_us) busy += end;
   result.occupancy = result.streaming_us > 0.0 ? busy / (result.streaming_us * gpu.multiprocessors) : 0.0;

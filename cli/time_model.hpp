@@ -16,20 +16,28 @@
 
 namespace lean::cli {
 
-/// Of one kind of kernel. Times are those at kTimedClockMhz: another clock stretches them.
-struct KernelTimes {
-  double call_us = 0.0;      // a launch, and what comes before the first byte and behind the last
-  double tile_us = 0.0;      // of each tile, whatever its bytes
-  double worker_gbps = 0.0;  // what one worker reads at most between them
-  double segment_us = 0.0;   // between two segments of a worker
+/// How one worker streams: a tile takes its time, whatever its bytes, and its bytes theirs. All times are those at kTimedClockMhz;
+/// another clock stretches them.
+struct StreamTimes {
+  double tile_us = 0.0;
+  double worker_gbps = 0.0;
+};
+
+/// What comes around the streaming.
+struct WalkTimes {
+  double call_us = 0.0;         // a launch, and what comes before the first byte and behind the last
+  double segment_us = 0.0;      // between two segments of a worker
   double merge_us = 0.0;        // of an output that is shared, behind the arrival of its last contributor,
   double contributor_us = 0.0;  // and of each contributor's partial
 };
 
 struct TimeModel {
-  KernelTimes step;             // a decode step's kernels: `lean` on compute capability 9.0
-  KernelTimes any_call;         // those that serve whatever is asked: fixed split, one worker per output, and all on older GPUs
-  double memory_share = 0.0;    // of the published bandwidth, that all workers together read
+  StreamTimes step;           // a decode step's kernels: `lean` on compute capability 9.0
+  StreamTimes any_call;       // there, those that serve whatever is asked
+  StreamTimes sm80;           // the kernels of compute capability 8.0
+  WalkTimes flat;             // the flat line: `lean`
+  WalkTimes general;          // the general walk: fixed split, one worker per output
+  double memory_share = 0.0;  // of the published bandwidth, that all workers together read
 };
 
 inline constexpr double kTimedClockMhz = 1980.0;
@@ -50,7 +58,7 @@ struct Prediction {
   explain::ScheduleMap map;
 };
 
-/// What a GPU's calls of this problem and schedule are cut into. The problem is one of simulated_only().
+/// What a GPU's calls of this problem and schedule are cut into. The problem is one that require_simulated() takes.
 [[nodiscard]] tile::TileConfig gpu_tile(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy);
 
 /// Throws BadArgument unless the model was fitted on problems like it: one query token, 16-bit K and V without pages, no score rules.

@@ -26,11 +26,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fit_cost_model import solve  # noqa: E402
 
 FITTED = ("h200-tier-a.jsonl", "h200-tier-b.jsonl")
+SM80 = ("h200-sm80-path.jsonl",)  # of the same card, by the kernels of sm_80
 OTHER_GPU = ("experiments/h100-house.jsonl",)
 NEEDED = ("row", "impl", "lens", "q_heads", "kv_heads", "head_dim", "dtype", "n_q", "us", "note", "device", "commit")
-KERNELS, TIMES = ("step", "any_call"), ("call_us", "tile_us", "worker_gbps", "segment_us", "merge_us", "contributor_us")
-NAMES = (*(f"{kernel}.{time}" for kernel in KERNELS for time in TIMES), "memory_share")
-NEUTRAL = dict(zip(NAMES, (5.0, 0.3, 80.0, 0.5, 1.0, 0.1, 5.0, 0.3, 80.0, 0.5, 1.0, 0.1, 0.9)))
+NEUTRAL = {
+    "step.worker_gbps": 80.0, "any_call.tile_us": 0.3, "any_call.worker_gbps": 80.0, "sm80.tile_us": 0.3, "sm80.worker_gbps": 80.0,
+    "flat.call_us": 5.0, "flat.segment_us": 1.0, "flat.merge_us": 1.0, "flat.contributor_us": 0.1,
+    "general.call_us": 5.0, "general.segment_us": 1.0, "general.merge_us": 1.0, "general.contributor_us": 0.1, "memory_share": 0.9,
+}
+NAMES = tuple(NEUTRAL)
 FAR = 0.1          # an error from which on a call counts less
 STEP = 0.02        # of a logarithm, for slopes
 DIGITS = 3
@@ -112,7 +116,10 @@ def rounded(coefficients: dict) -> dict:
 
 
 def measured(root: pathlib.Path, names: tuple) -> list:
-    return [json.loads(text) for name in names for text in (root / "bench" / "results" / name).read_text().splitlines()]
+    lines = [json.loads(text) for name in names for text in (root / "bench" / "results" / name).read_text().splitlines()]
+    for line in lines if names == SM80 else ():
+        line["device"] += ", sm_80 path"  # as cli/gpu_models.hpp has it
+    return lines
 
 
 def main() -> int:
@@ -122,14 +129,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     lines = measured(options.root, FITTED)
-    with Model(options.lean, [line for line in lines if not is_held_out(line["row"])]) as model:
+    with Model(options.lean, [line for line in lines if not is_held_out(line["row"])] + measured(options.root, SM80)) as model:
         found = rounded(fit(model, NEUTRAL))
         print(found, len(model.lines))
         errs = sorted(((abs(r), p["row"], p["schedule"], p["us"], p["predicted_us"]) for r, p in
                   ((math.log(p["predicted_us"] / p["us"]), p) for p in model.predictions(found))), reverse=True)
-        for e in errs[:40]:
+        for e in errs[:12]:
             print(e)
-    for what, held in (("h200", [l for l in lines if is_held_out(l["row"])]), ("h100", measured(options.root, OTHER_GPU))):
+    for what, held in (("h200", [l for l in lines if is_held_out(l["row"])]), ("sm80", measured(options.root, SM80)), ("h100", measured(options.root, OTHER_GPU))):
         with Model(options.lean, held) as model:
             groups = {}
             for p in model.predictions(found):
