@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 import time
@@ -173,18 +172,295 @@ def every_case(count: int, block: int, exchange: str) -> list:
 def test_ranks_compute_what_one_process_does(count, block, exchange):
     by_rank = ranks.run(count, every_case, count, block, exchange)
     for of_case in zip(*by_rank):
-        for name, out, lse in of_case[1:]:  # the same bits on every rank
-            assert np.array_equal(out, of_case[0][1]) and np.array_equal(lse, of_case[0][2]), name
         name, out, lse = of_case[0]
-        q, k, v, arguments = case(name)
-        whole, whole_lse = lean_attention.decode(q, k, v, **arguments, return_lse=True)
-        atol = 2e-2 if name == "bf16" else 2e-6
-        np.testing.assert_allclose(out, whole.float().numpy(), rtol=atol, atol=atol, err_msg=name)
-        np.testing.assert_allclose(lse, whole_lse.numpy(), rtol=2e-6, atol=2e-6, err_msg=name)
-        if not {"tree_mask", "options"} & set(arguments) - {"options"} and name != "alibi each":
-            arguments.pop("options")
-            arguments = {key: value.tolist() if key in ("seqlens", "leftpad") and hasattr(value, "tolist") else value
-                         for key, value in arguments.items()}
-            arguments = {key: oracle.as_float64(value) if hasattr(value, "detach") and value.dtype != torch.bool
-                         else value.numpy() if hasattr(value, "numpy") else value for key, value in arguments.items()}
-            oracle.attention(q, k, v, dtype=str(q.dtype)[6:], **arguments).check(out, lse)
+        for _, other, other_lse in of_case[1:]:
+            assert np.array_equal(out, other) and np.array_equal(lse, other_lse), name
+        check_by_definition(name, out, lse)
+
+
+def check_by_definition(name: str, out: np.ndarray, lse: np.ndarray) -> None:
+    """Against the whole in one call, and against the oracle where it knows the rule."""
+    q, k, v, arguments = case(name)
+    whole, whole_lse = lean_attention.decode(q, k, v, **arguments, return_lse=True)
+    atol = 2e-2 if name == "bf16" else 2e-6  # two roundings to bfloat16; some of float32
+    np.testing.assert_allclose(out, whole.float().numpy(), rtol=atol, atol=atol, err_msg=name)
+    np.testing.assert_allclose(lse, whole_lse.numpy(), rtol=2e-6, atol=2e-6, err_msg=name)
+    if "tree_mask" in arguments or name == "alibi each":
+        return
+    arguments.pop("options")
+    arguments = {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
+    oracle.attention(q, k, v, dtype=str(q.dtype).partition(".")[2], **arguments).check(out, lse)
+
+
+# Where K/V lies, and what is appended
+
+
+def every_layout() -> None:
+    """Each form of K/V gives the bits of the dense one: pages and packed keys of a share hold the same tokens in the same order."""
+    context = ContextParallel(block_tokens=16)
+    place, rank = context.placement, context.rank
+    q, k, v, arguments = case("plain")
+    k_share, v_share = context.shard(k), context.shard(v)
+    expected = context.decode(q, k_share, v_share, **arguments)
+
+    bshd = context.decode(*(x.transpose(1, 2) for x in (q, k_share, v_share)), layout="bshd", **arguments)
+    assert torch.equal(bshd.transpose(1, 2), expected)
+    assert torch.equal(context.decode(q[:, :, 0], k_share, v_share, **arguments), expected[:, :, 0])
+    cu_q = torch.arange(4, dtype=torch.int32)
+    packed_q = context.decode(q[:, :, 0].transpose(0, 1), k_share, v_share, cu_seqlens_q=cu_q, max_seqlen_q=1, causal=True, **arguments)
+    assert torch.equal(packed_q.transpose(0, 1), expected[:, :, 0])
+
+    lens = arguments["seqlens"].tolist()
+    cu = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
+    packed = [torch.cat([x[i, :, :length] for i, length in enumerate(lens)], 1) for x in (k, v)]
+    shares = [place.shard_packed(x, cu, rank)[0] for x in packed]
+    rest = {"options": OPTIONS}
+    assert torch.equal(context.decode(q, *shares, cu_seqlens_k=cu, max_seqlen_k=150, **rest), expected)
+
+    page = 8
+    pools = torch.zeros(2, 40, 2, page, 40)  # every rank's own, its pages in an order of its own
+    table = torch.randperm(40, generator=torch.Generator().manual_seed(rank))[:30].int().view(3, 10)
+    for i, j in np.ndindex(3, k_share.shape[2] // page):
+        for pool, share in zip(pools, (k_share, v_share)):
+            pool[table[i, j]] = share[i, :, j * page : (j + 1) * page]
+    assert torch.equal(context.decode(q, *pools, block_table=table, **arguments), expected)
+    held = [-(-place.local_tokens(length, rank) // page) for length in lens]
+    lists = dict(page_indptr=torch.tensor([0, *np.cumsum(held)]).int(), page_indices=torch.cat([row[:n] for row, n in zip(table, held)]))
+    assert torch.equal(context.decode(q, *pools, **lists, max_seqlen_k=150, **arguments), expected)
+    masked = context.decode(q, *pools, block_table=table, window=(3, 0), alibi_slopes=torch.ones(8), **arguments)
+    assert torch.allclose(masked, lean_attention.decode(q, k, v, window=(3, 0), alibi_slopes=torch.ones(8), **arguments), atol=1e-5)
+
+
+def appended(q_tokens: int) -> None:
+    """Tokens appended step by step lie where the placement says, nothing else is touched, and results are those of the whole."""
+    context = ContextParallel(block_tokens=8)
+    place, rank = context.placement, context.rank
+    torch.manual_seed(q_tokens)
+    lens = torch.tensor([0, 13, 60], dtype=torch.int32)
+    capacity, page = 160, 4
+    k, v = torch.randn(2, 3, 2, capacity, 16)
+    shares = [context.shard(x).clone() for x in (k, v)]
+    table = torch.arange(3 * shares[0].shape[2] // page, dtype=torch.int32).flip(0).view(3, -1)
+    pools = [x.unflatten(2, (-1, page)).transpose(1, 2).flatten(0, 1)[table.flatten().argsort()].clone() for x in shares]
+    slots = [x.transpose(1, 2).flatten(0, 1).clone() for x in shares]
+    slot_table = torch.arange(len(slots[0]), dtype=torch.int32).view(3, -1)
+    for _ in range(4):
+        lens = lens + q_tokens
+        q = torch.randn(3, 4, q_tokens, 16)
+        new = dict(zip(("append_k", "append_v"), torch.randn(2, 3, 2, q_tokens, 16)))
+        call = dict(seqlens=lens, causal=True, options=OPTIONS)
+        expected = lean_attention.decode(q, k, v, **new, **call)  # writes to k and v too
+        got = context.decode(q, *shares, **new, **call)
+        assert torch.allclose(got, expected, atol=2e-6)
+        for x, share in zip((k, v), shares):
+            assert torch.equal(place.shard(x, rank), share)  # to the last element
+        for caches, pages in ((pools, table), (slots, slot_table)):
+            assert torch.equal(context.decode(q, *caches, block_table=pages, **new, **call), got)
+        back = pools[0][table.flatten().long()].view(3, -1, 2, page, 16).transpose(1, 2).flatten(2, 3)
+        assert torch.equal(back, shares[0])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_layouts_and_appended_tokens(count):
+    ranks.run(count, layouts_and_appends)
+
+
+def layouts_and_appends() -> None:
+    every_layout()
+    for q_tokens in (1, 5):
+        appended(q_tokens)
+
+
+# Tensor parallel
+
+
+def heads(q_heads: int, kv_heads: int) -> tuple:
+    """On each rank: its heads, and whether decode() and gather() give those of one process."""
+    tensor = TensorParallel(q_heads, kv_heads, block_tokens=4)
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, q_heads, 1, 16), torch.randn(2, kv_heads, 70, 16), torch.randn(2, kv_heads, 70, 16)
+    rules = dict(seqlens=torch.tensor([70, 9], dtype=torch.int32), options=OPTIONS)
+    sinks = torch.linspace(-1, 1, q_heads)
+    whole = lean_attention.decode(q, k, v, sinks=sinks, **rules)
+    own_k, own_v = (tensor.shard_kv(x) for x in (k, v))
+    if tensor.context is not None:
+        own_k, own_v = (tensor.context.shard(x) for x in (own_k, own_v))
+    out = tensor.decode(tensor.shard_q(q), own_k, own_v, sinks=tensor.shard_q(sinks, axis=0), **rules)
+    assert torch.allclose(out, tensor.shard_q(whole), atol=2e-6)
+    gathered = tensor.gather(out)
+    assert torch.allclose(gathered, whole, atol=2e-6) and torch.equal(tensor.shard_q(gathered), out)
+    with pytest.raises(ValueError, match=rf"^q: {q_heads + 1} heads: rank {tensor.rank} has"):
+        tensor.decode(q[:, :1].expand(-1, q_heads + 1, -1, -1), own_k, own_v, **rules)
+    members = 1 if tensor.context is None else tensor.context.ranks
+    return list(tensor.q_heads), list(tensor.kv_heads), members
+
+
+def every_head_count() -> list:
+    return [heads(*counts) for counts in HEAD_COUNTS]
+
+
+HEAD_COUNTS = [(12, 12), (10, 5), (14, 7), (6, 2), (4, 1), (9, 3)]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_heads_are_dealt_out_and_none_is_copied(count):
+    by_rank = ranks.run(count, every_head_count)
+    for (q_heads, kv_heads), of_ranks in zip(HEAD_COUNTS, zip(*by_rank)):
+        sharing = [members for *_, members in of_ranks]
+        owned = [(tuple(q), tuple(kv)) for q, kv, _ in of_ranks]
+        assert sorted({head for q, _ in owned for head in q}) == list(range(q_heads))
+        if kv_heads >= count:
+            assert sharing == [1] * count and sum(len(kv) for _, kv in owned) == kv_heads
+            assert max(len(kv) for _, kv in owned) - min(len(kv) for _, kv in owned) <= 1
+        else:
+            assert [owned.count(each) for each in owned] == sharing and all(len(kv) == 1 for _, kv in owned)
+            assert max(sharing) - min(sharing) <= 1
+
+
+def mesh_of_two_by_two() -> tuple:
+    """Heads along one axis, tokens along the other."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("heads", "tokens"))
+    context = ContextParallel(mesh.get_group("tokens"), block_tokens=16)
+    tensor = TensorParallel(8, 2, mesh.get_group("heads"), context=context)
+    q, k, v, arguments = case("several")
+    whole = lean_attention.decode(q, k, v, **arguments)
+    shares = [context.shard(tensor.shard_kv(x)) for x in (k, v)]
+    out = tensor.gather(tensor.decode(tensor.shard_q(q), *shares, **arguments))
+    assert torch.allclose(out, whole, atol=2e-6)
+    with pytest.raises(ValueError, match="^context: 1 K/V heads for 2 ranks"):
+        TensorParallel(8, 1, mesh.get_group("heads"), context=context)
+    return out.numpy().tobytes(), list(tensor.q_heads), context.rank
+
+
+def test_heads_and_tokens_make_a_mesh():
+    results = ranks.run(4, mesh_of_two_by_two)
+    assert len({bits for bits, *_ in results}) == 1
+    first, second = list(range(4)), list(range(4, 8))
+    assert [rest for _, *rest in results] == [[first, 0], [first, 1], [second, 0], [second, 1]]
+
+
+# Faults
+
+
+REFUSED = [
+    (NotImplementedError, "rotary_cos", dict(rotary_cos=torch.ones(4, 4), rotary_sin=torch.ones(4, 4))),
+    (NotImplementedError, "stream", dict(stream=0)),
+    (ValueError, "seqlens", dict(seqlens=None)),
+    (ValueError, "append_k, append_v", dict(append_k=torch.zeros(3, 2, 1, 40))),
+    (ValueError, "append_k", dict(append_k=torch.zeros(3, 1, 1, 40), append_v=torch.zeros(3, 1, 1, 40))),
+    (TypeError, "append_k", dict(append_k=torch.zeros(3, 2, 1, 40).half(), append_v=torch.zeros(3, 2, 1, 40).half())),
+    (NotImplementedError, "append_k", dict(append_k=torch.zeros(2, 4), append_v=torch.zeros(2, 4), cu_seqlens_k=torch.zeros(4).int())),
+    (NotImplementedError, "causal", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), causal=True)),
+    (ValueError, "mask", dict(mask=torch.ones(1, 1, 1, 500, dtype=torch.bool))),
+    (ValueError, "block_tokens = 16", dict(block_table=torch.zeros(3, 1).int())),
+    (ValueError, "layout", dict(layout="shbd")),
+    (TypeError, "lens", dict(lens=3)),
+    (TypeError, "softmax_scale.*'scale'", dict(softmax_scale=3)),
+    (ValueError, "exchange = 'all_to_all': 2 ranks do not divide 3 heads", dict(q=torch.zeros(3, 3, 1, 40))),
+    (ValueError, "seqlens: 161 tokens are 81 of a share, which has room for 80", dict(seqlens=[161, 1, 1])),
+    (ValueError, "seqlens: .*3 integers", dict(seqlens=[1, 1])),
+]
+
+
+def refusals() -> None:
+    """The same refusal on every rank, by the argument's name; the ranks go on together."""
+    context = ContextParallel(exchange="all_to_all")
+    q, k, v, arguments = case("plain")
+    k, v = context.shard(k), context.shard(v)
+    expected = context.decode(q, k, v, **arguments)
+    for kind, message, change in REFUSED:
+        call = {**arguments, **change}
+        packed = call.get("cu_seqlens_q") is not None
+        queries = call.pop("q", q[:, :, 0].transpose(0, 1) if packed else q)
+        with pytest.raises(kind, match=f"^{message}"):
+            context.decode(queries, k, v, **call)
+            pytest.fail(f"taken: {change}")
+        assert torch.equal(context.decode(q, k, v, **arguments), expected)
+    for wrong in (dict(exchange="fused"), dict(block_tokens=0)):
+        with pytest.raises(ValueError, match=f"^{next(iter(wrong))} = "):
+            ContextParallel(**wrong)
+    with pytest.raises(ValueError, match="^q_heads = 7: must be a multiple of kv_heads = 2"):
+        TensorParallel(7, 2)
+
+
+def disagreements() -> None:
+    """What differs between ranks is named on every rank, with the ranks; then they go on together."""
+    rank = dist.get_rank()
+    context = ContextParallel(compare_every_call=True)
+    q, k, v, arguments = case("plain")
+    k, v = context.shard(k), context.shard(v)
+    expected = context.decode(q, k, v, **arguments)
+    different = [
+        ("q: rank 1 has torch.float32 \\[3, 8, 2, 40\\]", dict(q=q.expand(3, 8, 2, 40))),
+        ("k: rank 1 has torch.float16", dict(k=k.half())),
+        ("scale: rank 1 has 2.0, rank 0 has none", dict(scale=2.0)),
+        ("softcap: rank 1 has 3.0, rank 0 has none", dict(softcap=3.0)),
+        ("append_k: rank 1", dict(append_k=q[:, :2], append_v=q[:, :2])),
+        ("window: rank 1 has \\(3, 0\\)", dict(window=(3, 0))),
+    ]
+    for message, change in different:
+        call = {"q": q, "k": k, "v": v, **arguments, **(change if rank == 1 else {})}
+        with pytest.raises(ValueError, match=f"^{message}"):
+            context.decode(**call)
+    lens = arguments["seqlens"] - int(rank == 1)
+    with pytest.raises(RuntimeError, match="^seqlens, leftpad.* rank 1 has other values than rank 0"):
+        context.decode(q, k, v, **{**arguments, "seqlens": lens})
+    table = torch.tensor([[0, 0, 0, 0, 0]] * 3).int() + 99 * rank  # page 99 is none of rank 1's pool
+    pools = [x[:1, :, :16] for x in (k, v)]
+    kind, message = (ValueError, "^block_table") if rank == 1 else (RuntimeError, "refused on rank 1, which has said why")
+    with pytest.raises(kind, match=message):
+        context.decode(q, *pools, block_table=table, **arguments)
+    with pytest.raises(ValueError, match="^block_tokens: rank 1 has 4, rank 0 has 2"):
+        ContextParallel(block_tokens=2 + 2 * rank)
+    with pytest.raises(ValueError, match="^kv_heads: rank 1 has 4, rank 0 has 2"):
+        TensorParallel(8, 2 + 2 * rank)
+    assert torch.equal(context.decode(q, k, v, **arguments), expected)
+
+
+def refusals_and_disagreements() -> None:
+    refusals()
+    disagreements()
+
+
+def test_wrong_calls_are_refused_on_every_rank():
+    ranks.run(2, refusals_and_disagreements)
+
+
+TIMEOUT_S = 2.0
+
+
+def lost(how: str) -> tuple:
+    """One rank of three ends, does not come or asks for something else; the others raise, and say after how long."""
+    rank = dist.get_rank()
+    q, k, v, arguments = case("plain")
+
+    def late() -> tuple:
+        time.sleep(TIMEOUT_S + 2)
+        return "late", 0.0
+
+    if rank == 1 and how == "never made":
+        return late()
+    begin = time.monotonic()
+    try:
+        context = ContextParallel()
+        k, v = context.shard(k), context.shard(v)
+        if how in ("never comes", "diverges"):
+            context.decode(q, k, v, **arguments)
+        if rank == 1 and how == "diverges":
+            q = q.expand(-1, -1, 2, -1)
+        elif rank == 1:
+            return late() if how == "never comes" else os._exit(1)
+        begin = time.monotonic()
+        context.decode(q, k, v, **arguments)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
+@pytest.mark.parametrize("how", ["ends", "never comes", "never made", "diverges"])
+def test_a_lost_rank_is_an_error_within_the_timeout(how):
+    results = [result for result in ranks.run(3, lost, how, timeout_s=TIMEOUT_S) if result is not None and result[0] != "late"]
+    assert len(results) == 2 + (how == "diverges")
+    for message, seconds in results:
+        assert re.match(r"lean_attention.distributed: .* among ranks 0, 1, 2 failed: a rank ended, or did not come within 2 s", message)
+        assert seconds < 2 * TIMEOUT_S + 2

@@ -25,9 +25,10 @@ class Agreement:
     All ranks of `group` make one at the same time. A description that this rank has seen agreed on costs a look-up.
     """
 
-    def __init__(self, group: Any, timeout: Optional[datetime.timedelta] = None) -> None:
+    def __init__(self, group: Any, timeout: Optional[datetime.timedelta] = None, every_time: bool = False) -> None:
         self.ranks = dist.get_process_group_ranks(group)
         self.timeout = timeout_of(group) if timeout is None else timeout
+        self._every_time = every_time
         self._seen: set = set()
         self._group = self._within_timeout(
             "a group for checks",
@@ -42,7 +43,7 @@ class Agreement:
             RuntimeError: a rank did not come within the timeout.
         """
         key = tuple(asked.items())
-        if key in self._seen:
+        if key in self._seen and not self._every_time:
             return
         answers: list = [None] * len(self.ranks)
         self._within_timeout("agreement on the arguments", lambda: dist.all_gather_object(answers, asked, group=self._group))

@@ -30,6 +30,9 @@ class ContextParallel:
         block_tokens: see Placement. A multiple of the page size where K/V is paged.
         exchange: "all_gather" (one exchange, every rank merges all heads) or "all_to_all" (two exchanges, each rank merges its
             share of the heads; the ranks must divide Hq). The results are the same bits.
+        compare_every_call: for debugging: what ranks are asked for is compared in every call, which costs an exchange between
+            hosts. Otherwise where this rank sees a kind of call (shapes, types, which arguments, their numbers) for the first
+            time; ranks that come to differ later get an error when the timeout is over.
         timeout: how long ranks wait for each other where calls are compared. Default: the group's own timeout, which holds for
             the exchange in any case.
 
@@ -46,14 +49,15 @@ class ContextParallel:
         *,
         block_tokens: int = Placement.block_tokens,
         exchange: str = "all_gather",
+        compare_every_call: bool = False,
         timeout: Optional[datetime.timedelta] = None,
     ) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("group: this process is not in it")
-        self._agreement = Agreement(self.group, timeout)
-        self._agreement.reach({"block_tokens": block_tokens, "exchange": exchange})
+        self._agreement = Agreement(self.group, timeout, compare_every_call)
+        self._agreement.reach({"block_tokens": block_tokens, "exchange": exchange, "compare_every_call": compare_every_call})
         if exchange not in EXCHANGES:
             raise ValueError(f"exchange = {exchange!r}: allowed {', '.join(EXCHANGES)}")
         self.placement = Placement(self.ranks, block_tokens)
@@ -116,7 +120,7 @@ class ContextParallel:
             append(share, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         call = local_call(share, form, lengths, k, arguments)
         out, lse = decode(q, k, v, **call, return_lse=True)
-        return out.movedim(form.head_axis, 0), lse.movedim(form.head_axis, 0)
+        return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
     def _merged(
         self, form: Form, lengths: Lengths, q: torch.Tensor, v: torch.Tensor, state: Optional[State], refusal: Optional[Exception]
@@ -133,8 +137,8 @@ class ContextParallel:
             raise
         except RuntimeError as error:
             raise RuntimeError(failure("the exchange", self._agreement.ranks, timeout_of(self.group), error)) from error
-        out, lse = out.reshape(heads, *outer, rows.value_dim), lse.reshape(heads, *outer)
-        return tuple(part.movedim(0, form.head_axis).contiguous() for part in (out, lse))
+        out = out.reshape(heads, *outer, rows.value_dim).movedim(0, form.head_axis)
+        return out.contiguous(), lse.reshape(heads, *outer).movedim(0, form.lse_head_axis).contiguous()
 
     def _returned(self, state: State, arguments: dict[str, Any]) -> Any:
         out, lse = state

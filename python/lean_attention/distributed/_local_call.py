@@ -55,6 +55,11 @@ class Form:
     packed: bool
     bshd: bool
 
+    @property
+    def lse_head_axis(self) -> int:
+        """Log-sum-exps have heads before tokens in every layout."""
+        return 0 if self.packed else 1
+
     @classmethod
     def of(cls, q: torch.Tensor, arguments: dict[str, Any]) -> Form:
         layout, packed = arguments.get("layout", "bhsd"), arguments.get("cu_seqlens_q") is not None
@@ -130,6 +135,7 @@ def local_call(share: Share, form: Form, lengths: Lengths, k: torch.Tensor, argu
     call = {name: value for name, value in arguments.items() if value is not None and name not in left_out}
     if "seqlens" in call:
         call["seqlens"] = share.tokens(lengths.ends)
+        _check_room(share.placement, lengths, room_of(k, arguments, form, share.placement))
     if "cu_seqlens_k" in call:
         whole = _as_lengths("cu_seqlens_k", call["cu_seqlens_k"], form.batch + 1, lengths.ends.device)
         call["cu_seqlens_k"] = share.placement.local_cu_seqlens(whole, share.rank)
@@ -176,7 +182,7 @@ class _Masks:
 
     def __init__(self, share: Share, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> None:
         self._share, self._form, self._arguments = share, form, arguments
-        kept = torch.arange(self._capacity(k), device=lengths.ends.device)
+        kept = torch.arange(self._room(k), device=lengths.ends.device)
         self._tokens = share.placement.token_at(kept, share.rank)
         queries = torch.arange(form.q_tokens, device=kept.device)
         positions = lengths.ends[:, None] - form.q_tokens + queries
@@ -217,17 +223,32 @@ class _Masks:
             raise ValueError(f"mask: {width} tokens are {self._share.placement.capacity(width)} of a share, which has room for {capacity}")
         return mask.index_select(-1, self._tokens.clamp(max=width - 1))
 
-    def _capacity(self, k: torch.Tensor) -> int:
-        """Tokens a share has room for: the last axis of its masks."""
-        longest, table = self._arguments.get("max_seqlen_k"), self._arguments.get("block_table")
-        if longest is not None:
-            return self._share.placement.capacity(longest)
-        if table is not None:
-            return table.shape[1] * page_tokens(k, self._arguments, self._form)
-        for name in ("cu_seqlens_k", "page_indptr"):
-            if self._arguments.get(name) is not None:
-                raise ValueError(f"max_seqlen_k: needed with {name} where a mask, ALiBi or a window of several queries is asked for")
-        return k.shape[1 if self._form.bshd else 2]
+    def _room(self, k: torch.Tensor) -> int:
+        room = room_of(k, self._arguments, self._form, self._share.placement)
+        if room is None:
+            raise ValueError("max_seqlen_k: needed with packed keys and page_indptr where a mask, ALiBi or a window of several queries is asked for")
+        return room
+
+
+def room_of(k: torch.Tensor, arguments: dict[str, Any], form: Form, placement: Placement) -> Optional[int]:
+    """Tokens a share has room for, the last axis of its masks; None where k does not say."""
+    longest, table = arguments.get("max_seqlen_k"), arguments.get("block_table")
+    if longest is not None:
+        return placement.capacity(longest)
+    if table is not None:
+        return table.shape[1] * page_tokens(k, arguments, form)
+    if arguments.get("cu_seqlens_k") is not None or arguments.get("page_indptr") is not None:
+        return None
+    return k.shape[1 if form.bshd else 2]
+
+
+def _check_room(placement: Placement, lengths: Lengths, room: Optional[int]) -> None:
+    """Where the host has the lengths: said of the whole sequence. Elsewhere they are clamped, as in decode()."""
+    if room is None or lengths.ends.device.type != "cpu" or len(lengths.ends) == 0:
+        return
+    longest = int(lengths.ends.max())
+    if placement.capacity(longest) > room:
+        raise ValueError(f"seqlens: {longest} tokens are {placement.capacity(longest)} of a share, which has room for {room}")
 
 
 def _as_lengths(name: str, value: Any, count: int, device: torch.device) -> Optional[torch.Tensor]:
