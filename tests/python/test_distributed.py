@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
+import subprocess
+import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -464,3 +468,67 @@ def test_a_lost_rank_is_an_error_within_the_timeout(how):
     for message, seconds in results:
         assert re.match(r"lean_attention.distributed: .* among ranks 0, 1, 2 failed: a rank ended, or did not come within 2 s", message)
         assert seconds < 2 * TIMEOUT_S + 2
+
+
+# Under torchrun, and inside Transformers
+
+
+def test_the_example_generates_the_same_tokens_under_torchrun():
+    script = pathlib.Path(__file__).parents[2] / "examples" / "python" / "long_context.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    outputs = []
+    for launcher in ([], torchrun):
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script), "500"],
+            env=environment, text=True, capture_output=True, timeout=ranks.LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0].startswith("1 ranks, 516 of 516") and outputs[1].startswith("2 ranks, 260 of 516")
+    assert outputs[0].partition(":")[2] == outputs[1].partition(":")[2]
+
+
+def generate(model) -> list:
+    ids = torch.arange(1, 21)[None]
+    with torch.no_grad():
+        tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    return tokens[0, 20:].tolist()
+
+
+def planned_model(folder: str) -> tuple:
+    """A model that Transformers shards by its own plan, with this library as its attention; heads of the calls it gets."""
+    import transformers
+
+    import lean_attention.hf
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # as torchrun sets them
+        os.environ[name] = str(dist.get_world_size() if name == "WORLD_SIZE" else dist.get_rank())
+    lean_attention.hf.register()
+    called = []
+    ours = lean_attention.hf.decode_if_accepted
+
+    def spied(query, key, value, **rules):
+        out = ours(query, key, value, **rules)
+        called.append((out is not None, query.shape[1], key.shape[1]))
+        return out
+
+    lean_attention.hf.decode_if_accepted = spied
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # tp_plan is deprecated where this has another name too
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", attn_implementation="lean_attention")
+    return generate(model), set(called)
+
+
+def test_models_that_transformers_shards_have_our_attention(tmp_path):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    pytest.importorskip("accelerate")  # Transformers wants it for a tp_plan
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4)
+    config = transformers.LlamaConfig(**sizes, vocab_size=512, eos_token_id=None, pad_token_id=0, bos_token_id=1)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    expected = generate(model)
+    for tokens, called in ranks.run(2, planned_model, str(tmp_path)):
+        assert tokens == expected
+        assert called == {(True, 4, 2)}
