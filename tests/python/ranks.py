@@ -58,6 +58,8 @@ def _rank(sender: Any, settings: tuple, function: Callable[..., Any], arguments:
     torch.set_num_threads(1)
     try:
         timeout = datetime.timedelta(seconds=timeout_s)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
         dist.init_process_group(backend, init_method=store, rank=rank, world_size=count, timeout=timeout)
         sender.send((True, function(*arguments)))
     except BaseException:
