@@ -6,7 +6,7 @@ CUDA graph over copies of K and V that no cache holds together. A time is the sl
 gloo, which shows that everything works and nothing about GPUs.
 
 Ways: one (a single rank with everything); tensor (TensorParallel: nothing is exchanged); context and context_all_to_all
-(ContextParallel: states are exchanged and merged in the call); sdpa_context (torch's flash attention on the shares of
+(ContextParallel: states are exchanged and merged in the call); sdpa_context (torch's flash attention on the shards of
 ContextParallel, then the same exchange; equal lengths only).
 
 Each row of a way is a line of --json when it is done. A run takes up to --minutes; started again with the same file it goes on with
@@ -96,7 +96,7 @@ class Bench:
     def ranks(self) -> int:
         return dist.get_world_size()
 
-    def share(self, row: Row, way: str) -> tuple:
+    def shard(self, row: Row, way: str) -> tuple:
         """(K/V heads, tokens of a sequence) that this rank keeps."""
         longest = max(row.lens)
         if way == "one":
@@ -109,7 +109,7 @@ class Bench:
         return row.kv_heads, self.contexts["all_gather"].placement.capacity(longest)
 
     def call(self, row: Row, way: str, q: torch.Tensor) -> object:
-        """A function of one copy of (k, v) of the share."""
+        """A function of one copy of (k, v) of the shard."""
         lens = torch.tensor(row.lens, dtype=torch.int32, device=self.device)
         if way in ("one", "tensor"):
             return lambda k, v: lean_attention.decode(q, k, v, seqlens=lens)
@@ -143,7 +143,7 @@ class Bench:
 
     def measured(self, row: Row, way: str) -> list:
         """Times of a call, us, of each round: the slowest rank's."""
-        heads, tokens = self.share(row, way)
+        heads, tokens = self.shard(row, way)
         share_bytes = 4 * len(row.lens) * heads * tokens * row.head_dim
         copies = 1 if self.device.type == "cpu" else max(1, -(-L2_BYTES // share_bytes))
         calls = max(copies, LARGE_CALLS if share_bytes > LARGE_BYTES else SMALL_CALLS)
@@ -233,7 +233,7 @@ def line_of(row: Row, way: str, ranks: int, times: list, note: object, options: 
 
 def why_not(bench: Bench, row: Row, way: str, options: argparse.Namespace) -> str:
     """Why a row is not run at all, the same on every rank; empty where it is."""
-    heads, tokens = bench.share(row, way)
+    heads, tokens = bench.shard(row, way)
     needed = 4 * len(row.lens) * heads * tokens * row.head_dim
     room = options.max_mb << 20 if options.max_mb else None
     if bench.device.type == "cuda":

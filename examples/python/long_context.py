@@ -1,6 +1,6 @@
 """Long-context generation with K/V sharded over the ranks there are: `torchrun --nproc-per-node 2 long_context.py [TOKENS]`.
 
-A Llama-shaped decoder with random weights. Every rank has the weights and a share of every sequence's keys and values; the prompt's
+A Llama-shaped decoder with random weights. Every rank has the weights and a shard of every sequence's keys and values; the prompt's
 are placed by ContextParallel.shard(), those of new tokens by decode(). On GPUs by NCCL, on CPUs by gloo; alone it is one rank.
 """
 
@@ -45,7 +45,7 @@ angles = torch.outer(torch.arange(PROMPT + NEW_TOKENS), 10000.0 ** (-torch.arang
 
 # [example]
 context = ContextParallel(block_tokens=64)
-room = context.placement.capacity(PROMPT + NEW_TOKENS)  # tokens of the share that every rank needs room for
+room = context.placement.capacity(PROMPT + NEW_TOKENS)  # tokens of the shard that every rank needs room for
 caches = [torch.zeros(2, 1, KV_HEADS, room, DIM, device=device, dtype=dtype) for _ in layers]
 
 
@@ -72,11 +72,11 @@ def forward(ids: torch.Tensor, first: int, tokens: torch.Tensor) -> torch.Tensor
         q, k = rotated(q, positions), rotated(k, positions)
         if ids.shape[1] == 1:
             attended = attend(cache, q, k, v, tokens)
-        else:  # the prompt: every rank computes it whole and keeps its share
+        else:  # the prompt: every rank computes it whole and keeps its shard
             attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             for kept, new in zip(cache, (k, v)):
-                share = context.shard(new)
-                kept[:, :, : share.shape[2]] = share
+                shard = context.shard(new)
+                kept[:, :, : shard.shape[2]] = shard
         x = x + attended.transpose(1, 2).flatten(2) @ layer["out"].T
         gate, up = (rms_norm(x, (HIDDEN,)) @ layer["gate_up"].T).chunk(2, -1)
         x = x + (silu(gate) * up) @ layer["down"].T

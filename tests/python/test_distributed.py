@@ -35,13 +35,13 @@ def test_every_token_lies_on_one_rank_in_order(placement):
     held = [[] for _ in range(placement.ranks)]
     for token in range(tokens):
         rank = placement.rank_of(token)
-        assert placement.local_index(token) == len(held[rank])  # end to end: appended tokens go to the end of a share
+        assert placement.local_index(token) == len(held[rank])  # end to end: appended tokens go to the end of a shard
         assert placement.token_at(len(held[rank]), rank) == token
         held[rank].append(token)
-        shares = [placement.local_tokens(token + 1, each) for each in range(placement.ranks)]
-        assert shares == [len(each) for each in held]
-        assert max(shares) - min(shares) <= placement.block_tokens
-        assert placement.capacity(token + 1) == max(shares)
+        shards = [placement.local_tokens(token + 1, each) for each in range(placement.ranks)]
+        assert shards == [len(each) for each in held]
+        assert max(shards) - min(shards) <= placement.block_tokens
+        assert placement.capacity(token + 1) == max(shards)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
@@ -60,10 +60,10 @@ def test_tensors_and_integers_are_placed_alike(placement):
 def test_shares_of_a_tensor_are_its_tokens(placement, tokens):
     x = torch.randn(2, 3, tokens, 4)
     for rank in range(placement.ranks):
-        share = placement.shard(x, rank)
+        shard = placement.shard(x, rank)
         mine = [token for token in range(tokens) if placement.rank_of(token) == rank]
-        assert share.shape[2] == placement.capacity(tokens)
-        assert (share[:, :, : len(mine)] == x[:, :, mine]).all() and (share[:, :, len(mine) :] == 0).all()
+        assert shard.shape[2] == placement.capacity(tokens)
+        assert (shard[:, :, : len(mine)] == x[:, :, mine]).all() and (shard[:, :, len(mine) :] == 0).all()
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
@@ -72,11 +72,11 @@ def test_shares_of_packed_sequences(placement):
     cu = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
     x = torch.arange(sum(lens))[None, :, None]
     for rank in range(placement.ranks):
-        share, local_cu = placement.shard_packed(x, cu, rank)
-        assert local_cu.dtype == torch.int32 and local_cu[-1] == share.shape[1]
+        shard, local_cu = placement.shard_packed(x, cu, rank)
+        assert local_cu.dtype == torch.int32 and local_cu[-1] == shard.shape[1]
         for i, length in enumerate(lens):
             mine = [int(cu[i]) + token for token in range(length) if placement.rank_of(token) == rank]
-            assert share[0, local_cu[i] : local_cu[i + 1], 0].tolist() == mine
+            assert shard[0, local_cu[i] : local_cu[i + 1], 0].tolist() == mine
 
 
 @pytest.mark.parametrize("ranks_count, block, page", [(2, 16, 16), (3, 32, 16), (4, 4, 1), (1, 8, 4)])
@@ -150,7 +150,7 @@ def merged_in_one_process(states: list, dtype: torch.dtype) -> tuple:
 
 
 def every_case(count: int, block: int, exchange: str) -> list:
-    """On each rank: results of all cases, and the same by one process where shares are plain lengths."""
+    """On each rank: results of all cases, and the same by one process where shards are plain lengths."""
     context = ContextParallel(block_tokens=block, exchange=exchange)
     assert (context.rank, context.ranks) == (dist.get_rank(), count)
     found = []
@@ -161,11 +161,11 @@ def every_case(count: int, block: int, exchange: str) -> list:
         if name in ("plain", "bf16", "softcap", "sinks"):
             states = []
             for rank in range(count):
-                share = dict(arguments, seqlens=context.placement.local_tokens(arguments["seqlens"], rank))
+                shard = dict(arguments, seqlens=context.placement.local_tokens(arguments["seqlens"], rank))
                 if rank > 0:
-                    share.pop("sinks", None)
+                    shard.pop("sinks", None)
                 shards = (context.placement.shard(x, rank) for x in (k, v))
-                states.append(lean_attention.decode(q, *shards, **share, return_lse=True))
+                states.append(lean_attention.decode(q, *shards, **shard, return_lse=True))
             expected, expected_lse = merged_in_one_process(states, q.dtype)
             assert torch.equal(out, expected) and torch.equal(lse, expected_lse), name
         found.append((name, out.float().numpy(), lse.numpy()))
@@ -200,33 +200,33 @@ def check_by_definition(name: str, out: np.ndarray, lse: np.ndarray) -> None:
 
 
 def every_layout() -> None:
-    """Each form of K/V gives the bits of the dense one: pages and packed keys of a share hold the same tokens in the same order."""
+    """Each form of K/V gives the bits of the dense one: pages and packed keys of a shard hold the same tokens in the same order."""
     context = ContextParallel(block_tokens=16)
     place, rank = context.placement, context.rank
     q, k, v, arguments = case("plain")
-    k_share, v_share = context.shard(k), context.shard(v)
-    expected = context.decode(q, k_share, v_share, **arguments)
+    k_shard, v_shard = context.shard(k), context.shard(v)
+    expected = context.decode(q, k_shard, v_shard, **arguments)
 
-    bshd = context.decode(*(x.transpose(1, 2) for x in (q, k_share, v_share)), layout="bshd", **arguments)
+    bshd = context.decode(*(x.transpose(1, 2) for x in (q, k_shard, v_shard)), layout="bshd", **arguments)
     assert torch.equal(bshd.transpose(1, 2), expected)
-    assert torch.equal(context.decode(q[:, :, 0], k_share, v_share, **arguments), expected[:, :, 0])
+    assert torch.equal(context.decode(q[:, :, 0], k_shard, v_shard, **arguments), expected[:, :, 0])
     cu_q = torch.arange(4, dtype=torch.int32)
-    packed_q = context.decode(q[:, :, 0].transpose(0, 1), k_share, v_share, cu_seqlens_q=cu_q, max_seqlen_q=1, causal=True, **arguments)
+    packed_q = context.decode(q[:, :, 0].transpose(0, 1), k_shard, v_shard, cu_seqlens_q=cu_q, max_seqlen_q=1, causal=True, **arguments)
     assert torch.equal(packed_q.transpose(0, 1), expected[:, :, 0])
 
     lens = arguments["seqlens"].tolist()
     cu = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
     packed = [torch.cat([x[i, :, :length] for i, length in enumerate(lens)], 1) for x in (k, v)]
-    shares = [place.shard_packed(x, cu, rank)[0] for x in packed]
+    shards = [place.shard_packed(x, cu, rank)[0] for x in packed]
     rest = {"options": OPTIONS}
-    assert torch.equal(context.decode(q, *shares, cu_seqlens_k=cu, max_seqlen_k=150, **rest), expected)
+    assert torch.equal(context.decode(q, *shards, cu_seqlens_k=cu, max_seqlen_k=150, **rest), expected)
 
     page = 8
     pools = torch.zeros(2, 40, 2, page, 40)  # every rank's own, its pages in an order of its own
     table = torch.randperm(40, generator=torch.Generator().manual_seed(rank))[:30].int().view(3, 10)
-    for i, j in np.ndindex(3, k_share.shape[2] // page):
-        for pool, share in zip(pools, (k_share, v_share)):
-            pool[table[i, j]] = share[i, :, j * page : (j + 1) * page]
+    for i, j in np.ndindex(3, k_shard.shape[2] // page):
+        for pool, shard in zip(pools, (k_shard, v_shard)):
+            pool[table[i, j]] = shard[i, :, j * page : (j + 1) * page]
     assert torch.equal(context.decode(q, *pools, block_table=table, **arguments), expected)
     held = [-(-place.local_tokens(length, rank) // page) for length in lens]
     lists = dict(page_indptr=torch.tensor([0, *np.cumsum(held)]).int(), page_indices=torch.cat([row[:n] for row, n in zip(table, held)]))
@@ -243,10 +243,10 @@ def appended(q_tokens: int) -> None:
     lens = torch.tensor([0, 13, 60], dtype=torch.int32)
     capacity, page = 160, 4
     k, v = torch.randn(2, 3, 2, capacity, 16)
-    shares = [context.shard(x).clone() for x in (k, v)]
-    table = torch.arange(3 * shares[0].shape[2] // page, dtype=torch.int32).flip(0).view(3, -1)
-    pools = [x.unflatten(2, (-1, page)).transpose(1, 2).flatten(0, 1)[table.flatten().argsort()].clone() for x in shares]
-    slots = [x.transpose(1, 2).flatten(0, 1).clone() for x in shares]
+    shards = [context.shard(x).clone() for x in (k, v)]
+    table = torch.arange(3 * shards[0].shape[2] // page, dtype=torch.int32).flip(0).view(3, -1)
+    pools = [x.unflatten(2, (-1, page)).transpose(1, 2).flatten(0, 1)[table.flatten().argsort()].clone() for x in shards]
+    slots = [x.transpose(1, 2).flatten(0, 1).clone() for x in shards]
     slot_table = torch.arange(len(slots[0]), dtype=torch.int32).view(3, -1)
     for _ in range(4):
         lens = lens + q_tokens
@@ -254,14 +254,14 @@ def appended(q_tokens: int) -> None:
         new = dict(zip(("append_k", "append_v"), torch.randn(2, 3, 2, q_tokens, 16)))
         call = dict(seqlens=lens, causal=True, options=OPTIONS)
         expected = lean_attention.decode(q, k, v, **new, **call)  # writes to k and v too
-        got = context.decode(q, *shares, **new, **call)
+        got = context.decode(q, *shards, **new, **call)
         assert torch.allclose(got, expected, atol=2e-6)
-        for x, share in zip((k, v), shares):
-            assert torch.equal(place.shard(x, rank), share)  # to the last element
+        for x, shard in zip((k, v), shards):
+            assert torch.equal(place.shard(x, rank), shard)  # to the last element
         for caches, pages in ((pools, table), (slots, slot_table)):
             assert torch.equal(context.decode(q, *caches, block_table=pages, **new, **call), got)
         back = pools[0][table.flatten().long()].view(3, -1, 2, page, 16).transpose(1, 2).flatten(2, 3)
-        assert torch.equal(back, shares[0])
+        assert torch.equal(back, shards[0])
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -328,8 +328,8 @@ def mesh_of_two_by_two() -> tuple:
     tensor = TensorParallel(8, 2, mesh.get_group("heads"), context=context)
     q, k, v, arguments = case("several")
     whole = lean_attention.decode(q, k, v, **arguments)
-    shares = [context.shard(tensor.shard_kv(x)) for x in (k, v)]
-    out = tensor.gather(tensor.decode(tensor.shard_q(q), *shares, **arguments))
+    shards = [context.shard(tensor.shard_kv(x)) for x in (k, v)]
+    out = tensor.gather(tensor.decode(tensor.shard_q(q), *shards, **arguments))
     assert torch.allclose(out, whole, atol=2e-6)
     with pytest.raises(ValueError, match="^context: 1 K/V heads for 2 ranks"):
         TensorParallel(8, 1, mesh.get_group("heads"), context=context)
@@ -361,7 +361,7 @@ REFUSED = [
     (TypeError, "lens", dict(lens=3)),
     (TypeError, "softmax_scale.*'scale'", dict(softmax_scale=3)),
     (ValueError, "exchange = 'all_to_all': 2 ranks do not divide 3 heads", dict(q=torch.zeros(3, 3, 1, 40))),
-    (ValueError, "seqlens: 161 tokens are 81 of a share, which has room for 80", dict(seqlens=[161, 1, 1])),
+    (ValueError, "seqlens: 161 tokens are 81 of a shard, which has room for 80", dict(seqlens=[161, 1, 1])),
     (ValueError, "seqlens: .*3 integers", dict(seqlens=[1, 1])),
 ]
 

@@ -32,7 +32,7 @@ def near(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def computed(exchange: str) -> bytes:
-    """All rules that a share expresses in another way; the bits of the first, and those of one GPU that computes the same shares."""
+    """All rules that a shard expresses in another way; the bits of the first, and those of one GPU that computes the same shards."""
     context = None
     for rules in (
         dict(), dict(softcap=5.0), dict(window=(300, 0)), dict(sinks=torch.linspace(-1, 3, 16)), dict(alibi_slopes=torch.linspace(0.001, 0.1, 16)),
@@ -47,8 +47,8 @@ def computed(exchange: str) -> bytes:
         if not rules:
             place, states = context.placement, []
             for rank in range(context.ranks):
-                share = dict(seqlens=place.local_tokens(lens, rank), return_lse=True)
-                states.append(lean_attention.decode(q, place.shard(k, rank), place.shard(v, rank), **share))
+                shard = dict(seqlens=place.local_tokens(lens, rank), return_lse=True)
+                states.append(lean_attention.decode(q, place.shard(k, rank), place.shard(v, rank), **shard))
             expected, expected_lse = merge_in_order(states, q.dtype)
             assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
             bits = out.float().cpu().numpy().tobytes()
@@ -69,13 +69,13 @@ def captured() -> None:
     q, k, v, lens = case(tokens=200)
     lens = torch.tensor([20, 5, 77], dtype=torch.int32, device="cuda")
     context = ContextParallel(block_tokens=4)
-    shares = [context.shard(x).clone() for x in (k, v)]
+    shards = [context.shard(x).clone() for x in (k, v)]
     out = torch.empty_like(q)
     new_k, new_v = k[:, :, :1].clone(), v[:, :, :1].clone()
 
     def step() -> None:
         lens.add_(1)
-        context.decode(q, *shares, seqlens=lens, append_k=new_k, append_v=new_v, out=out)
+        context.decode(q, *shards, seqlens=lens, append_k=new_k, append_v=new_v, out=out)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -97,7 +97,7 @@ def captured() -> None:
                 x[i, :, token + done] = new[i, :, 0]
         assert lens.tolist() == [21 + done, 6 + done, 78 + done]
         near(out, lean_attention.decode(q, k, v, seqlens=lens))
-        assert torch.equal(shares[0], context.shard(k))
+        assert torch.equal(shards[0], context.shard(k))
 
 
 @pytest.mark.parametrize("count", COUNTS)

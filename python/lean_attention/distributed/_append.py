@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from lean_attention.distributed._local_call import Form, Lengths, Share, kv_head_axis, page_tokens
+from lean_attention.distributed._local_call import Form, Lengths, Shard, kv_head_axis, page_tokens
 
 
-def append(share: Share, form: Form, lengths: Lengths, caches: tuple, news: tuple, arguments: dict[str, Any]) -> None:
+def append(shard: Shard, form: Form, lengths: Lengths, caches: tuple, news: tuple, arguments: dict[str, Any]) -> None:
     """Writes news = (append_k, append_v), the sequences' last n_q tokens, to caches = (k, v) where this rank holds them."""
     queries = torch.arange(form.q_tokens, device=lengths.ends.device)
     tokens = (lengths.ends[:, None] - form.q_tokens + queries).flatten().long()  # a row for each new token
-    mine = (share.placement.rank_of(tokens) == share.rank) & (tokens >= 0)
-    place = share.placement.local_index(tokens.clamp(min=0))
+    mine = (shard.placement.rank_of(tokens) == shard.rank) & (tokens >= 0)
+    place = shard.placement.local_index(tokens.clamp(min=0))
     row = torch.arange(form.batch, device=tokens.device).repeat_interleave(form.q_tokens)
     table = arguments.get("block_table")
     if table is not None:

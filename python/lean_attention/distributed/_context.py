@@ -13,7 +13,7 @@ from lean_attention._decode import decode
 from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
-from lean_attention.distributed._local_call import Form, Lengths, Share, check_arguments, global_lengths, kv_head_axis, local_call
+from lean_attention.distributed._local_call import Form, Lengths, Shard, check_arguments, global_lengths, kv_head_axis, local_call
 from lean_attention.distributed._placement import Placement
 
 _OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
@@ -23,13 +23,13 @@ class ContextParallel:
     """The tokens of every sequence dealt out over the ranks of a process group; a call computes all query heads on each.
 
     Every rank attends to the keys it holds and gets (O, log-sum-exp); these alone are exchanged, and merged in rank order. All
-    ranks return the same bits, those of one process that computes the same shares and merges them in that order.
+    ranks return the same bits, those of one process that computes the same shards and merges them in that order.
 
     Args:
         group: a process group of torch.distributed, of any backend that moves the tensors. Default: all processes.
         block_tokens: see Placement. A multiple of the page size where K/V is paged.
         exchange: "all_gather" (one exchange, every rank merges all heads) or "all_to_all" (two exchanges, each rank merges its
-            share of the heads; the ranks must divide Hq). The results are the same bits.
+            part of the heads; the ranks must divide Hq). The results are the same bits.
         compare_every_call: for debugging: what ranks are asked for is compared in every call, which costs an exchange between
             hosts. Otherwise where this rank sees a kind of call (shapes, types, which arguments, their numbers) for the first
             time; ranks that come to differ later get an error when the timeout is over.
@@ -72,7 +72,7 @@ class ContextParallel:
         return self.placement.local_block_table(block_table, page_tokens, self.rank)
 
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-        """lean_attention.decode() over whole sequences, of which k and v are this rank's shares.
+        """lean_attention.decode() over whole sequences, of which k and v are this rank's shards.
 
         Args:
             q: all query heads, the same on every rank.
@@ -114,11 +114,11 @@ class ContextParallel:
     def _own_state(
         self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
     ) -> State:
-        """O and lse of this rank's share, heads first."""
-        share = Share(self.placement, self.rank)
+        """O and lse of this rank's shard, heads first."""
+        shard = Shard(self.placement, self.rank)
         if arguments.get("append_k") is not None:
-            append(share, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
-        call = local_call(share, form, lengths, k, arguments)
+            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
+        call = local_call(shard, form, lengths, k, arguments)
         out, lse = decode(q, k, v, **call, return_lse=True)
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 

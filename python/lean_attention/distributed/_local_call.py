@@ -1,8 +1,8 @@
-"""What a call over a whole sequence is over one rank's share of its tokens, in arguments that decode() has.
+"""What a call over a whole sequence is over one rank's shard of its tokens, in arguments that decode() has.
 
-Shares keep the order of tokens, but not their distances. So what depends on order alone is a length of the share: tokens there
-are, padding, the window of one query. What several queries see of the newest keys is a tree mask over the share's last n_q keys,
-whatever the length. Distances of single keys (a window of several queries, ALiBi) need a mask over the share.
+Shards keep the order of tokens, but not their distances. So what depends on order alone is a length of the shard: tokens there
+are, padding, the window of one query. What several queries see of the newest keys is a tree mask over the shard's last n_q keys,
+whatever the length. Distances of single keys (a window of several queries, ALiBi) need a mask over the shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lean_attention._arguments import DEFAULTS, refuse_unknown
 from lean_attention.distributed._placement import Placement
 
 _WORD = 32  # bits
-_ROTARY = "positions of a share are not those of the sequence: rotate q and append_k before the call"
+_ROTARY = "positions of a shard are not those of the sequence: rotate q and append_k before the call"
 _REFUSED = {
     "rotary_cos": _ROTARY,
     "rotary_sin": _ROTARY,
@@ -25,7 +25,7 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class Shard:
     """One rank's part of every sequence."""
 
     placement: Placement
@@ -77,14 +77,14 @@ class Form:
 
 
 def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, placement: Placement) -> None:
-    """Refuses, by name, what cannot be said of a share. Looks at nothing that may differ between ranks."""
+    """Refuses, by name, what cannot be said of a shard. Looks at nothing that may differ between ranks."""
     for name, value in arguments.items():
         if name not in DEFAULTS:
             refuse_unknown(name)
         if name in _REFUSED and value is not None:
             raise NotImplementedError(f"{name}: {_REFUSED[name]}")
     if arguments.get("seqlens") is None and arguments.get("cu_seqlens_k") is None:
-        raise ValueError("seqlens: needed: a share of k does not say how many tokens its sequence has")
+        raise ValueError("seqlens: needed: a shard of k does not say how many tokens its sequence has")
     page = page_tokens(k, arguments, form)
     if page is not None:
         placement.need_whole_pages(page)
@@ -129,40 +129,40 @@ def global_lengths(arguments: dict[str, Any], form: Form, device: torch.device) 
     return Lengths(ends, starts, given)
 
 
-def local_call(share: Share, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
-    """decode()'s arguments for this rank's share, from those of the whole; new tokens are appended already."""
+def local_call(shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+    """decode()'s arguments for this rank's shard, from those of the whole; new tokens are appended already."""
     left_out = ("append_k", "append_v", "causal", "window", "alibi_slopes", "mask", "tree_mask", "out", "lse", "return_lse")
     call = {name: value for name, value in arguments.items() if value is not None and name not in left_out}
     if "seqlens" in call:
-        call["seqlens"] = share.tokens(lengths.ends)
-        _check_room(share.placement, lengths, room_of(k, arguments, form, share.placement))
+        call["seqlens"] = shard.tokens(lengths.ends)
+        _check_room(shard.placement, lengths, room_of(k, arguments, form, shard.placement))
     if "cu_seqlens_k" in call:
         whole = _as_lengths("cu_seqlens_k", call["cu_seqlens_k"], form.batch + 1, lengths.ends.device)
-        call["cu_seqlens_k"] = share.placement.local_cu_seqlens(whole, share.rank)
+        call["cu_seqlens_k"] = shard.placement.local_cu_seqlens(whole, shard.rank)
     if lengths.starts is not None:
-        call["leftpad"] = share.tokens(lengths.starts)
+        call["leftpad"] = shard.tokens(lengths.starts)
     if "max_seqlen_k" in call:
-        call["max_seqlen_k"] = share.placement.capacity(call["max_seqlen_k"])
-    if share.rank != 0:
+        call["max_seqlen_k"] = shard.placement.capacity(call["max_seqlen_k"])
+    if shard.rank != 0:
         call.pop("sinks", None)  # they count once
     window = tuple(arguments.get("window") or (-1, -1))
     windowed = form.q_tokens > 1 and max(window) >= 0
     causal = bool(arguments.get("causal")) and form.q_tokens > 1
     tree = arguments.get("tree_mask")
     if tree is not None or (causal and not windowed):
-        call["tree_mask"] = tree_mask(share, form, lengths, causal, tree)
+        call["tree_mask"] = tree_mask(shard, form, lengths, causal, tree)
     if windowed or any(arguments.get(name) is not None for name in ("alibi_slopes", "mask")):
-        call["mask"] = _Masks(share, form, lengths, k, arguments).mask(causal, window if windowed else (-1, -1))
+        call["mask"] = _Masks(shard, form, lengths, k, arguments).mask(causal, window if windowed else (-1, -1))
     return call
 
 
-def tree_mask(share: Share, form: Form, lengths: Lengths, causal: bool, tree: Optional[torch.Tensor]) -> torch.Tensor:
-    """What n_q queries see of the share's last n_q keys, int32 [B, n_q, words]: all keys before the sequence's last n_q, of
+def tree_mask(shard: Shard, form: Form, lengths: Lengths, causal: bool, tree: Optional[torch.Tensor]) -> torch.Tensor:
+    """What n_q queries see of the shard's last n_q keys, int32 [B, n_q, words]: all keys before the sequence's last n_q, of
     those what `tree` (bits over the sequence's last n_q keys) and the causal limit allow. Earlier keys are seen anyway."""
     n_q, device = form.q_tokens, lengths.ends.device
     slots = torch.arange(n_q, device=device)
-    kept = (share.tokens(lengths.ends)[:, None] - n_q + slots).clamp(min=0)  # below 0 there is no key
-    draft = share.placement.token_at(kept, share.rank) - (lengths.ends[:, None] - n_q)  # [B, slot]
+    kept = (shard.tokens(lengths.ends)[:, None] - n_q + slots).clamp(min=0)  # below 0 there is no key
+    draft = shard.placement.token_at(kept, shard.rank) - (lengths.ends[:, None] - n_q)  # [B, slot]
     seen = torch.ones((form.batch, n_q, n_q), dtype=torch.bool, device=device)
     if causal:
         seen &= draft[:, None, :] <= slots[:, None]
@@ -178,12 +178,12 @@ def tree_mask(share: Share, form: Form, lengths: Lengths, causal: bool, tree: Op
 
 
 class _Masks:
-    """Masks over the tokens of a share, by their places in the sequence."""
+    """Masks over the tokens of a shard, by their places in the sequence."""
 
-    def __init__(self, share: Share, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> None:
-        self._share, self._form, self._arguments = share, form, arguments
+    def __init__(self, shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> None:
+        self._shard, self._form, self._arguments = shard, form, arguments
         kept = torch.arange(self._room(k), device=lengths.ends.device)
-        self._tokens = share.placement.token_at(kept, share.rank)
+        self._tokens = shard.placement.token_at(kept, shard.rank)
         queries = torch.arange(form.q_tokens, device=kept.device)
         positions = lengths.ends[:, None] - form.q_tokens + queries
         self._ahead = (self._tokens - positions[..., None])[:, None]  # of the query, [B, 1, n_q, capacity]
@@ -215,23 +215,23 @@ class _Masks:
         return seen
 
     def _columns(self, mask: torch.Tensor) -> torch.Tensor:
-        """The share's columns of a mask over the sequence."""
+        """The shard's columns of a mask over the sequence."""
         width, capacity = mask.shape[-1], len(self._tokens)
         if width == 1:
             return mask
-        if self._share.placement.capacity(width) != capacity:
-            raise ValueError(f"mask: {width} tokens are {self._share.placement.capacity(width)} of a share, which has room for {capacity}")
+        if self._shard.placement.capacity(width) != capacity:
+            raise ValueError(f"mask: {width} tokens are {self._shard.placement.capacity(width)} of a shard, which has room for {capacity}")
         return mask.index_select(-1, self._tokens.clamp(max=width - 1))
 
     def _room(self, k: torch.Tensor) -> int:
-        room = room_of(k, self._arguments, self._form, self._share.placement)
+        room = room_of(k, self._arguments, self._form, self._shard.placement)
         if room is None:
             raise ValueError("max_seqlen_k: needed with packed keys and page_indptr where a mask, ALiBi or a window of several queries is asked for")
         return room
 
 
 def room_of(k: torch.Tensor, arguments: dict[str, Any], form: Form, placement: Placement) -> Optional[int]:
-    """Tokens a share has room for, the last axis of its masks; None where k does not say."""
+    """Tokens a shard has room for, the last axis of its masks; None where k does not say."""
     longest, table = arguments.get("max_seqlen_k"), arguments.get("block_table")
     if longest is not None:
         return placement.capacity(longest)
@@ -248,7 +248,7 @@ def _check_room(placement: Placement, lengths: Lengths, room: Optional[int]) -> 
         return
     longest = int(lengths.ends.max())
     if placement.capacity(longest) > room:
-        raise ValueError(f"seqlens: {longest} tokens are {placement.capacity(longest)} of a share, which has room for {room}")
+        raise ValueError(f"seqlens: {longest} tokens are {placement.capacity(longest)} of a shard, which has room for {room}")
 
 
 def _as_lengths(name: str, value: Any, count: int, device: torch.device) -> Optional[torch.Tensor]:

@@ -15,11 +15,11 @@ Tokens = Any
 class Placement:
     """Tokens dealt out block-cyclically: block j of a sequence, tokens [j x block, (j + 1) x block), lies on rank j % ranks.
 
-    A rank keeps its blocks end to end, in order. So each holds the same share of every sequence, to within one block, whatever
-    the lengths are and however they grow; where a token lies never changes.
+    A rank keeps its blocks end to end, in order. So each holds an equal part, its shard, of every sequence, to within one
+    block, whatever the lengths are and however they grow; where a token lies never changes.
 
-    ranks: processes that share a sequence.
-    block_tokens: tokens of a block. Shares differ by at most that many, so a small number is a good one; it must be a multiple
+    ranks: processes that every sequence is dealt out to.
+    block_tokens: tokens of a block. Shards differ by at most that many, so a small number is a good one; it must be a multiple
         of the page size where K/V is paged.
 
     All methods take Python integers or integer tensors, and compute on the tensor's device without waiting for it.
@@ -69,9 +69,9 @@ class Placement:
         held = torch.arange(self.local_tokens(tokens, rank), device=x.device)
         shape = list(x.shape)
         shape[axis] = self.capacity(tokens)
-        share = x.new_zeros(shape)
-        share.narrow(axis, 0, len(held)).copy_(x.index_select(axis, self.token_at(held, rank)))
-        return share
+        shard = x.new_zeros(shape)
+        shard.narrow(axis, 0, len(held)).copy_(x.index_select(axis, self.token_at(held, rank)))
+        return shard
 
     def shard_packed(
         self, x: torch.Tensor, cu_seqlens: torch.Tensor, rank: int, axis: int = 1
@@ -84,9 +84,9 @@ class Placement:
         return x.index_select(axis, torch.cat(held).to(x.device)), self.local_cu_seqlens(cu_seqlens, rank)
 
     def local_cu_seqlens(self, cu_seqlens: torch.Tensor, rank: int) -> torch.Tensor:
-        """Cumulative lengths of `rank`'s shares, from those of the sequences."""
-        shares = self.local_tokens(cu_seqlens.diff(), rank).cumsum(0, dtype=torch.int32)
-        return torch.nn.functional.pad(shares, (1, 0))
+        """Cumulative lengths of `rank`'s shards, from those of the sequences."""
+        shards = self.local_tokens(cu_seqlens.diff(), rank).cumsum(0, dtype=torch.int32)
+        return torch.nn.functional.pad(shards, (1, 0))
 
     def local_block_table(self, block_table: torch.Tensor, page_tokens: int, rank: int) -> torch.Tensor:
         """`rank`'s columns of a table ``[B, pages of a sequence]``: a copy, as wide on every rank, filled up with page 0.

@@ -21,7 +21,7 @@ class TensorParallel:
 
     Each rank has a run of K/V heads and the query heads that read them; the numbers of ranks that are not divisors differ by one
     K/V head at most. Where there are fewer K/V heads than ranks, no K or V is copied: the ranks are cut into as many runs as
-    there are K/V heads, and the ranks of a run share the tokens of their head by a ContextParallel of their own.
+    there are K/V heads, and the ranks of a run shard the tokens of their head by a ContextParallel of their own.
 
     Args:
         q_heads, kv_heads: of the whole model; q_heads is a multiple of kv_heads.
@@ -77,7 +77,7 @@ class TensorParallel:
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         """lean_attention.decode() of this rank's heads: q has those of `q_heads`, k and v those of `kv_heads`.
 
-        With a `context`, ContextParallel.decode(): k and v are also shares of the tokens. Arguments with an axis of heads have
+        With a `context`, ContextParallel.decode(): k and v are also shards of the tokens. Arguments with an axis of heads have
         this rank's (shard_q(), shard_kv()).
 
         Returns:
