@@ -37,18 +37,28 @@ class LeanBuilder:
         self.is_ours = ours == {True}
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-        if not self.is_ours:
-            return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
-        return batch_of(common_attn_metadata)
+        if self.is_ours and self.takes(common_attn_metadata):
+            return batch_of(common_attn_metadata)
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
+
+    def takes(self, common_attn_metadata: Any) -> bool:
+        """Whether a step of this library's layers is computed here; the engine's class must know their cache if not."""
+        return True
+
+
+def unknown_rule_of(common: Any) -> str:
+    """What a step asks for that is not computed here, in words; empty if all is."""
+    for name, words in _UNKNOWN_RULES.items():
+        if getattr(common, name, None) is not None:
+            return f"{name}: {words}"
+    return "" if isinstance(common.causal, bool) else "causal: one for each request"
 
 
 def batch_of(common: Any) -> Batch:
     """vLLM's description of a step as a Batch; refused where it asks for what is not computed here."""
-    for name, words in _UNKNOWN_RULES.items():
-        if getattr(common, name, None) is not None:
-            raise NotImplementedError(f"{name}: {words}: not computed by lean_attention")
-    if not isinstance(common.causal, bool):
-        raise NotImplementedError(f"causal: {type(common.causal).__name__}, one for each request: not computed by lean_attention")
+    unknown = unknown_rule_of(common)
+    if unknown:
+        raise NotImplementedError(f"{unknown}: not computed by lean_attention")
     requests = common.num_reqs
     return Batch(
         num_actual_tokens=common.num_actual_tokens,
