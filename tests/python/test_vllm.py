@@ -3,8 +3,17 @@
 Runs in .venv-vllm (tools/setup.sh), and nowhere else; tests/python/test_vllm_call.py has what needs no engine.
 """
 
+import concurrent.futures
 import importlib.util
 import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import time
+import types
+import urllib.request
 
 import pytest
 
@@ -16,13 +25,14 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this pr
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import numpy as np
-from vllm_models import choose, engine, folder_of, generate, log_probabilities, prompts
+from vllm_models import CONTEXT, choose, engine, folder_of, generate, log_probabilities, prompts
 
 from lean_attention import _vllm_call
 from lean_attention import vllm as plugin
 
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "opt", "bloom")
 UNEVEN = (5, 130, 33, 300, 64, 1, 17, 201)
+START_S = 300  # of a server, at most
 SAME_LOGPROB = 1e-3  # fp32 through two layers, sums in another order; measured: 1e-5
 
 
@@ -240,3 +250,99 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
     monkeypatch.delenv("LEAN_ATTENTION_VLLM")
     plugin.register()  # nobody asked for it: a line in the log, and vLLM as it was
     assert not AttentionBackendEnum.CPU_ATTN.is_overridden()
+
+
+@pytest.fixture
+def server(models):
+    """`vllm serve` in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
+    folder = models("llama")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = pathlib.Path(folder).parent / "server.log"
+    environment = {**os.environ, "LEAN_ATTENTION_VLLM": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
+    del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT)]
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    try:
+        _wait_for(process, f"http://127.0.0.1:{port}/health", log)
+        yield f"http://127.0.0.1:{port}/v1", folder, log
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait_for(process, url, log):
+    for _ in range(START_S):
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"no answer after {START_S} s: {log.read_text()[-3000:]}")
+
+
+def test_a_server_streams_the_engines_tokens(server, models):
+    """Four clients at once, by OpenAI's protocol; and the load script of examples/serve."""
+    import openai
+
+    url, model, log = server
+    given = prompts((40, 7, 150, 90), seed=3)
+    with engine(models("llama"), ours=False) as llm:
+        theirs = [tokens for tokens, _ in generate(llm, given, tokens=16)]
+    client = openai.OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0)
+
+    def streamed(prompt):
+        pieces = client.completions.create(
+            model=model, prompt=prompt, max_tokens=16, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
+        return [piece.choices[0].text for piece in pieces if piece.choices]
+
+    with concurrent.futures.ThreadPoolExecutor(len(given)) as pool:
+        answers = list(pool.map(streamed, given))
+    assert min(len(pieces) for pieces in answers) > 4
+    assert [[int(word) for word in re.findall(r"t(\d+)", "".join(pieces))] for pieces in answers] == theirs
+    assert "in the place of CPU_ATTN" in log.read_text()
+    load = pathlib.Path(__file__).parents[2] / "examples" / "serve" / "load.py"
+    words = " ".join(f"t{i}" for i in range(3, 40))
+    command = [sys.executable, load, "--url", url, "--loads", "8,16", "--requests", "6", "--new-tokens", "5", "--words", words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert "tokens/s" in header and [row.split()[0] for row in rows] == ["8", "16"] and {row.split()[-1] for row in rows} == {"0"}
+
+
+def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
+    """Which steps are taken, and that the layer reads FlashAttention's cache; the tensors lie on the CPU here."""
+    import torch
+
+    from lean_attention import _vllm_cuda as cuda
+
+    builder = object.__new__(cuda.LeanCudaBuilder)
+    step = types.SimpleNamespace(max_query_len=16, causal=True)
+    assert builder.takes(step)
+    step.max_query_len = 17
+    assert not builder.takes(step)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert builder.takes(step)
+    step.causal = torch.tensor([True])
+    assert not builder.takes(step)
+    backend = cuda.LeanCudaBackend
+    assert [size for size in (64, 100, 128, 256, 512) if backend.supports_head_size(size)] == [64, 128, 256]
+    assert not backend.supports_dcp() and not backend.supports_kv_cache_dtype("fp8")
+
+    impl = object.__new__(cuda.LeanCudaImpl)
+    impl.lean, impl._bound = _vllm_call.PagedLayer(scale=0.1), (None, None)
+    cache, query = torch.randn(4, 2, 16, 2 * 64).bfloat16(), torch.randn(1, 4, 64).bfloat16()
+    table, length = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([23], dtype=torch.int32)
+    batch = _vllm_call.Batch(1, 1, torch.tensor([0, 1], dtype=torch.int32), 23, length, table, None)
+    out = torch.empty_like(query)
+    impl.forward(types.SimpleNamespace(_k_scale=None, _v_scale=None), query, None, None, cache, batch, out)
+    k, v = (torch.cat([cache[2], cache[0]], 1)[:, :23, part].float() for part in (slice(0, 64), slice(64, 128)))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1).float()[None], k[None], v[None], scale=0.1, enable_gqa=True
+    )
+    torch.testing.assert_close(out.float(), expected[0].transpose(0, 1), atol=0.02, rtol=0.02)
