@@ -31,6 +31,7 @@ test:
 
 python-test:
 	tools/setup.sh python
+	tools/setup.sh vllm
 	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-mutants
 
 wheel:

