@@ -35,7 +35,7 @@ LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, co
 }
 
 /// What of `seen`, which has some tokens, is read early: up to a tile, and of a long share two, from the beginning of one that
-/// tiles counted from `first_token` on make. What a short share waits for is its first (docs/cuda-backend.md, "tried").
+/// tiles counted from `first_token` on make. What a short share waits for is its first (docs/notebook/first-read.md).
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;
