@@ -90,7 +90,7 @@ def docstring_faults() -> list:
         what = package[name]
         what = what.final_target if what.is_alias else what
         functions = [what] if what.is_function else [m for m in what.members.values() if m.is_function and not m.name.startswith("_")]
-        for each in [what, *functions]:
+        for each in dict.fromkeys([what, *functions]):
             if each.docstring is None:
                 faults.append(f"{each.path} has no docstring")
             elif each.is_function:
