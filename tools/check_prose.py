@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that the prose of every *.md is wrapped at 120 columns; --write wraps the paragraphs that are not.
 
-Tables, headings, code blocks and lines of HTML are left alone. Targets of links, and the marks around numbers and tables that
+No line of a paragraph begins with the mark of a number: that would end the paragraph. Tables, headings, code blocks and lines of
+HTML are left alone. Targets of links, and the marks around numbers and tables that
 bench/figures.py writes, do not count: a reader does not see them.
 
 Usage: check_prose.py [REPOSITORY_ROOT] [--write]; prints every fault as file:line and exits non-zero if there is one.
@@ -14,9 +15,11 @@ from check_readme import documents
 
 COLUMNS = 120
 UNSEEN = re.compile(r"<!--.*?-->|(?<=\])\([^)\s]*\)")
-# What is never broken: code, a link, a marked number, a word.
-TOKEN = re.compile(r"(?:`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\S)+")
+# What is never broken: code, a link, a word, and a marked number with the word before it, since a line that begins with a comment
+# would end the paragraph.
+TOKEN = re.compile(r"(?:`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\S| (?=<!--))+")
 ITEM = re.compile(r"(\s*)([-*+]|\d+\.)(\s+)")
+QUOTE = re.compile(r"> ?")
 STARTS_SOMETHING = re.compile(r"[-+*#>|=]+$|\d+[.)]$|#|>|\|")
 NO_PROSE = re.compile(r"\s*(?:\||#|<(?!!--=)|\[[^\]]+\]:|:::|!!!|---$)")
 
@@ -41,11 +44,11 @@ def paragraphs(lines: list):
 
 def wrapped(lines: list) -> list:
     """The lines of one paragraph, none wider than what cannot be broken."""
-    item = ITEM.match(lines[0])
-    first = item[0] if item else re.match(r"\s*", lines[0])[0]
-    rest = " " * len(first)
+    lead = ITEM.match(lines[0]) or QUOTE.match(lines[0]) or re.match(r"\s*", lines[0])
+    first, quoted = lead[0], lines[0].startswith(">")
+    rest = first if quoted else " " * len(first)
     found, line = [], first
-    for token in TOKEN.findall(" ".join([lines[0][len(first):], *(each.strip() for each in lines[1:])])):
+    for token in TOKEN.findall(" ".join([lines[0][len(first):], *(QUOTE.sub("", each, 1) if quoted else each.strip() for each in lines[1:])])):
         empty = not line.strip() or line == first
         longer = line + token if empty else f"{line} {token}"
         if empty or width(longer) <= COLUMNS or STARTS_SOMETHING.match(token):
@@ -66,15 +69,15 @@ def main() -> int:
         for begin, end in reversed([*paragraphs(lines)]):
             checked += 1
             now = wrapped(lines[begin:end])
-            long = [begin + i for i, line in enumerate(lines[begin:end]) if width(line) > COLUMNS]
-            if not long or max(map(width, now)) == max(map(width, lines[begin:end])):
+            long = [begin + i for i, line in enumerate(lines[begin:end]) if width(line) > COLUMNS or line.lstrip().startswith("<!--")]
+            if not long or now == lines[begin:end]:
                 continue  # within the width, or nothing can be broken
             if "--write" in sys.argv:
                 lines[begin:end] = now
                 continue
             faults += len(long)
             for number in long:
-                print(f"{document.relative_to(root)}:{number + 1}: {width(lines[number])} columns, {COLUMNS} are allowed")
+                print(f"{document.relative_to(root)}:{number + 1}: {width(lines[number])} columns of {COLUMNS}, or it begins with a comment")
         if "--write" in sys.argv and lines != text.splitlines():
             document.write_text("\n".join(lines) + "\n")
     print(f"check_prose: {len(files)} documents, {checked} paragraphs, {faults} faults" + (": run tools/check_prose.py --write" if faults else ""))

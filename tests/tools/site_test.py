@@ -51,6 +51,14 @@ class Prose(unittest.TestCase):
             line = "a" * 110 + " bbbbbbbb " + start + " cccccccc"
             self.assertTrue(all(not each.startswith(start) for each in check_prose.wrapped([line])), start)
 
+    def test_no_line_begins_with_a_comment(self):
+        line = "a" * 110 + " takes <!--= a number -->1.00000000000<!--=--> times"
+        self.assertEqual([each.lstrip().startswith("<!--") for each in check_prose.wrapped([line])], [False, False])
+
+    def test_a_quotation_keeps_its_mark(self):
+        now = check_prose.wrapped(["> " + "word " * 20, "> " + "word " * 20])
+        self.assertTrue(len(now) == 2 and all(each.startswith("> w") and ">" not in each[1:] for each in now), now)
+
     def test_tables_code_and_headings_are_no_prose(self):
         lines = ["# " + "a " * 90, "", "| " + "a " * 90 + "|", "", "```", "a " * 90, "```", "", "prose"]
         self.assertEqual([*check_prose.paragraphs(lines)], [(8, 9)])
