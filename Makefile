@@ -2,6 +2,7 @@
 #   make demo      build and run the main job on real request lengths, on the GPU if there is one
 #   make test      every test there is, over three builds and Python; ends with "N passed, M failed"
 #   make python-test  the Python package alone: builds its wheel, installs it in .venv-python, runs its tests
+#   make docs      the site of docs/ at build-docs/index.html, checked
 #   make wheel     the wheel with its manylinux tag in dist/
 #   make gpu-test  every test that needs a GPU, in 8 minutes; GPU_BIN=folder takes what is built there
 #   make multi-gpu-test   what needs 2 GPUs or more, in 8 minutes, with the package that PYTHON imports
@@ -15,7 +16,7 @@ CLANG_FORMAT := .venv/bin/clang-format
 SOURCES = $(shell find include src integrations cli tests bench examples python -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build demo test python-test wheel gpu-test multi-gpu-test multi-gpu-bench cuda bench mutants format check-format clean
+.PHONY: build demo test python-test docs wheel gpu-test multi-gpu-test multi-gpu-bench cuda bench mutants format check-format clean
 
 build:
 	tools/setup.sh build
@@ -32,7 +33,11 @@ test:
 python-test:
 	tools/setup.sh python
 	tools/setup.sh vllm
-	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-mutants
+	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-docs --no-mutants
+
+docs:
+	tools/setup.sh docs
+	.venv-docs/bin/python tools/docs_test.py
 
 wheel:
 	tools/setup.sh python
@@ -77,4 +82,4 @@ check-format:
 	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan-ubsan build-tsan build-cuda build-cuda-demo build-cuda-dev build-mutants build-python build-toolkit dist
+	rm -rf build build-asan-ubsan build-tsan build-cuda build-cuda-demo build-cuda-dev build-docs build-mutants build-python build-toolkit dist

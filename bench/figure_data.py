@@ -11,6 +11,7 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
+H100 = "experiments/h100-house.jsonl"
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
 KNOWN_ROWS = {
@@ -93,6 +94,42 @@ def ragged_schedules() -> dict:
 
 def ragged_rows() -> list:
     return [row for row in tier_a() if re.match(r"R\d", row["row"])]
+
+
+def h100_over_read(megabytes: float = 0) -> list:
+    """Tier a on an H100, of its newest commit, from so many MB on."""
+    newest = max(lines(H100), key=lambda line: line["date"])["commit"]
+    return [line["us"] / line["ceiling_us"] for line in lines(H100) if line["commit"] == newest and line["kv_bytes"] >= megabytes * 1e6]
+
+
+def of_schedule(name: str, schedule: str) -> dict:
+    """Times of the rows of a file under one of our schedules, ours under lean beside it: (theirs / ours)."""
+    times = {}
+    for line in lines(name):
+        if line.get("us") and line["impl"] in ("lean", f"lean/{schedule}"):
+            times.setdefault(line["row"], {})[line["impl"]] = line["us"]
+    return {row: found[f"lean/{schedule}"] / found["lean"] for row, found in times.items() if len(found) == 2}
+
+
+def paper_rows() -> list:
+    """The rows of tier a that have the paper's shapes."""
+    return [row for row in tier_a() if re.match(r"P\d", row["row"])]
+
+
+def paper_over_fixed_split() -> list:
+    """FlashDecoding's schedule over ours, both by our kernel: the paper's shapes of tier a and of tier b."""
+    of_a, of_b = of_schedule(TIER_A, "fixed_split"), of_schedule("h200-tier-b.jsonl", "fixed_split")
+    return [of_a[row["row"]] for row in paper_rows()] + [ratio for row, ratio in of_b.items() if row.startswith("paper")]
+
+
+def paper_over(family: str) -> list:
+    return [row["over"][family] / row["over"][OURS] for row in paper_rows()]
+
+
+def ragged_over_fixed_split() -> list:
+    """(average / longest, FlashDecoding's schedule over ours) of 16 requests."""
+    schedules = ragged_schedules()
+    return [(ratio, theirs / ours) for (ratio, ours), (_, theirs) in zip(schedules[OURS], schedules["fixed_split"])]
 
 
 def serving() -> list:
@@ -223,8 +260,28 @@ def flat_table() -> str:
                      for name, points in flatness().items()])
 
 
+def paper_table() -> str:
+    fixed, whole = of_schedule(TIER_A, "fixed_split"), of_schedule(TIER_A, "data_parallel")
+    rows = [[by_name(row["row"]) + (" (void)" if row["void"] else ""), f"{row['us'][OURS]:.4g}", f"{fixed[row['row']]:.2f}",
+             f"{whole[row['row']]:.2f}", *(f"{row['over'][name] / row['over'][OURS]:.2f}" for name in FAMILIES)] for row in paper_rows()]
+    return markdown(["batch x heads x tokens", "lean, us", "fixed_split", "data_parallel", *FAMILIES], rows)
+
+
+def one_variant_table() -> str:
+    """The schedules by one variant, that for any call, on the path of sm_80."""
+    fixed, whole = (of_schedule("h200-sm80-path.jsonl", schedule) for schedule in ("fixed_split", "data_parallel"))
+    return markdown(["by one variant", *map(by_name, fixed)], [["fixed_split / lean", *(f"{ratio:.2f}" for ratio in fixed.values())],
+                                                               ["data_parallel / lean", *(f"{whole[row]:.2f}" for row in fixed)]])
+
+
+def ragged_table() -> str:
+    ratios = ragged_over_fixed_split()
+    return markdown(["average / longest", *(f"{ratio:.2f}" for ratio, _ in ratios)], [["fixed_split / lean", *(f"{over:.2f}" for _, over in ratios)]])
+
+
 TABLES = {"known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
-          "cpu": cpu_table, "steps": steps_table, "flatness": flat_table}
+          "cpu": cpu_table, "steps": steps_table, "flatness": flat_table,
+          "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table}
 
 
 def cpu_kinds(peer: str, *words: str) -> list:
@@ -258,6 +315,20 @@ NUMBERS = {
     "flat least us": lambda: f"{min(flat_times()):.1f}",
     "flat most us": lambda: f"{max(flat_times()):.1f}",
     "flat ratio": lambda: f"{max(flat_times()) / min(flat_times()):.3f}",
+    "h100 tier a over read": lambda: f"{mean(h100_over_read()):.2f}",
+    "h100 worst over read from 1 GB": lambda: f"{max(h100_over_read(1000)):.2f}",
+    "paper rows": lambda: f"{len(paper_over_fixed_split())}",
+    "paper over fixed split": lambda: f"{mean(paper_over_fixed_split()):.2f}",
+    "paper over fixed split, least": lambda: f"{min(paper_over_fixed_split()):.2f}",
+    "paper over fixed split, most": lambda: f"{max(paper_over_fixed_split()):.2f}",
+    "paper over FlashAttention-3": lambda: f"{mean(paper_over('FlashAttention-3')):.2f}",
+    "paper over FlashAttention-3, most": lambda: f"{max(paper_over('FlashAttention-3')):.2f}",
+    "paper over FlashInfer": lambda: f"{mean(paper_over('FlashInfer')):.2f}",
+    "paper over FlashInfer, most": lambda: f"{max(paper_over('FlashInfer')):.2f}",
+    "tier b rows": lambda: f"{len(of_schedule('h200-tier-b.jsonl', 'fixed_split'))}",
+    "tier b over fixed split": lambda: f"{mean(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.2f}",
+    "tier b over fixed split, least": lambda: f"{min(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.2f}",
+    "tier b over fixed split, most": lambda: f"{max(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.1f}",
     "cpu torch gqa 16 bits": lambda: f"{1 / max(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.0f}",
     "cpu onnxruntime gqa 16 bits": lambda: f"{1 / max(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.0f}",
     "cpu slowest": lambda: f"{max(max(kinds.values()) for machines in cpu().values() for kinds in machines.values()):.2f}",

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA toolkit
-that is fetched where there is none, the CUDA build, quick mutants.
+that is fetched where there is none, the CUDA build, the site of docs/, quick mutants.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
 What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, the toolkit, each compiled
-kernel, each mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
+kernel, each check of the site, each mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
 
-Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-cuda] [--no-mutants] [--jobs N]
+Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-cuda] [--no-docs] [--no-mutants] [--jobs N]
 """
 import argparse
 import dataclasses
@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHON_BIN = ROOT / ".venv-python" / "bin"
 WHEELS = ROOT / "build-python"
 CUDA_BUILD = ROOT / "build-cuda"
+DOCS_PYTHON = str(ROOT / ".venv-docs" / "bin" / "python")
 # Kernels are compiled by cuda_build.py; tools/setup.sh has put ONNX Runtime's header where it could.
 WHEEL_SETTINGS = {"LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime")}
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
@@ -200,11 +201,11 @@ def check_format() -> Tally:
     return Tally("format", passed=int(ok), failed=int(not ok), seconds=time.monotonic() - begin)
 
 
-def test_tool(name: str, *arguments: str) -> Tally:
+def test_tool(name: str, *arguments: str, python: str = sys.executable) -> Tally:
     """A tool of tools/ whose last line is "N passed, M failed"."""
     say(name)
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run([python, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
     print(done.stdout, end="", flush=True)
     match = re.search(r"^(\d+) passed, (\d+) failed$", done.stdout, re.MULTILINE)
     tally = Tally(name, *map(int, match.groups())) if match else Tally(name, failed=1)
@@ -227,6 +228,7 @@ def main() -> int:
     parser.add_argument("--no-format", action="store_true")
     parser.add_argument("--no-python", action="store_true")
     parser.add_argument("--no-cuda", action="store_true")
+    parser.add_argument("--no-docs", action="store_true")
     parser.add_argument("--no-mutants", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
@@ -240,6 +242,8 @@ def main() -> int:
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())
+    if not options.no_docs:
+        tallies.append(test_tool("docs", "tools/docs_test.py", python=DOCS_PYTHON))
     if not options.no_mutants:
         tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
 

@@ -5,6 +5,7 @@
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
 #                                 .venv-python-oldest and -newest, with other releases of what the package works with
 #        tools/setup.sh vllm      over .venv-python a .venv-vllm with vLLM for the CPU and what its tests need, pinned
+#        tools/setup.sh docs      a Python environment in .venv-docs with what the site of docs/ is built with, pinned
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
@@ -17,6 +18,7 @@ format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
 vllm_requirements=tests/python/requirements-vllm.txt
+docs_requirements=docs/requirements.txt
 clang_format_version=19.1.7
 oldest_nvcc=12.8
 nvcc_packages=({nvidia-cuda-nvcc,nvidia-cuda-crt,nvidia-nvvm,nvidia-cuda-runtime,nvidia-cuda-cccl}'==13.0.*')
@@ -124,6 +126,19 @@ need_python() {
   cp "$python_requirements" "$folder/requirements.txt"
 }
 
+need_docs() {
+  local folder=.venv-docs
+  need_packages "${format_packages[@]}"
+  if cmp -s "$docs_requirements" "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "$docs_requirements into $folder"
+  rm -rf "$folder"
+  python3 -m venv "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$docs_requirements"
+  cp "$docs_requirements" "$folder/requirements.txt"
+}
+
 # An environment that sees what .venv-python has beneath what it has.
 make_environment_over_pinned() {
   rm -rf "$1"
@@ -178,6 +193,7 @@ newest_torch_is_small() {
 case ${1:-} in
   build) need_packages "${build_packages[@]}" ;;
   format) need_clang_format ;;
+  docs) need_docs ;;
   nvcc) need_nvcc ;;
   python)
     need_packages "${build_packages[@]}"
@@ -196,9 +212,10 @@ case ${1:-} in
     need_python
     need_python_releases
     need_vllm
+    need_docs
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|python|vllm|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|vllm|docs|check|nvcc" >&2
     exit 2
     ;;
 esac

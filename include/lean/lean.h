@@ -20,6 +20,7 @@
 extern "C" {
 #endif
 
+/* The type of a tensor's elements. fp8 is for K and V only. */
 typedef enum lean_dtype {
   LEAN_FLOAT32 = 0,
   LEAN_FLOAT16 = 1,
@@ -27,17 +28,28 @@ typedef enum lean_dtype {
   LEAN_FLOAT8_E4M3 = 3,
   LEAN_FLOAT8_E5M2 = 4
 } lean_dtype;
+
+/* Where a call runs; LEAN_CUDA needs a library built with CUDA and takes the current device. */
 typedef enum lean_backend { LEAN_CPU = 0, LEAN_CUDA = 1 } lean_backend;
+
+/* How work is dealt out over the workers: lean::Policy. */
 typedef enum lean_policy {
   LEAN_POLICY_LEAN = 0,
   LEAN_POLICY_FIXED_SPLIT = 1,
   LEAN_POLICY_DATA_PARALLEL = 2,
   LEAN_POLICY_FIXED_CHUNK = 3
 } lean_policy;
+
+/* Who turns the partials of a shared output into one: lean::Fixup. */
 typedef enum lean_fixup { LEAN_LAST_ARRIVER = 0, LEAN_TWO_KERNELS = 1, LEAN_HOST_BLOCK = 2 } lean_fixup;
+
+/* What of a result's bits is promised: lean::Determinism. */
 typedef enum lean_determinism { LEAN_RUN_TO_RUN = 0, LEAN_BATCH_INVARIANT = 1, LEAN_NOT_GUARANTEED = 2 } lean_determinism;
+
+/* What lean_explain_schedule() writes. */
 typedef enum lean_schedule_format { LEAN_SCHEDULE_TEXT = 0, LEAN_SCHEDULE_JSON = 1, LEAN_SCHEDULE_SVG = 2 } lean_schedule_format;
 
+/* Why a call was refused, or what it met: lean::StatusCode. */
 typedef enum lean_status_code {
   LEAN_OK = 0,
   LEAN_INVALID_ARGUMENT = 1,
@@ -52,12 +64,14 @@ typedef enum lean_status_code {
   LEAN_BACKEND_ERROR = 10
 } lean_status_code;
 
+/* What every call returns. `message`, zero-terminated and empty when all is well, names the argument, the value seen and those allowed. */
 typedef struct lean_status {
   int32_t code; /* a lean_status_code */
   char message[240];
 } lean_status;
 
-/* Strides in elements: (sequence, head, token, dim). */
+/* A tensor: element (sequence, head, token, dim) lies at data + the sum of index x stride. Strides in elements; with pages the
+ * sequence stride is that from one page to the next. */
 typedef struct lean_tensor {
   void* data;
   int32_t dtype; /* a lean_dtype */
@@ -68,6 +82,7 @@ typedef struct lean_tensor {
   int64_t dim_stride;
 } lean_tensor;
 
+/* What a call computes: lean::Problem, field by field. lean_problem_init() gives every field its default. */
 typedef struct lean_problem {
   size_t struct_size;
   int64_t batch;
@@ -144,6 +159,7 @@ typedef struct lean_executor {
   int32_t descending_or_concurrent;
 } lean_executor;
 
+/* How a call is carried out: lean::Options, field by field. lean_options_init() gives every field its default. */
 typedef struct lean_options {
   size_t struct_size;
   int32_t backend;      /* a lean_backend */
@@ -160,6 +176,7 @@ typedef struct lean_options {
   int32_t check_workspace;  /* boolean */
 } lean_options;
 
+/* The memory of one call, which stays the caller's: host memory for the CPU, device memory for a GPU; in bytes. */
 typedef struct lean_workspace {
   void* state;
   size_t state_bytes;
@@ -167,25 +184,48 @@ typedef struct lean_workspace {
   size_t scratch_bytes;
 } lean_workspace;
 
-/* "major.minor.patch" */
+/* The library's version, "major.minor.patch". */
 LEAN_API const char* lean_version(void);
+
+/* The name of a lean_status_code, for example "invalid_argument"; "unknown" for any other number. */
 LEAN_API const char* lean_status_name(int32_t code);
 
+/* Set struct_size and every default. Called before any field is written. */
 LEAN_API void lean_problem_init(lean_problem* problem);
 LEAN_API void lean_options_init(lean_options* options);
 
+/* Ok when lean_decode() would accept the call; else the reason. Looks at no memory behind a pointer. Codes: LEAN_INVALID_ARGUMENT,
+ * LEAN_UNSUPPORTED, LEAN_TOO_LARGE. */
 LEAN_API lean_status lean_supports(const lean_problem* problem, const lean_options* options);
-/* Writes the bytes needed; pointers must be aligned to 256 bytes, the state zeroed once. */
+
+/* Writes the bytes lean_decode() needs, which do not depend on lengths. The workspace's pointers must be aligned to 256 bytes, its state
+ * zeroed once. Codes: as lean_supports(). */
 LEAN_API lean_status lean_workspace_size(const lean_problem* problem, const lean_options* options, size_t* state_bytes,
                                          size_t* scratch_bytes);
+
+/* Computes o = softmax(scale q k^T + mask) v for every sequence, and lse where it is not NULL. CPU: returns when the result is there;
+ * CUDA: when the launch is enqueued on options->stream. Codes: those of lean_supports(), LEAN_WORKSPACE_TOO_SMALL,
+ * LEAN_WORKSPACE_MISALIGNED, LEAN_WORKSPACE_DIRTY, LEAN_WORKSPACE_IN_USE, LEAN_BACKEND_ERROR. */
 LEAN_API lean_status lean_decode(const lean_problem* problem, const lean_options* options, const lean_workspace* workspace);
+
+/* Sets the state back to zero: before the first use of memory that is not zeroed, and after an aborted call. */
 LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options);
+
+/* The first fault that calls on this workspace saw in lengths or page ids since the last reset: LEAN_BAD_LENGTHS or LEAN_BAD_PAGE_INDEX,
+ * with check_workspace also LEAN_WORKSPACE_DIRTY or LEAN_WORKSPACE_IN_USE. CUDA: waits for options->stream. */
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
+
+/* Whether lengths and page ids lie within what there is; the host must be able to read them. Codes: LEAN_BAD_LENGTHS,
+ * LEAN_BAD_PAGE_INDEX. */
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
-/* dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. */
+
+/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense, in host memory;
+ * dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. Codes: LEAN_INVALID_ARGUMENT. */
 LEAN_API lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, int64_t rows,
                                        int32_t value_dim, int32_t dtype);
-/* Returns the bytes needed with the final zero, 0 when the call would be refused; format is a lean_schedule_format. */
+
+/* Writes the schedule of a call as text, zero-terminated, and at most buffer_bytes of it. Returns the bytes needed with the final zero, 0
+ * when the call would be refused; format is a lean_schedule_format. Lengths must be readable by the host. */
 LEAN_API size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, int32_t format, char* buffer,
                                       size_t buffer_bytes);
 

@@ -30,6 +30,8 @@ struct WorkspaceSize {
   std::size_t scratch_bytes = 0;
 };
 
+/// The memory of one call, which stays the caller's: host memory for the CPU, device memory for a GPU. Sizes in bytes, at least those
+/// of workspace_size(); pointers aligned to kWorkspaceAlignment.
 struct Workspace {
   void* state = nullptr;
   std::size_t state_bytes = 0;
@@ -72,6 +74,7 @@ struct Workspace {
 [[nodiscard]] LEAN_API Status merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, std::int64_t rows,
                                            std::int32_t value_dim, DType dtype = DType::kFloat32) noexcept;
 
+/// What explain_schedule() writes: text for a terminal, JSON, or a drawing as SVG.
 enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 
 /// Writes an explanation of the schedule decode() would follow (zero-terminated) into `buffer` and returns the bytes

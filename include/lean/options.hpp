@@ -6,6 +6,7 @@
 
 namespace lean {
 
+/// Where a call runs. kCuda needs a library built with CUDA (LEAN_CUDA=ON) and takes the current device.
 enum class Backend : std::int32_t { kCpu = 0, kCuda = 1 };
 
 /// How work is dealt out over the workers; one kernel runs all four.
@@ -41,6 +42,7 @@ enum class Fixup : std::int32_t {
   kHostBlock = 2,    // the paper's: the worker of the first tile waits for the others
 };
 
+/// What of a result's bits is promised.
 enum class Determinism : std::int32_t {
   kRunToRun = 0,        // same inputs, same worker count: same bits
   kBatchInvariant = 1,  // bits of a sequence depend on nothing but that sequence; asks for Policy::fixed_chunk
@@ -72,6 +74,7 @@ struct Executor {
   bool descending_or_concurrent = false;
 };
 
+/// How a call is carried out. The defaults are right for most: the CPU, all its threads, the lean policy.
 struct Options {
   static constexpr std::int32_t kMaxWorkers = 4096;
 

@@ -15,6 +15,7 @@ namespace lean {
 /// Widest head_dim and value_dim: multi-head latent attention has keys of 576 dims. A backend may serve less, and says so.
 inline constexpr std::int32_t kMaxHeadDim = 576;
 
+/// The type of a tensor's elements. fp8 is for K and V only.
 enum class DType : std::int32_t {
   kFloat32 = 0,
   kFloat16 = 1,
@@ -115,6 +116,8 @@ struct Append {
   bool rotary_absolute = false;     // positions count from token 0, padding or not, instead of from the first valid token
 };
 
+/// What a call computes: sizes, tensors, lengths and the rules of scores. Every field has a default that asks for nothing; what must be
+/// set are the sizes, the five views that are wanted and kv_capacity.
 struct Problem {
   // Sizes.
   std::int64_t batch = 0;      // B, up to 2^31 - 1

@@ -8,6 +8,7 @@
 
 namespace lean {
 
+/// Why a call was refused, or what it met. The message of a Status says it in words.
 enum class StatusCode : std::int32_t {
   kOk = 0,
   kInvalidArgument = 1,      // a precondition of the call is broken; nothing was written

@@ -44,8 +44,16 @@ class Support(NamedTuple):
 def supports(q: Array, k: Array, v: Array, **arguments: Any) -> Support:
     """Whether decode() with these arguments would be accepted. Reads no array's contents.
 
-    Takes what decode() takes. Raises TypeError for arguments decode() does not have or that are no arrays, and
-    ValueError when shapes do not fit each other; what the backend does not do is the answer.
+    Args:
+        q, k, v: as decode() takes them.
+        arguments: any of decode()'s other arguments.
+
+    Returns:
+        A Support: true, or false with a code and the reason. What the backend does not do is the answer, not an error.
+
+    Raises:
+        TypeError: an argument that decode() does not have, or that is no array.
+        ValueError: shapes do not fit each other.
     """
     framework = framework_of(q)
     if arguments.get("out") is None:
@@ -59,6 +67,10 @@ def check_lengths(q: Array, k: Array, v: Array, **arguments: Any) -> None:
 
     Lengths on a device are copied to the host, which waits for the device. decode() itself does this where they are on
     the host; with ``Options(check_lengths=True)`` everywhere.
+
+    Args:
+        q, k, v: as decode() takes them.
+        arguments: any of decode()'s other arguments.
 
     Raises:
         ValueError: an entry lies outside what there is; the message names argument, entry and value.

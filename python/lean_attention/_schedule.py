@@ -28,9 +28,11 @@ class Schedule:
         self._map: dict[str, Any] = json.loads(self.to_json())
 
     def to_json(self) -> str:
+        """The tile map as JSON: plan, summary, and the segments of each worker."""
         return _core.schedule(_JSON, *self._arguments)
 
     def to_dict(self) -> dict[str, Any]:
+        """What to_json() writes, as a dict."""
         return self._map
 
     def to_svg(self) -> str:

@@ -64,9 +64,20 @@ def attention_forward(
     s_aux: Optional[torch.Tensor] = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """What Transformers calls for each layer: query [B, Hq, n_q, d], key and value [B, Hkv, n_kv, d] with the new tokens.
+    """What Transformers calls for each layer, in its words. What the library does not compute goes to sdpa or to eager attention.
 
-    Returns ([B, n_q, Hq, d], None).
+    Args:
+        module: the attention layer.
+        query: ``[B, Hq, n_q, d]``.
+        key, value: ``[B, Hkv, n_kv, d]`` with the new tokens.
+        attention_mask: None, boolean (True: seen) or additive, ``[B, 1, n_q, n_kv]``, or what this package's mask function made.
+        dropout: calls with another than 0 go to sdpa.
+        scaling, sliding_window, softcap: scale (None: 1 / sqrt(d)), keys that a window holds, softcap.
+        s_aux: ``[Hq]``, attention sinks.
+        keywords: what else Transformers passes, of which the cumulative lengths of packed batches are read.
+
+    Returns:
+        (out ``[B, n_q, Hq, d]``, None).
 
     Raises:
         TypeError: a mask of integers, which eager attention would add to the scores.

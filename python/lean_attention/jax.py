@@ -59,7 +59,9 @@ def decode(
 ) -> Any:
     """lean_attention.decode() on JAX's arrays: the same arguments, shapes and errors. Returns out, or (out, lse).
 
-    Arrays may be traced. max_seqlen_q, max_seqlen_k, scale, causal, window, softcap, layout, return_lse and options are
+    Arrays may be traced: q, k, v, the lengths (seqlens, leftpad, cu_seqlens_q, cu_seqlens_k), the tables (block_table,
+    page_indptr, page_indices), alibi_slopes, sinks, mask, tree_mask, k_scale and v_scale.
+    max_seqlen_q, max_seqlen_k, scale, causal, window, softcap, layout, return_lse and options are
     Python values, static under jit.
     """
     given = dict(

@@ -33,7 +33,7 @@ def library_path() -> str:
 
 
 def register(session_options: Any, override: bool = False) -> None:
-    """Makes the operators known to sessions that are made with these onnxruntime.SessionOptions. Once for each.
+    """Makes the operators known to sessions that are made with session_options, an onnxruntime.SessionOptions. Once for each.
 
     override: under the built-in names too (``GroupQueryAttention`` of com.microsoft, ONNX's ``Attention``, ...): every
     such node of the model is then ours, and one that asks what we do not do is refused when the session is made.

@@ -52,7 +52,18 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, decode calls by this library. query [B, Hq, n_q, d]."""
+    """torch.nn.functional.scaled_dot_product_attention, with decode calls computed by this library and others by PyTorch.
+
+    Args:
+        query: ``[B, Hq, n_q, d]``.
+        key, value: ``[B, Hkv, n_kv, d]``; Hkv may be less than Hq with enable_gqa.
+        attn_mask: boolean (True: seen) or additive, broadcast to ``[B, Hq, n_q, n_kv]``.
+        dropout_p, is_causal: calls that ask for either go to PyTorch.
+        scale: None is 1 / sqrt(d).
+
+    Returns:
+        ``[B, Hq, n_q, dv]`` in query's type.
+    """
     query, key, value, attn_mask = torch_ops.as_autocast(query, key, value, attn_mask)
     grouped = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
     if grouped and _is_decode(query, key, value, attn_mask, dropout_p, is_causal):

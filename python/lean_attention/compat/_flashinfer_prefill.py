@@ -71,7 +71,21 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         disable_split_kv: bool = False,
         **others: Any,
     ) -> None:
-        """As BatchDecodeWithPagedKVCacheWrapper.plan(), with qo_indptr ``[B + 1]``: where each request's queries begin.
+        """Keeps the page table and the constants of the runs that follow. Waits for nothing.
+
+        Args:
+            qo_indptr: int32 ``[B + 1]``: where each request's queries begin.
+            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of
+                each request.
+            num_qo_heads, num_kv_heads, head_dim_qk, page_size: checked against the tensors of run().
+            head_dim_vo, use_fp16_qk_reduction: not needed.
+            custom_mask, packed_custom_mask: refused.
+            causal: query i of n sees keys up to n_kv - n + i.
+            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
+            window_left, logits_soft_cap, sm_scale: keys to the left that are seen (-1: all), softcap, scale (None: 1 / sqrt(d)).
+            o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
+            fixed_split_size: pages of a split whose bits do not depend on the batch (policy fixed_chunk).
+            disable_split_kv: one worker a head (policy data_parallel).
 
         Raises:
             NotImplementedError: custom masks and what else is not here, by its name.
@@ -90,7 +104,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     begin_forward = plan
 
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
-        """q ``[qo_indptr[B], Hq, d]``; the rest as BatchDecodeWithPagedKVCacheWrapper.run()."""
+        """Attention of q ``[qo_indptr[B], Hq, d]`` over paged_kv_cache, ``[pages, 2, ...]`` or a pair (k, v) in the wrapper's layout.
+
+        The rest, and what is returned, as BatchDecodeWithPagedKVCacheWrapper.run().
+        """
         if self._plan is None:
             raise RuntimeError("run(): call plan() first")
         return self._attend(q, paged_kv_cache, self._kept["qo_indptr"], args, **arguments)
@@ -98,6 +115,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     forward = run
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        """run(q, paged_kv_cache, ...) with return_lse=True: (out, lse)."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
 
     forward_return_lse = run_return_lse
@@ -151,9 +169,20 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
         disable_split_kv: bool = False,
         **others: Any,
     ) -> None:
-        """As BatchPrefillWithPagedKVCacheWrapper.plan(), with kv_indptr ``[B + 1]``: where each request's keys begin.
+        """Keeps where queries and keys begin, and the constants of the runs that follow. Waits for nothing.
 
-        fixed_split_size counts tokens.
+        Args:
+            qo_indptr: int32 ``[B + 1]``: where each request's queries begin.
+            kv_indptr: int32 ``[B + 1]``: where each request's keys begin.
+            num_qo_heads, num_kv_heads, head_dim_qk: checked against the tensors of run().
+            head_dim_vo, use_fp16_qk_reduction, q_data_type, kv_data_type: not needed.
+            custom_mask, packed_custom_mask: refused.
+            causal: query i of n sees keys up to n_kv - n + i.
+            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
+            window_left, logits_soft_cap, sm_scale: keys to the left that are seen (-1: all), softcap, scale (None: 1 / sqrt(d)).
+            o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
+            fixed_split_size: tokens of a split whose bits do not depend on the batch (policy fixed_chunk).
+            disable_split_kv: one worker a head (policy data_parallel).
 
         Raises:
             NotImplementedError: custom masks and what else is not here, by its name.
@@ -182,6 +211,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
     forward = run
 
     def run_return_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **arguments: Any) -> Any:
+        """run(q, k, v, ...) with return_lse=True: (out, lse)."""
         return self.run(q, k, v, *args, return_lse=True, **arguments)
 
     forward_return_lse = run_return_lse
@@ -221,7 +251,7 @@ class MultiLevelCascadeAttentionWrapper:
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffers: Any) -> None:
-        """Workspaces are this library's own: there is nothing to set."""
+        """Workspaces are this library's own: float_workspace_buffer and int_workspace_buffers are ignored."""
 
     def plan(
         self,
@@ -236,7 +266,15 @@ class MultiLevelCascadeAttentionWrapper:
         causal: bool = False,
         **arguments: Any,
     ) -> None:
-        """Tables of each level; the rest as BatchPrefillWithPagedKVCacheWrapper.plan(). `causal` is the last level's."""
+        """Keeps the tables of each level and the constants of the runs that follow.
+
+        Args:
+            qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len: of each level what
+                BatchPrefillWithPagedKVCacheWrapper.plan() takes of one.
+            num_qo_heads, num_kv_heads, head_dim, page_size: the same for all levels; checked against the tensors of run().
+            causal: of the last level; the others are shared by all their queries.
+            arguments: any other argument of BatchPrefillWithPagedKVCacheWrapper.plan().
+        """
         tables = _of_levels(
             len(self._levels), qo_indptr_arr=qo_indptr_arr, paged_kv_indptr_arr=paged_kv_indptr_arr,
             paged_kv_indices_arr=paged_kv_indices_arr, paged_kv_last_page_len=paged_kv_last_page_len,
@@ -248,7 +286,7 @@ class MultiLevelCascadeAttentionWrapper:
     begin_forward = plan
 
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache) -> torch.Tensor:
-        """q ``[tokens, Hq, d]``; the result in its shape."""
+        """Attention of q ``[tokens, Hq, d]`` over paged_kv_cache (as of the paged wrapper); the result in q's shape."""
         states = [level.run_return_lse(q, paged_kv_cache) for level in self._levels]
         return merge_states(*(torch.stack(parts, 1) for parts in zip(*states)))[0]
 

@@ -27,7 +27,14 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 def merge_state(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One result of two, ``[n, H, d]`` and ``[n, H]``."""
+    """One result of two: of v_a and v_b ``[n, H, d]`` by their logarithms s_a and s_b ``[n, H]`` in base 2.
+
+    Returns:
+        (v ``[n, H, d]``, s ``[n, H]`` in float32).
+
+    Raises:
+        ValueError: shapes differ.
+    """
     if v_a.shape != v_b.shape:
         raise ValueError(f"v_a, v_b: shapes {tuple(v_a.shape)}, {tuple(v_b.shape)}: must be the same")
     return merge_states(torch.stack((v_a, v_b), 1), torch.stack((s_a, s_b), 1))
@@ -36,7 +43,7 @@ def merge_state(
 def merge_state_in_place(
     v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor] = None
 ) -> None:
-    """v and s become the result of the two; with ``mask [n]`` where it is true."""
+    """v ``[n, H, d]`` and s ``[n, H]`` become the result of themselves and of v_other and s_other; with ``mask [n]`` where it is true."""
     merged, merged_s = merge_state(v, s, v_other, s_other)
     if mask is not None:
         merged = torch.where(mask.bool()[:, None, None], merged, v)

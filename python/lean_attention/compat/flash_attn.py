@@ -71,7 +71,8 @@ def flash_attn_with_kvcache(
     """Attention of q over a cache that is read in place, and written first when k and v are given.
 
     Args:
-        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[total, Hq, d]``. float8 q is computed as bfloat16, which
+        q: ``[B, n_q, Hq, d]``, or with ``cu_seqlens_q`` ``[B + 1]`` ``[total, Hq, d]``; max_seqlen_q is an upper bound of a
+            sequence's queries then. float8 q is computed as bfloat16, which
             holds it.
         k_cache, v_cache: ``[B, S, Hkv, d]``, or with a table ``[pages, page, Hkv, d]`` with any page size.
         k, v: ``[B, n_new, Hkv, d]``, or packed as ``cu_seqlens_k_new`` (else ``cu_seqlens_q``) says: written to the
@@ -79,6 +80,7 @@ def flash_attn_with_kvcache(
             second, short one.
         rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k. New token i stands at cache_seqlens
             + i, whatever the left padding; query i too with causal or a window, else at cache_seqlens.
+        rotary_interleaved: pairs (0, 1), (2, 3).. (the default) instead of halves.
         rotary_seqlens: ``[B]``, where positions start instead of at cache_seqlens.
         cache_seqlens: tokens in the cache before k, ``[B]`` int32 or one number. Default: all.
         cache_batch_idx: which row of the cache, or of the table, each sequence has, ``[B]``; the cache is not copied.
@@ -90,6 +92,7 @@ def flash_attn_with_kvcache(
             Rows that differ from sequence to sequence cost a call each.
         attention_chunk: keys are seen from the last multiple of so many tokens on; several queries need a mask of all
             keys.
+        return_softmax_lse: return (out, lse) instead of out.
         num_splits: 0 is the lean schedule; 1 and more ask for that many splits of each head.
         s_aux, learnable_sink: two names of one argument, ``[Hq]``.
         out: where the result goes.
@@ -146,7 +149,16 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     **others: Any,
 ) -> Any:
-    """Attention of q ``[B, n_q, Hq, d]`` over all of k, v ``[B, n_kv, Hkv, d]``. `others`: as flash_attn_with_kvcache() has them.
+    """Attention of q over all of k and v, without a cache.
+
+    Args:
+        q: ``[B, n_q, Hq, d]``.
+        k, v: ``[B, n_kv, Hkv, d]``.
+        dropout_p: must be 0.
+        softmax_scale, causal, window_size, softcap, alibi_slopes: as flash_attn_with_kvcache().
+        deterministic: ignored: results always are.
+        return_attn_probs: return three values, of which the third is None.
+        others: any other argument of flash_attn_with_kvcache().
 
     Returns:
         out; with return_softmax_lse=True (out, softmax_lse); with return_attn_probs (out, softmax_lse, None):
@@ -194,13 +206,25 @@ def flash_attn_varlen_func(
     """Attention of packed q ``[total, Hq, d]`` over k, v: packed ``[total_k, Hkv, d]``, or pages ``[pages, page, Hkv, d]``.
 
     Args:
+        cu_seqlens_q: ``[B + 1]``, where each sequence's queries begin; max_seqlen_q is an upper bound of their number.
         cu_seqlens_k: ``[B + 1]``, where each sequence's keys begin; with pages they say how many each has.
         seqused_k: ``[B]``, keys that each sequence has; what vLLM gives with pages.
         max_seqlen_k: not needed.
-        others, and the rest: as flash_attn_with_kvcache() and flash_attn_func().
+        block_table, page_table: two names of one argument, int32 ``[B, pages of a sequence]``.
+        dropout_p, deterministic, return_attn_probs: as flash_attn_func().
+        softmax_scale, causal, window_size, softcap, alibi_slopes, num_splits, return_softmax_lse: as flash_attn_with_kvcache().
+        s_aux, learnable_sink: two names of one argument, ``[Hq]``: logits that take part in the denominator only.
+        q_descale, k_descale, v_descale: of float8 tensors, the same for all sequences: ``[1]`` or ``[Hkv]``.
+        attention_chunk: keys are seen from the last multiple of so many tokens on; with pages only.
+        out: where the result goes, q's shape.
+        others: hints, which are ignored, and what is refused by name.
 
     Returns:
         out ``[total, Hq, d]``, or (out, softmax_lse ``[Hq, total]``), as flash_attn_func().
+
+    Raises:
+        NotImplementedError: what is not here, by its name.
+        ValueError: neither cu_seqlens_k nor a table is given, or shapes do not fit.
     """
     refuse("flash_attn_varlen_func", dict(others, dropout_p=dropout_p), _HINTS, _REFUSED)
     table = one_of(block_table=block_table, page_table=page_table)

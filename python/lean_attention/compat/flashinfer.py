@@ -105,7 +105,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
             fixed_split_size: pages of a split whose bits do not depend on the batch (policy fixed_chunk).
             disable_split_kv: one worker a head (policy data_parallel).
-            data types, non_blocking, block_tables, seq_lens: not needed.
+            q_data_type, kv_data_type, data_type, non_blocking, block_tables, seq_lens: not needed.
 
         Raises:
             NotImplementedError: what is not here, by its name.
@@ -135,6 +135,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
 
         Args:
             q_scale, k_scale, v_scale: numbers, or for a float8 cache tensors of one number or ``[Hkv]``.
+            return_lse: return (out, lse) instead of out.
             out, lse: where results go.
             window_left, sinks ``[Hq]``: as there.
             enable_pdl, skip_softmax_threshold_scale_factor: change no result here; ignored.
@@ -164,6 +165,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     forward = run
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
+        """run(q, paged_kv_cache, ...) with return_lse=True: (out, lse)."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
 
     forward_return_lse = run_return_lse
@@ -197,9 +199,19 @@ def single_decode_with_kv_cache(
     window_left: int = -1, logits_soft_cap: Optional[float] = None, sm_scale: Optional[float] = None,
     rope_scale: Optional[float] = None, rope_theta: Optional[float] = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """One query token ``[Hq, d]`` over one sequence ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``.
+    """One query token over one sequence, in FlashInfer's words.
 
-    Returns out, or (out, lse ``[Hq]``, base 2).
+    Args:
+        q: ``[Hq, d]``.
+        k, v: ``[n_kv, Hkv, d]`` ("NHD"), or ``[Hkv, n_kv, d]`` with kv_layout="HND".
+        pos_encoding_mode: "NONE", "ALIBI", or "ROPE_LLAMA" with rope_scale and rope_theta, which copies k, turned.
+        use_tensor_cores: ignored: it changes no result.
+        q_scale, k_scale, v_scale: numbers, or for float8 keys tensors of one number or ``[Hkv]``.
+        window_left, logits_soft_cap, sm_scale: keys to the left that are seen (-1: all), softcap, scale (None: 1 / sqrt(d)).
+        return_lse: return (out, lse) instead of out.
+
+    Returns:
+        out ``[Hq, d]``, or (out, lse ``[Hq]`` in base 2).
     """
     result = single_prefill_with_kv_cache(
         q[None], k, v, q_scale, k_scale, v_scale, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale,
@@ -217,9 +229,23 @@ def single_prefill_with_kv_cache(
     window_left: int = -1, logits_soft_cap: Optional[float] = None, rope_scale: Optional[float] = None,
     rope_theta: Optional[float] = None, backend: str = "auto", return_lse: bool = False, **others: Any,
 ) -> Any:  # fmt: skip
-    """Query tokens ``[n_q, Hq, d]``, the last of one sequence: out, or (out, lse ``[n_q, Hq]``, base 2).
+    """Query tokens, the last of one sequence, over that sequence, in FlashInfer's words.
 
-    custom_mask: boolean ``[n_q, n_kv]``, instead of causal. packed_custom_mask and kv_cache_sf are refused.
+    Args:
+        q: ``[n_q, Hq, d]``.
+        k, v: ``[n_kv, Hkv, d]`` ("NHD"), or ``[Hkv, n_kv, d]`` with kv_layout="HND".
+        scale_q, scale_k, scale_v: numbers, or for float8 keys tensors of one number or ``[Hkv]``.
+        o_dtype: must be q's own type; for float8 q, float16 or bfloat16.
+        custom_mask: boolean ``[n_q, n_kv]``, instead of causal. packed_custom_mask and kv_cache_sf are refused.
+        causal: query i sees keys up to n_kv - n_q + i.
+        pos_encoding_mode: "NONE", "ALIBI" (with causal, or one query), or "ROPE_LLAMA" with rope_scale and rope_theta, which
+            copies k, turned.
+        sm_scale, window_left, logits_soft_cap: scale (None: 1 / sqrt(d)), keys to the left that are seen (-1: all), softcap.
+        use_fp16_qk_reduction, backend: ignored: they change no result.
+        return_lse: return (out, lse) instead of out.
+
+    Returns:
+        out ``[n_q, Hq, d]``, or (out, lse ``[n_q, Hq]`` in base 2).
     """
     reasons = dict(packed_custom_mask="give custom_mask", kv_cache_sf="nvfp4 K/V is not computed here")
     refuse("single_prefill_with_kv_cache", dict(others, packed_custom_mask=packed_custom_mask), (), reasons)

@@ -104,7 +104,7 @@ const KernelEntry* any_call_kernel(std::span<const KernelEntry> kernels, const P
 
 /// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. What
 /// is converted of few rows gains by them only where a worker has many segments: nothing is computed while one ends
-/// (docs/cuda-backend.md).
+/// (docs/notebook/fp8.md).
 bool gains_by_columns(const Problem& shape, std::int32_t workers) noexcept {
   const std::int64_t rows = schedule::row_capacity(shape);
   if (!kv_type_of(shape.k.dtype).converted()) return rows > kMmaRows;

@@ -96,7 +96,7 @@ struct KernelConfig {
 };
 
 /// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are
-/// shifts. Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/cuda-backend.md has them,
+/// shifts. Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/notebook has them,
 /// and a fit); so many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast.
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
   const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);

@@ -34,7 +34,7 @@ namespace rows {
 
 using enum Scope;
 
-// What decides a tile: K of 32 KB, where the registers of its scores and the shared memory allow (sweep in docs/cuda-backend.md).
+// What decides a tile: K of 32 KB, where the registers of its scores and the shared memory allow (sweep in docs/notebook).
 // Eight consumer warps hide the latency of a tile better than four, but above 128 dims the accumulators leave registers for four
 // only, and for 64 rows at most.
 

@@ -1,5 +1,5 @@
 // Numbers chosen by measurement that belong to no one variant: each with its unit and its source, a file below bench/results, whose
-// rows the table "tried" of docs/cuda-backend.md explains. All are of one H200. The kernel's stages read them, and the host where
+// rows docs/notebook explains. All are of one H200. The kernel's stages read them, and the host where
 // it plans a call.
 #pragma once
 

@@ -35,7 +35,7 @@ LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, co
 }
 
 /// The tokens of `seen`, which is not empty, to prefetch: the tile that holds the place, of a long share the next one too. Tiles are
-/// counted from `first_token` on. What a short share waits for is its first (docs/cuda-backend.md, "tried").
+/// counted from `first_token` on. What a short share waits for is its first (docs/notebook/first-read.md).
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;

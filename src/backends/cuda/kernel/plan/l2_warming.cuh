@@ -17,7 +17,7 @@
 
 namespace lean::cuda {
 
-/// Whether a variant has it: rows that threads copy gain nothing by it (docs/cuda-backend.md, "tried").
+/// Whether a variant has it: rows that threads copy gain nothing by it (docs/notebook/first-read.md).
 template <KernelConfig kConfig>
 inline constexpr bool kWarmsL2 = kConfig.traits().warms_l2;
 

@@ -62,7 +62,7 @@ template <KernelConfig kConfig>
 }
 
 /// A flat line's segments: built, where it is short, and walked. In a decode step cumulative lengths are code of their own, since
-/// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/cuda-backend.md); elsewhere one walk
+/// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/notebook); elsewhere one walk
 /// serves both, and is a sixth of the kernel less.
 template <KernelConfig kConfig, bool kCumulative, typename TVisit>
 __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
