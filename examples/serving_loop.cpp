@@ -67,18 +67,18 @@ int main() {
                         .kv_heads = kKvHeads,
                         .head_dim = kDim,
                         .kv_capacity = kMostTokens,
-                        .kv_lengths = lengths.data()};  // clang-format off: a tensor a line
+                        .kv_lengths = lengths.data()};
   problem.q = {.data = q.data(), .strides = {.sequence = kQueryHeads * kDim, .head = kDim}};
   problem.o = {.data = o.data(), .strides = problem.q.strides};
   problem.k = {.data = k_pool.data(), .strides = {.sequence = kPageElements, .head = kDim, .token = kKvHeads * kDim}};
   problem.v = {.data = v_pool.data(), .strides = problem.k.strides};
-  problem.pages = {.page_tokens = kPageTokens, .page_count = kPages, .block_table = table.data(), .block_table_stride = kTablePages};
+  problem.pages = {
+      .page_tokens = kPageTokens, .page_count = kPages, .block_table = table.data(), .block_table_stride = kTablePages};
   problem.append.k = {.data = new_k.data(), .strides = {.sequence = kKvHeads * kDim, .head = kDim}};
   problem.append.v = {.data = new_v.data(), .strides = problem.append.k.strides};
   problem.append.rotary_cos = cosines.data();
   problem.append.rotary_sin = sines.data();
   problem.append.rotary_dim = kDim;
-  // clang-format on
   const Workspace workspace(problem);  // does not depend on lengths, and serves smaller batches too
 
   std::vector<Request> waiting = {{20}, {70}, {5}, {40}, {90}, {33}}, running;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that docs/reference/command.md is what `lean COMMAND --help` prints; --write makes it so.
+"""Checks that docs/reference/command.md is what `lean COMMAND --help` prints, and that docs/cli.md explains the options that there are
+and no others; --write makes the reference so.
 
 Usage: check_command.py REPOSITORY_ROOT LEAN [--write]; LEAN is the command that was built. Exits non-zero where the two differ.
 """
@@ -42,7 +43,10 @@ def main() -> int:
     if not document.is_file() or document.read_text() != now:
         print(f"{document.relative_to(root)} is not what {program} prints: check_command.py {root} {program} --write")
         return 1
-    return 0
+    explained, there = (set(re.findall(r"--[a-z][\w-]*", text)) for text in ((root / "docs" / "cli.md").read_text(), now))
+    for option in sorted(explained ^ there):
+        print(f"docs/cli.md: {option} " + ("is no option of the command" if option in explained else "is not explained"))
+    return 1 if explained != there or len(there) < 20 else 0
 
 
 if __name__ == "__main__":

@@ -19,22 +19,25 @@ _CPU_ISAS = ("best", "scalar", "native128", "avx2", "avx512", "avx512_bf16", "am
 class Options:
     """Schedule, fix-up and determinism of a call.
 
-    policy: "lean" (equal shares of one line of LeanTiles), "fixed_split" (FlashDecoding), "data_parallel"
-        (one worker an output), "fixed_chunk" (cuts at multiples of ``chunk_tokens`` only).
-    splits: with "fixed_split": runs of tiles an output is cut into; 0 asks for FlashDecoding's own rule.
-    chunk_tokens: with "fixed_chunk": tokens of a chunk; 0 asks for the default.
-    fixup: who merges the partials of a shared output.
-    determinism: "run_to_run" (same inputs and workers, same bits), "batch_invariant" (the bits of a sequence
-        depend on that sequence alone), "not_guaranteed".
-    workers: 0 means all threads, or one a multiprocessor.
-    cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
-    dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
-        may start before the one ahead of it on the stream has ended, and lets the next one do so.
-    check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
-    check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the call,
-        which waits for the device and cannot be captured. Those on the host are always looked at.
+    Args:
+        policy: "lean" (equal shares of one line of LeanTiles), "fixed_split" (FlashDecoding), "data_parallel"
+            (one worker an output), "fixed_chunk" (cuts at multiples of ``chunk_tokens`` only).
+        splits: with "fixed_split": runs of tiles an output is cut into; 0 asks for FlashDecoding's own rule.
+        chunk_tokens: with "fixed_chunk": tokens of a chunk; 0 asks for the default.
+        fixup: who merges the partials of a shared output: "last_arriver" (whoever comes last), "two_kernels" (a second
+            pass), "host_block" (the worker of the output's first tile, which waits).
+        determinism: "run_to_run" (same inputs and workers, same bits), "batch_invariant" (the bits of a sequence
+            depend on that sequence alone), "not_guaranteed".
+        workers: 0 means all threads, or one a multiprocessor.
+        cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
+        dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
+            may start before the one ahead of it on the stream has ended, and lets the next one do so.
+        check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
+        check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the
+            call, which waits for the device and cannot be captured. Those on the host are always looked at.
 
-    Raises ValueError when a name is unknown; combinations that make no sense are refused by the call itself.
+    Raises:
+        ValueError: a name is unknown. Combinations that make no sense are refused by the call itself.
     """
 
     policy: Policy = "lean"
