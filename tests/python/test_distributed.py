@@ -477,14 +477,14 @@ def test_the_example_generates_the_same_tokens_under_torchrun():
     script = pathlib.Path(__file__).parents[2] / "examples" / "python" / "long_context.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    commands = [[sys.executable, *launcher, str(script), "500"] for launcher in ([], torchrun)]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running = [subprocess.Popen(command, env=environment, text=True, **pipe) for command in commands]
     outputs = []
-    for launcher in ([], torchrun):
-        done = subprocess.run(
-            [sys.executable, *launcher, str(script), "500"],
-            env=environment, text=True, capture_output=True, timeout=ranks.LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
+    for process in running:
+        output, errors = process.communicate(timeout=ranks.LIMIT_S)
+        assert process.returncode == 0, errors
+        outputs.append(output)
     assert outputs[0].startswith("1 ranks, 516 of 516") and outputs[1].startswith("2 ranks, 260 of 516")
     assert outputs[0].partition(":")[2] == outputs[1].partition(":")[2]
 
