@@ -16,6 +16,7 @@ Usage: multi_gpu.py [--device cuda|cpu] [--ranks 1,2,4,8] [--ways one,tensor,...
                     [--quick] [--json FILE]
 Needs torch 2.6 or newer.
 """
+
 import argparse
 import dataclasses
 import datetime
@@ -38,7 +39,11 @@ from lean_attention.distributed._exchange import EXCHANGES, Message, Rows
 WAYS = ("one", "tensor", "context", "context_all_to_all", "sdpa_context")
 ROUNDS = 7
 L2_BYTES = 256 << 20  # what copies of K and V exceed together: twice an H200's L2 and more
-SMALL_CALLS, LARGE_CALLS, LARGE_BYTES = 24, 3, 1 << 30  # calls of a round; enough of small ones that ranks starting apart do not count
+SMALL_CALLS, LARGE_CALLS, LARGE_BYTES = (
+    24,
+    3,
+    1 << 30,
+)  # calls of a round; enough of small ones that ranks starting apart do not count
 MEMORY_SHARE = 0.8  # of a GPU's free memory
 TOLERANCE = 0.02  # against one call over everything, bf16, values of a normal distribution
 
@@ -102,10 +107,9 @@ class Bench:
         if way == "one":
             return row.kv_heads, longest
         if way == "tensor":
-            tensor = TensorParallel(row.q_heads, row.kv_heads)
-            if tensor.context is not None:
+            if row.kv_heads < self.ranks:
                 raise Refused(f"{row.kv_heads} K/V heads for {self.ranks} ranks: that is context parallelism")
-            return len(tensor.kv_heads), longest
+            return -(-row.kv_heads // self.ranks), longest  # the most that TensorParallel deals out
         return row.kv_heads, self.contexts["all_gather"].placement.capacity(longest)
 
     def call(self, row: Row, way: str, q: torch.Tensor) -> object:
@@ -199,7 +203,9 @@ class Bench:
         whole = lean_attention.decode(q, k, v, seqlens=lens)
         results = {name: c.decode(q, c.shard(k), c.shard(v), seqlens=lens) for name, c in self.contexts.items()}
         tensor = TensorParallel(8, 8)
-        results["tensor"] = tensor.gather(tensor.decode(tensor.shard_q(q), tensor.shard_kv(k), tensor.shard_kv(v), seqlens=lens))
+        results["tensor"] = tensor.gather(
+            tensor.decode(tensor.shard_q(q), tensor.shard_kv(k), tensor.shard_kv(v), seqlens=lens)
+        )
         for name, result in results.items():
             difference = (result.float() - whole.float()).abs().max().item()
             if not difference <= TOLERANCE:
@@ -312,7 +318,9 @@ def main() -> int:
     name = torch.cuda.get_device_name(0) if gpus else f"{torch.get_num_threads()} threads of a CPU, gloo"
     options.device_name = name
     root = pathlib.Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    ).stdout.strip()
     options.commit = commit or "unknown"
     for ranks in options.ranks:
         if options.device == "cuda" and ranks > gpus:

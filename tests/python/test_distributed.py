@@ -109,7 +109,9 @@ def case(name: str) -> tuple:
     torch.manual_seed(len(name))
     batch, q_heads, kv_heads, dim, tokens = 3, 8, 2, 40, 150
     lens = [150, 3, 61]
-    q_tokens = {"several": 5, "tree": 5, "tree causal": 37, "window several": 5, "masks several": 3, "append several": 19}.get(name, 1)
+    q_tokens = {"several": 5, "tree": 5, "tree causal": 37, "window several": 5, "masks several": 3, "append several": 19}.get(
+        name, 1
+    )
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     q = torch.randn(batch, q_heads, q_tokens, dim, dtype=dtype)
     k, v = torch.randn(2, batch, kv_heads, tokens, dim, dtype=dtype)
@@ -211,7 +213,9 @@ def every_layout() -> None:
     assert torch.equal(bshd.transpose(1, 2), expected)
     assert torch.equal(context.decode(q[:, :, 0], k_shard, v_shard, **arguments), expected[:, :, 0])
     cu_q = torch.arange(4, dtype=torch.int32)
-    packed_q = context.decode(q[:, :, 0].transpose(0, 1), k_shard, v_shard, cu_seqlens_q=cu_q, max_seqlen_q=1, causal=True, **arguments)
+    packed_q = context.decode(
+        q[:, :, 0].transpose(0, 1), k_shard, v_shard, cu_seqlens_q=cu_q, max_seqlen_q=1, causal=True, **arguments
+    )
     assert torch.equal(packed_q.transpose(0, 1), expected[:, :, 0])
 
     lens = arguments["seqlens"].tolist()
@@ -229,10 +233,14 @@ def every_layout() -> None:
             pool[table[i, j]] = shard[i, :, j * page : (j + 1) * page]
     assert torch.equal(context.decode(q, *pools, block_table=table, **arguments), expected)
     held = [-(-place.local_tokens(length, rank) // page) for length in lens]
-    lists = dict(page_indptr=torch.tensor([0, *np.cumsum(held)]).int(), page_indices=torch.cat([row[:n] for row, n in zip(table, held)]))
+    lists = dict(
+        page_indptr=torch.tensor([0, *np.cumsum(held)]).int(), page_indices=torch.cat([row[:n] for row, n in zip(table, held)])
+    )
     assert torch.equal(context.decode(q, *pools, **lists, max_seqlen_k=150, **arguments), expected)
     masked = context.decode(q, *pools, block_table=table, window=(3, 0), alibi_slopes=torch.ones(8), **arguments)
-    assert torch.allclose(masked, lean_attention.decode(q, k, v, window=(3, 0), alibi_slopes=torch.ones(8), **arguments), atol=1e-5)
+    assert torch.allclose(
+        masked, lean_attention.decode(q, k, v, window=(3, 0), alibi_slopes=torch.ones(8), **arguments), atol=1e-5
+    )
 
 
 def appended(q_tokens: int) -> None:
@@ -353,11 +361,16 @@ REFUSED = [
     (ValueError, "append_k, append_v", dict(append_k=torch.zeros(3, 2, 1, 40))),
     (ValueError, "append_k", dict(append_k=torch.zeros(3, 1, 1, 40), append_v=torch.zeros(3, 1, 1, 40))),
     (TypeError, "append_k", dict(append_k=torch.zeros(3, 2, 1, 40).half(), append_v=torch.zeros(3, 2, 1, 40).half())),
-    (NotImplementedError, "append_k", dict(append_k=torch.zeros(2, 4), append_v=torch.zeros(2, 4), cu_seqlens_k=torch.zeros(4).int())),
+    (
+        NotImplementedError,
+        "append_k",
+        dict(append_k=torch.zeros(2, 4), append_v=torch.zeros(2, 4), cu_seqlens_k=torch.zeros(4).int()),
+    ),
     (NotImplementedError, "causal", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), causal=True)),
     (ValueError, "mask", dict(mask=torch.ones(1, 1, 1, 500, dtype=torch.bool))),
     (ValueError, "block_tokens = 16", dict(block_table=torch.zeros(3, 1).int())),
     (ValueError, "layout", dict(layout="shbd")),
+    (TypeError, "q", dict(q=np.zeros((3, 8, 1, 40), np.float32))),
     (TypeError, "lens", dict(lens=3)),
     (TypeError, "softmax_scale.*'scale'", dict(softmax_scale=3)),
     (ValueError, "exchange = 'all_to_all': 2 ranks do not divide 3 heads", dict(q=torch.zeros(3, 3, 1, 40))),
@@ -407,7 +420,7 @@ def disagreements() -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
             context.decode(**call)
     lens = arguments["seqlens"] - int(rank == 1)
-    with pytest.raises(RuntimeError, match="^seqlens, leftpad.* rank 1 has other values than rank 0"):
+    with pytest.raises(RuntimeError, match="^seqlens, leftpad or cu_seqlens_k: rank 1 has other values than rank 0"):
         context.decode(q, k, v, **{**arguments, "seqlens": lens})
     table = torch.tensor([[0, 0, 0, 0, 0]] * 3).int() + 99 * rank  # page 99 is none of rank 1's pool
     pools = [x[:1, :, :16] for x in (k, v)]
@@ -466,7 +479,9 @@ def test_a_lost_rank_is_an_error_within_the_timeout(how):
     results = [result for result in ranks.run(3, lost, how, timeout_s=TIMEOUT_S) if result is not None and result[0] != "late"]
     assert len(results) == 2 + (how == "diverges")
     for message, seconds in results:
-        assert re.match(r"lean_attention.distributed: .* among ranks 0, 1, 2 failed: a rank ended, or did not come within 2 s", message)
+        assert re.match(
+            r"lean_attention.distributed: .* among ranks 0, 1, 2 failed: a rank ended, or did not come within 2 s", message
+        )
         assert seconds < 2 * TIMEOUT_S + 2
 
 
@@ -477,14 +492,14 @@ def test_the_example_generates_the_same_tokens_under_torchrun():
     script = pathlib.Path(__file__).parents[2] / "examples" / "python" / "long_context.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    commands = [[sys.executable, *launcher, str(script), "500"] for launcher in ([], torchrun)]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running = [subprocess.Popen(command, env=environment, text=True, **pipe) for command in commands]
     outputs = []
-    for launcher in ([], torchrun):
-        done = subprocess.run(
-            [sys.executable, *launcher, str(script), "500"],
-            env=environment, text=True, capture_output=True, timeout=ranks.LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
+    for process in running:
+        output, errors = process.communicate(timeout=ranks.LIMIT_S)
+        assert process.returncode == 0, errors
+        outputs.append(output)
     assert outputs[0].startswith("1 ranks, 516 of 516") and outputs[1].startswith("2 ranks, 260 of 516")
     assert outputs[0].partition(":")[2] == outputs[1].partition(":")[2]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,7 @@ class Agreement:
         if differ:
             other = values[self.ranks.index(differ[0])]
             raise ValueError(
-                f"{name}: rank {', '.join(map(str, differ))} has {_in_words(other)}, rank {self.ranks[0]} has {_in_words(values[0])}: "
+                f"{name}: rank {listed(differ)} has {_in_words(other)}, rank {self.ranks[0]} has {_in_words(values[0])}: "
                 "all ranks of a group must be asked for the same"
             )
 
@@ -68,9 +68,13 @@ class Agreement:
             raise RuntimeError(failure(what, self.ranks, self.timeout, error)) from error
 
 
+def listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
 def failure(what: str, ranks: list[int], timeout: datetime.timedelta, error: RuntimeError) -> str:
     return (
-        f"lean_attention.distributed: {what} among ranks {', '.join(map(str, ranks))} failed: a rank ended, or did not come within "
+        f"lean_attention.distributed: {what} among ranks {listed(ranks)} failed: a rank ended, or did not come within "
         f"{timeout.total_seconds():g} s, or did something else: {str(error).strip().partition(chr(10))[0]}"
     )
 

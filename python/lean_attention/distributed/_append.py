@@ -25,7 +25,9 @@ def append(shard: Shard, form: Form, lengths: Lengths, caches: tuple, news: tupl
         _write(name, _by_token(cache, form), row, place, mine, _rows(name, new, form, cache))
 
 
-def _write(name: str, cache: torch.Tensor, row: torch.Tensor, place: torch.Tensor, mine: torch.Tensor, new: torch.Tensor) -> None:
+def _write(
+    name: str, cache: torch.Tensor, row: torch.Tensor, place: torch.Tensor, mine: torch.Tensor, new: torch.Tensor
+) -> None:
     """cache[row, place] = new where `mine`. The other rows repeat one of these (the same value to the same place), or where
     there is none what stands at one place; so nothing else is written, and nothing waits to learn how many there are."""
     chosen = mine.int().argmax()
@@ -55,5 +57,7 @@ def _rows(name: str, new: torch.Tensor, form: Form, cache: torch.Tensor) -> torc
     rows = new.reshape(-1, *new.shape[-2:])
     heads = cache.shape[kv_head_axis(cache, {"layout": "bshd" if form.bshd else "bhsd"})]
     if rows.shape[0] != form.batch * form.q_tokens or rows.shape[1:] != (heads, cache.shape[-1]):
-        raise ValueError(f"{name}: {list(new.shape)}: {form.q_tokens} tokens of {form.batch} sequences, {heads} heads are needed")
+        raise ValueError(
+            f"{name}: {list(new.shape)}: {form.q_tokens} tokens of {form.batch} sequences, {heads} heads are needed"
+        )
     return rows.view(torch.uint8) if new.element_size() == 1 else rows

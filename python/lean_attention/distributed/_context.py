@@ -13,7 +13,15 @@ from lean_attention._decode import decode
 from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
-from lean_attention.distributed._local_call import Form, Lengths, Shard, check_arguments, global_lengths, kv_head_axis, local_call
+from lean_attention.distributed._local_call import (
+    Form,
+    Lengths,
+    Shard,
+    check_arguments,
+    global_lengths,
+    kv_head_axis,
+    local_call,
+)
 from lean_attention.distributed._placement import Placement
 
 _OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
@@ -82,8 +90,8 @@ class ContextParallel:
             append_k, append_v: the same on every rank: each token is written by the rank that holds it.
             sinks and all others: as decode() takes them, the same on every rank.
 
-        Not taken: rotary_cos, rotary_sin, stream; append and causal rules together with packed queries or keys. Each is refused by
-        its name.
+        Not taken, refused by name: rotary_cos, rotary_sin, stream; append_k with packed queries, packed keys or page_indptr; rules
+        about positions where cu_seqlens_q gives several queries to a sequence.
 
         Returns:
             out, or (out, lse) with return_lse: the same on every rank.
@@ -95,10 +103,15 @@ class ContextParallel:
             NotImplementedError, TypeError: as decode().
         """
         self._agreement.reach(self._asked(q, k, v, arguments))
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name}: {type(x)}: a torch tensor is needed")
         form = Form.of(q, arguments)
         check_arguments(arguments, form, k, self.placement)
         if self.exchange == "all_to_all" and form.q_heads % self.ranks != 0:
-            raise ValueError(f"exchange = 'all_to_all': {self.ranks} ranks do not divide {form.q_heads} heads: use 'all_gather'")
+            raise ValueError(
+                f"exchange = 'all_to_all': {self.ranks} ranks do not divide {form.q_heads} heads: use 'all_gather'"
+            )
         lengths = global_lengths(arguments, form, q.device)
         refusal, state = None, None
         try:
@@ -123,13 +136,21 @@ class ContextParallel:
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
     def _merged(
-        self, form: Form, lengths: Lengths, q: torch.Tensor, v: torch.Tensor, state: Optional[State], refusal: Optional[Exception]
+        self,
+        form: Form,
+        lengths: Lengths,
+        q: torch.Tensor,
+        v: torch.Tensor,
+        state: Optional[State],
+        refusal: Optional[Exception],
     ) -> State:
         """The state of all keys, in q's layout."""
         outer = list(q.shape[:-1])
         heads = outer.pop(form.head_axis)
         rows = Rows(heads, q.shape[:-1].numel() // heads, v.shape[-1], q.dtype)
-        digest = zlib.crc32(repr((lengths.ends.tolist(), _listed(lengths.given_starts))).encode()) if q.device.type == "cpu" else 0
+        digest = (
+            zlib.crc32(repr((lengths.ends.tolist(), _listed(lengths.given_starts))).encode()) if q.device.type == "cpu" else 0
+        )
         message = Message.of(rows, state, (int(refusal is not None), digest), q.device)
         try:
             out, lse = EXCHANGES[self.exchange](message, self.group)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lean_attention._merge import merge_states
+from lean_attention.distributed._agreement import listed
 
 HEADER = 2  # int64: status (0: fine), digest of what was asked
 _ALIGNMENT = 16  # bytes
@@ -136,13 +137,7 @@ def _check_headers(headers: list[list[int]], group: Any) -> None:
     ranks = dist.get_process_group_ranks(group)
     failed = [rank for rank, (status, _) in zip(ranks, headers) if status != 0]
     if failed:
-        raise Disagreement(f"lean_attention.distributed: the call was refused on rank {_listed(failed)}, which has said why")
+        raise Disagreement(f"lean_attention.distributed: the call was refused on rank {listed(failed)}, which has said why")
     differ = [rank for rank, header in zip(ranks, headers) if header != headers[0]]
     if differ:
-        raise Disagreement(
-            f"seqlens, leftpad, cu_seqlens_k or a number among the arguments: rank {_listed(differ)} has other values than rank {ranks[0]}"
-        )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+        raise Disagreement(f"seqlens, leftpad or cu_seqlens_k: rank {listed(differ)} has other values than rank {ranks[0]}")

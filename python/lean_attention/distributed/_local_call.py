@@ -17,6 +17,7 @@ from lean_attention.distributed._placement import Placement
 
 _WORD = 32  # bits
 _ROTARY = "positions of a shard are not those of the sequence: rotate q and append_k before the call"
+_SEVERAL = "with cu_seqlens_q and several queries: pad q to [B, Hq, n_q, d], or give max_seqlen_q=1"
 _REFUSED = {
     "rotary_cos": _ROTARY,
     "rotary_sin": _ROTARY,
@@ -91,9 +92,9 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
     several = form.packed and form.q_tokens != 1
     for name in ("causal", "tree_mask", "alibi_slopes", "mask"):
         if several and arguments.get(name) not in (None, False):
-            raise NotImplementedError(f"{name}: with cu_seqlens_q and several queries: pad q to [B, Hq, n_q, d], or give max_seqlen_q=1")
+            raise NotImplementedError(f"{name}: {_SEVERAL}")
     if several and max(arguments.get("window") or (-1,)) >= 0:
-        raise NotImplementedError("window: with cu_seqlens_q and several queries: pad q to [B, Hq, n_q, d], or give max_seqlen_q=1")
+        raise NotImplementedError(f"window: {_SEVERAL}")
     appends = [arguments.get(name) is not None for name in ("append_k", "append_v")]
     if appends[0] != appends[1]:
         raise ValueError("append_k, append_v: both or none are needed")
@@ -220,13 +221,16 @@ class _Masks:
         if width == 1:
             return mask
         if self._shard.placement.capacity(width) != capacity:
-            raise ValueError(f"mask: {width} tokens are {self._shard.placement.capacity(width)} of a shard, which has room for {capacity}")
+            kept = self._shard.placement.capacity(width)
+            raise ValueError(f"mask: {width} tokens are {kept} of a shard, which has room for {capacity}")
         return mask.index_select(-1, self._tokens.clamp(max=width - 1))
 
     def _room(self, k: torch.Tensor) -> int:
         room = room_of(k, self._arguments, self._form, self._shard.placement)
         if room is None:
-            raise ValueError("max_seqlen_k: needed with packed keys and page_indptr where a mask, ALiBi or a window of several queries is asked for")
+            raise ValueError(
+                "max_seqlen_k: needed for a mask, ALiBi or a window of several queries over packed keys or page_indptr"
+            )
         return room
 
 

@@ -79,7 +79,8 @@ class Placement:
         """`rank`'s tokens of sequences packed end to end along `axis`, and their own cumulative lengths. Waits for a device."""
         bounds = cu_seqlens.tolist()
         held = [
-            begin + self.token_at(torch.arange(self.local_tokens(end - begin, rank)), rank) for begin, end in zip(bounds, bounds[1:])
+            begin + self.token_at(torch.arange(self.local_tokens(end - begin, rank)), rank)
+            for begin, end in zip(bounds, bounds[1:])
         ]
         return x.index_select(axis, torch.cat(held).to(x.device)), self.local_cu_seqlens(cu_seqlens, rank)
 
@@ -106,7 +107,7 @@ class Placement:
         """Raises ValueError where a page would lie on several ranks."""
         if self.block_tokens % page_tokens != 0:
             raise ValueError(
-                f"block_tokens = {self.block_tokens}: must be a multiple of the page size, {page_tokens}, so that a page lies on one rank"
+                f"block_tokens = {self.block_tokens}: must be a multiple of the page size, {page_tokens}: a page lies on one rank"
             )
 
     def _pages(self, page_tokens: int) -> Placement:

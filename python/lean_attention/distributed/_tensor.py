@@ -63,7 +63,7 @@ class TensorParallel:
         self._all_kv_heads = kv_heads
         if kv_heads < self.ranks:
             if context is not None:
-                raise ValueError(f"context: {kv_heads} K/V heads for {self.ranks} ranks make a ContextParallel of their own: give none")
+                raise ValueError(f"context: {kv_heads} K/V heads for {self.ranks} ranks make one of their own: give none")
             self.context = self._context_of_head(dict(block_tokens=block_tokens, exchange=exchange, timeout=timeout))
 
     def shard_q(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
@@ -127,4 +127,6 @@ class TensorParallel:
         axes = Form.of(q, arguments).head_axis, kv_head_axis(k, arguments)
         for name, x, axis, heads in (("q", q, axes[0], self.q_heads), ("k", k, axes[1], self.kv_heads)):
             if x.shape[axis] != len(heads):
-                raise ValueError(f"{name}: {x.shape[axis]} heads: rank {self.rank} has the model's {heads.start} to {heads.stop - 1}")
+                raise ValueError(
+                    f"{name}: {x.shape[axis]} heads: rank {self.rank} has the model's {heads.start} to {heads.stop - 1}"
+                )
