@@ -209,6 +209,16 @@ def test_a_layer_that_is_not_understood_is_refused_by_name_when_it_is_built(conf
         layer()
 
 
+def test_a_layer_that_vllm_changed_is_refused_or_handed_over(configuration):
+    """What vLLM derives from a backend changes the steps its layers get; on the CPU nobody else reads their cache."""
+    from lean_attention._vllm_cpu import LeanCpuImpl
+
+    derived = type("BlockPoolingImpl", (LeanCpuImpl,), {"__module__": "vllm.model_executor.models.whisper_causal"})
+    with pytest.raises(NotImplementedError, match="BlockPoolingImpl: changes what its layer gets"):
+        derived(4, 64, 0.125, 2)
+    assert derived(4, 64, 0.125, 2, attn_type="encoder_decoder").lean is None
+
+
 def test_a_step_that_is_not_understood_is_refused_by_name():
     import torch
 
