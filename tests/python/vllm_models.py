@@ -72,6 +72,16 @@ def prompts(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
     return [random.integers(3, VOCABULARY, n).tolist() for n in lengths]
 
 
+@functools.lru_cache
+def register_kernels_once() -> None:
+    """vLLM does this with each engine, in processes that have one: it looks through all modules there are, and stumbles over
+    some that are imported between two engines."""
+    from vllm.platforms import current_platform
+
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
+
+
 def choose(ours: bool) -> None:
     """Which attention the engines that are built from now on in this process have."""
     from vllm.v1.attention import selector
@@ -90,6 +100,7 @@ def engine(folder: str, ours: bool, **settings: Any) -> Iterator[Any]:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    register_kernels_once()
     choose(ours)
     given: dict[str, Any] = dict(
         skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=CONTEXT, max_num_batched_tokens=64,
