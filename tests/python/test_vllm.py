@@ -161,16 +161,13 @@ def test_several_guessed_tokens_of_a_request_in_one_step(models, calls):
     assert any(length == 4 for length, _, _ in calls)
 
 
-def test_an_encoder_stays_the_engines(tmp_path, calls):
+def test_an_encoder_stays_the_engines(models, calls):
     """Layers without a cache are handed over: the same bits."""
-    import transformers
-
-    sizes = dict(vocab_size=512, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
-    transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.2)).save_pretrained(tmp_path)
     given = [{"prompt_token_ids": prompt} for prompt in prompts((5, 40, 17))]
+    pooling = dict(runner="pooling", max_model_len=512, max_num_batched_tokens=512, skip_tokenizer_init=False)
     found = []
     for ours in (False, True):
-        with engine(str(tmp_path), ours=ours, runner="pooling", max_model_len=512, max_num_batched_tokens=512) as llm:
+        with engine(models("bert"), ours=ours, **pooling) as llm:
             found.append([output.outputs.embedding for output in llm.embed(given, use_tqdm=False)])
     assert not calls
     np.testing.assert_array_equal(found[0], found[1])
@@ -265,7 +262,7 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
 
 @pytest.fixture
 def server(models):
-    """`vllm serve` in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
+    """vLLM's server in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
     folder = models("llama")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -273,7 +270,7 @@ def server(models):
     log = pathlib.Path(folder).parent / "server.log"
     environment = {**os.environ, "LEAN_ATTENTION_VLLM": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT)]
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
@@ -335,7 +332,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     assert builder.takes(step)
     step.max_query_len = 17
     assert not builder.takes(step)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(cuda.envs, "VLLM_BATCH_INVARIANT", True)
     assert builder.takes(step)
     step.causal = torch.tensor([True])
     assert not builder.takes(step)

@@ -44,6 +44,8 @@ def _configuration(kind: str) -> Any:
         )  # fmt: skip
     if kind == "bloom":  # ALiBi
         return hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=128, n_layer=2, n_head=4, initializer_range=0.2)
+    if kind == "bert":
+        return hf.BertConfig(**{**_SIZES, "tie_word_embeddings": True})
     raise ValueError(kind)
 
 
@@ -56,7 +58,8 @@ def folder_of(kind: str, below: pathlib.Path) -> str:
     folder = below / kind
     if not folder.exists():
         torch.manual_seed(len(kind))
-        transformers.AutoModelForCausalLM.from_config(_configuration(kind)).save_pretrained(folder)
+        family = transformers.AutoModel if kind == "bert" else transformers.AutoModelForCausalLM
+        family.from_config(_configuration(kind)).save_pretrained(folder)
         words = tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0")
         tokenizer = tokenizers.Tokenizer(words)
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
