@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -30,6 +31,10 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
             raise NotImplementedError(f"head_size = {self.head_size}: lean_attention takes 1 to {LARGEST_HEAD}")
         if config.kv_transfer_config is not None:
             raise NotImplementedError("kv_transfer_config: another engine would read CPU_ATTN's packed keys: unset LEAN_ATTENTION_VLLM")
+
+    def hand_over(self, attn_type: str) -> None:
+        if envs.VLLM_BATCH_INVARIANT:
+            raise NotImplementedError(f"VLLM_BATCH_INVARIANT: an attention of type {attn_type} stays CPU_ATTN's, which does not promise it")
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """A layer of this library writes its cache in forward()."""

@@ -32,6 +32,7 @@ class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
 
 
 class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
+    engine_reads_cache = True
     # A graph is of steps whose requests all have as many query tokens: then it is known whose step it is.
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 

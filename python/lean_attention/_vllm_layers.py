@@ -25,8 +25,16 @@ _UNKNOWN_RULES = {
 }
 
 
+def _is_derived(cls: type) -> bool:
+    """Whether vLLM made a class of its own from this library's, to change what it gets."""
+    return cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
 class LeanBuilder:
     """Stands before the engine's builder: makes a Batch for the layers of a group where they are this library's."""
+
+    #: Whether the engine's class may take over what this library does not do: it knows what the cache holds.
+    engine_reads_cache = False
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
@@ -35,6 +43,10 @@ class LeanBuilder:
         if len(ours) > 1:
             raise NotImplementedError(f"layers {', '.join(layer_names)}: some are computed here and some by the engine, in one cache")
         self.is_ours = ours == {True}
+        if self.is_ours and _is_derived(type(self)):
+            if not self.engine_reads_cache:
+                raise NotImplementedError(f"{type(self).__name__}: changes the steps of its layers: not known to lean_attention")
+            self.is_ours = False
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         if self.is_ours and self.takes(common_attn_metadata):
@@ -42,7 +54,7 @@ class LeanBuilder:
         return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
 
     def takes(self, common_attn_metadata: Any) -> bool:
-        """Whether a step of this library's layers is computed here; the engine's class must know their cache if not."""
+        """Whether a step of this library's layers is computed here."""
         return True
 
 
@@ -81,7 +93,7 @@ class LeanImpl:
     supports_pcp = False
     supports_quant_query_input = False
     lean: Optional[PagedLayer] = None
-    #: Whether the attention call writes new keys and values, and not the engine ahead of it.
+    #: Whether the attention call writes new keys and values, in an order of its own, and not the engine ahead of it.
     writes = False
 
     def __init__(
@@ -105,15 +117,23 @@ class LeanImpl:
             num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap, attn_type,
             kv_sharing_target_layer_name, sinks=sinks,
         )  # fmt: skip
-        if str(getattr(attn_type, "value", attn_type)) != DECODER:
+        if str(getattr(attn_type, "value", attn_type)) != DECODER or (_is_derived(type(self)) and not self.writes):
+            self.hand_over(attn_type)
             return
-        self.refuse_configuration(get_current_vllm_config(), kv_cache_dtype)
+        if _is_derived(type(self)):
+            raise NotImplementedError(f"{type(self).__name__}: changes what its layer gets: not known to lean_attention")
+        config = get_current_vllm_config()
+        self.refuse_configuration(config, kv_cache_dtype)
         self.lean = PagedLayer(
             scale=scale, window=sliding_window, softcap=logits_soft_cap, alibi_slopes=alibi_slopes, sinks=sinks,
             fp8=FP8_TYPES.get(kv_cache_dtype), writes=self.writes and kv_sharing_target_layer_name is None,
             batch_invariant=envs.VLLM_BATCH_INVARIANT,
         )  # fmt: skip
         self._bound: tuple[Any, Any] = (None, None)
+        self._device = config.device_config.device
+
+    def hand_over(self, attn_type: str) -> None:
+        """Called for a layer that stays the engine's."""
 
     def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
         """Raises NotImplementedError for an engine that asks for what is not computed here."""
@@ -127,7 +147,7 @@ class LeanImpl:
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
         if self.lean is not None:
-            self.lean.to(get_current_vllm_config().device_config.device)
+            self.lean.to(self._device)
 
     def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError

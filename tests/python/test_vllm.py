@@ -25,11 +25,13 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this pr
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import numpy as np
-from vllm_models import CONTEXT, choose, engine, folder_of, generate, log_probabilities, prompts
+import torch
+from vllm_models import CONTEXT, choose, engine, folder_of, generate, log_probabilities, prompts, register_kernels_once
 
 from lean_attention import _vllm_call
 from lean_attention import vllm as plugin
 
+register_kernels_once()
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "opt", "bloom")
 UNEVEN = (5, 130, 33, 300, 64, 1, 17, 201)
 START_S = 300  # of a server, at most
@@ -93,6 +95,7 @@ def test_bf16_is_as_near_to_fp32_as_the_engines_own_attention(kind, models, call
     assert mine.mean() < 1.25 * other.mean() and mine.max() < 2 * other.max()
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM has float8 caches on CPUs with AVX-512 only")
 def test_a_float8_cache_holds_what_the_engines_own_holds(models, calls):
     """Keys and values are rounded alike: the two differ by less than what rounding to float8 changes."""
     given = prompts(UNEVEN)[:6]
@@ -111,16 +114,17 @@ def test_sixty_four_requests_preempted_and_aborted(models, calls, monkeypatch):
     from vllm.v1.core.sched.scheduler import Scheduler
 
     given = prompts(tuple(1 + 37 * i % 150 for i in range(64)), seed=2)
-    with engine(models("llama"), ours=False, enable_prefix_caching=False) as llm:
+    quick = dict(enable_prefix_caching=False, max_num_batched_tokens=512)
+    with engine(models("llama"), ours=False, **quick) as llm:
         theirs = generate(llm, given, tokens=40)
     preempted = []
     preempt = Scheduler._preempt_request
     monkeypatch.setattr(Scheduler, "_preempt_request", lambda self, *a, **k: (preempted.append(a[0]), preempt(self, *a, **k))[1])
-    with engine(models("llama"), ours=True, enable_prefix_caching=False) as llm:
+    with engine(models("llama"), ours=True, **quick) as llm:
         assert_same(generate(llm, given, tokens=40), theirs)
         assert max(requests for _, requests, _ in calls) == 64
     assert not preempted
-    with engine(models("llama"), ours=True, block_size=32, num_gpu_blocks_override=40) as llm:
+    with engine(models("llama"), ours=True, max_num_batched_tokens=512, block_size=32, num_gpu_blocks_override=40) as llm:
         assert_same(generate(llm, given, tokens=40), theirs)
         assert len(preempted) > 3
         assert_same(_with_every_third_aborted(llm, given[:20]), [theirs[i] for i in range(20) if i % 3])
@@ -157,16 +161,13 @@ def test_several_guessed_tokens_of_a_request_in_one_step(models, calls):
     assert any(length == 4 for length, _, _ in calls)
 
 
-def test_an_encoder_stays_the_engines(tmp_path, calls):
+def test_an_encoder_stays_the_engines(models, calls):
     """Layers without a cache are handed over: the same bits."""
-    import transformers
-
-    sizes = dict(vocab_size=512, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4)
-    transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.2)).save_pretrained(tmp_path)
     given = [{"prompt_token_ids": prompt} for prompt in prompts((5, 40, 17))]
+    pooling = dict(runner="pooling", max_model_len=512, max_num_batched_tokens=512, skip_tokenizer_init=False)
     found = []
     for ours in (False, True):
-        with engine(str(tmp_path), ours=ours, runner="pooling", max_model_len=512, max_num_batched_tokens=512) as llm:
+        with engine(models("bert"), ours=ours, **pooling) as llm:
             found.append([output.outputs.embedding for output in llm.embed(given, use_tqdm=False)])
     assert not calls
     np.testing.assert_array_equal(found[0], found[1])
@@ -209,9 +210,17 @@ def test_a_layer_that_is_not_understood_is_refused_by_name_when_it_is_built(conf
         layer()
 
 
-def test_a_step_that_is_not_understood_is_refused_by_name():
-    import torch
+def test_a_layer_that_vllm_changed_is_refused_or_handed_over(configuration):
+    """What vLLM derives from a backend changes the steps its layers get; on the CPU nobody else reads their cache."""
+    from lean_attention._vllm_cpu import LeanCpuImpl
 
+    derived = type("BlockPoolingImpl", (LeanCpuImpl,), {"__module__": "vllm.model_executor.models.whisper_causal"})
+    with pytest.raises(NotImplementedError, match="BlockPoolingImpl: changes what its layer gets"):
+        derived(4, 64, 0.125, 2)
+    assert derived(4, 64, 0.125, 2, attn_type="encoder_decoder").lean is None
+
+
+def test_a_step_that_is_not_understood_is_refused_by_name():
     from lean_attention._vllm_layers import batch_of
 
     class Step:
@@ -230,7 +239,6 @@ def test_a_step_that_is_not_understood_is_refused_by_name():
 
 
 def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
-    import vllm
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     choose(ours=True)
@@ -244,7 +252,7 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="LEAN_ATTENTION_VLLM = 'yes'"):
         plugin.register()
     monkeypatch.setenv("LEAN_ATTENTION_VLLM", "1")
-    monkeypatch.setattr(vllm, "__version__", "0.19.1")
+    monkeypatch.setattr("vllm.__version__", "0.19.1")
     with pytest.raises(RuntimeError, match=r"vllm 0\.19\.1 is not served"):
         plugin.register()
     monkeypatch.delenv("LEAN_ATTENTION_VLLM")
@@ -254,7 +262,7 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
 
 @pytest.fixture
 def server(models):
-    """`vllm serve` in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
+    """vLLM's server in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
     folder = models("llama")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -262,7 +270,7 @@ def server(models):
     log = pathlib.Path(folder).parent / "server.log"
     environment = {**os.environ, "LEAN_ATTENTION_VLLM": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT)]
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
@@ -317,8 +325,6 @@ def test_a_server_streams_the_engines_tokens(server, models):
 
 def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     """Which steps are taken, and that the layer reads FlashAttention's cache; the tensors lie on the CPU here."""
-    import torch
-
     from lean_attention import _vllm_cuda as cuda
 
     builder = object.__new__(cuda.LeanCudaBuilder)
@@ -326,7 +332,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     assert builder.takes(step)
     step.max_query_len = 17
     assert not builder.takes(step)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(cuda.envs, "VLLM_BATCH_INVARIANT", True)
     assert builder.takes(step)
     step.causal = torch.tensor([True])
     assert not builder.takes(step)

@@ -44,6 +44,8 @@ def _configuration(kind: str) -> Any:
         )  # fmt: skip
     if kind == "bloom":  # ALiBi
         return hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=128, n_layer=2, n_head=4, initializer_range=0.2)
+    if kind == "bert":
+        return hf.BertConfig(**{**_SIZES, "tie_word_embeddings": True})
     raise ValueError(kind)
 
 
@@ -56,7 +58,8 @@ def folder_of(kind: str, below: pathlib.Path) -> str:
     folder = below / kind
     if not folder.exists():
         torch.manual_seed(len(kind))
-        transformers.AutoModelForCausalLM.from_config(_configuration(kind)).save_pretrained(folder)
+        family = transformers.AutoModel if kind == "bert" else transformers.AutoModelForCausalLM
+        family.from_config(_configuration(kind)).save_pretrained(folder)
         words = tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0")
         tokenizer = tokenizers.Tokenizer(words)
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -70,6 +73,16 @@ def prompts(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
 
     random = numpy.random.default_rng(seed)
     return [random.integers(3, VOCABULARY, n).tolist() for n in lengths]
+
+
+@functools.lru_cache
+def register_kernels_once() -> None:
+    """vLLM does this with each engine, in processes that have one: it looks through all modules there are, and stumbles over
+    some that are imported between two engines."""
+    from vllm.platforms import current_platform
+
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 
 
 def choose(ours: bool) -> None:
@@ -90,6 +103,7 @@ def engine(folder: str, ours: bool, **settings: Any) -> Iterator[Any]:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    register_kernels_once()
     choose(ours)
     given: dict[str, Any] = dict(
         skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=CONTEXT, max_num_batched_tokens=64,
