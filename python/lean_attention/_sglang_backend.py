@@ -36,8 +36,8 @@ class LeanAttentionBackend(AttentionBackend):
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
         arguments = model_runner.server_args
-        if isinstance(model_runner.token_to_kv_pool, MLATokenToKVPool):
-            raise NotImplementedError("lean: latent attention (MLA) is not here: take --attention-backend triton")
+        for pool in (getattr(model_runner.token_to_kv_pool, name, None) for name in ("full_kv_pool", "swa_kv_pool")):
+            _refuse_pool(model_runner.token_to_kv_pool if pool is None else pool)
         if arguments.speculative_algorithm is not None:
             raise NotImplementedError(f"lean: speculative_algorithm = {arguments.speculative_algorithm}: not here: take triton")
         if getattr(arguments, "dcp_size", 1) > 1:
@@ -155,6 +155,16 @@ class LeanAttentionBackend(AttentionBackend):
     def _in_pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """``[slots, H, d]`` as ``[pages, page, H, d]``: a view."""
         return buffer[: buffer.shape[0] // self._page * self._page].unflatten(0, (-1, self._page))
+
+
+def _refuse_pool(pool: Any) -> None:
+    if isinstance(pool, MLATokenToKVPool):
+        raise NotImplementedError("lean: latent attention (MLA) is not here: take --attention-backend triton")
+    layout = getattr(pool, "kv_cache_layout", "nhd")
+    if layout != "nhd":
+        raise NotImplementedError(f"lean: kv_cache_layout = {layout!r}: allowed 'nhd', what SGLang has without its settings for others")
+    if getattr(pool, "is_quantized_kv_cache", False):
+        raise NotImplementedError("lean: kv_cache_dtype: 4-bit caches are not here: allowed auto, fp8_e4m3, fp8_e5m2")
 
 
 def _refuse(layer: Any, others: dict[str, Any]) -> None:

@@ -65,8 +65,11 @@ def main() -> None:
             if process == 0:
                 child(case, folder / f"{name}.json")
             running[process] = (name, time.monotonic())
-        done, _ = os.waitpid(-1, os.WNOHANG)
-        running.pop(done, None)
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done in running:
+            result = folder / f"{running.pop(done)[0]}.json"
+            if not result.exists():
+                result.write_text(json.dumps(dict(error=f"the engine ended with status {status}: see what it printed")))
         for process, (name, begin) in running.items():
             if time.monotonic() - begin > MOST_SECONDS:
                 os.killpg(process, 9)
