@@ -146,7 +146,7 @@ def test_python_releases() -> list[Tally]:
     """The doors to other packages, with the oldest releases of these and the newest; test_python() has installed the wheel."""
     pinned = releases_of(PYTHON_BIN.parent)
     tallies, running = [], []
-    for which in ("oldest", "newest"):
+    for which in ("oldest", "newest", "kernels"):
         environment = ROOT / f".venv-python-{which}"
         releases = releases_of(environment) if environment.exists() else ""
         if releases == pinned:
@@ -154,6 +154,8 @@ def test_python_releases() -> list[Tally]:
             continue
         tallies.append(Tally(f"{which}: {releases or 'is not there'}"))
         names = ["test_hf*", "test_jax"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
+        if which == "kernels":
+            names = ["test_hf_kernel"]
         files = sorted(str(path) for name in names for path in (ROOT / "tests/python").glob(f"{name}.py"))
         report = WHEELS / f"pytest-{which}.xml"
         report.unlink(missing_ok=True)

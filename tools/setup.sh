@@ -3,7 +3,8 @@
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
-#                                 .venv-python-oldest and -newest, with other releases of what the package works with
+#                                 .venv-python-oldest and -newest, with other releases of what the package works with, and
+#                                 -kernels, with Hugging Face's `kernels` and a release of Transformers that takes it
 #        tools/setup.sh vllm      over .venv-python a .venv-vllm with vLLM for the CPU and what its tests need, pinned
 #        tools/setup.sh docs      a Python environment in .venv-docs with what the site of docs/ is built with, pinned
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
@@ -146,21 +147,26 @@ make_environment_over_pinned() {
   (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$1"/lib/python3*/site-packages)/zz_pinned.pth"
 }
 
-# Environments over the pinned one: the oldest releases that pyproject.toml allows, and the
-# newest that pip finds, which is asked each time. Without a network they stay as they are.
+# Such an environment with packages of its own. Made anew when either have changed since.
+need_python_over() {
+  local folder=$1
+  shift
+  if ! cmp -s <(cat "$python_requirements" <(printf '%s\n' "$@")) "$folder/requirements.txt"; then
+    make_environment_over_pinned "$folder"
+    [[ $# == 0 ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"
+    cat "$python_requirements" <(printf '%s\n' "$@") >"$folder/requirements.txt"
+  fi
+}
+
+# The oldest releases that pyproject.toml allows, and the newest that pip finds, which is asked each time; without a network
+# these stay as they are. Transformers takes few releases of `kernels`, so the two of a pair are named.
 need_python_releases() {
-  local oldest which folder
-  oldest=$(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
-  for which in oldest newest; do
-    folder=.venv-python-$which
-    if ! cmp -s <(cat "$python_requirements" <(echo "$oldest")) "$folder/requirements.txt"; then
-      make_environment_over_pinned "$folder"
-      # shellcheck disable=SC2086  # one word a package
-      [[ $which == newest ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check $oldest
-      cat "$python_requirements" <(echo "$oldest") >"$folder/requirements.txt"
-    fi
-  done
-  local packages=(transformers jax)
+  local oldest
+  mapfile -t oldest < <(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
+  need_python_over .venv-python-oldest "${oldest[@]}"
+  need_python_over .venv-python-kernels transformers==5.22.2 kernels==0.17.2
+  need_python_over .venv-python-newest
+  local packages=(transformers jax kernels)
   if newest_torch_is_small; then packages+=(torch); fi
   .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
     say "the newest ${packages[*]}: not to be had"
