@@ -5,7 +5,7 @@ Fitted by damped least squares of the logarithms of predicted / measured, calls 
 were measured on an H200. Held out are the other rows of the H200 (a row's checksum says which, for all its schedules) and the whole
 H100. Predictions are the command's own, so that what is fitted is what is shipped.
 
-Usage: fit_time_model.py LEAN (--fit | --tables | --check) [REPOSITORY_ROOT]
+Usage: fit_time_model.py (--fit | --tables | --check) LEAN [REPOSITORY_ROOT]
   --fit     fits from neutral coefficients and writes cli/time_coefficients.hpp; minutes
   --tables  writes the tables of docs/simulate.md, by the committed coefficients
   --check   exits non-zero when a fit gets better from the committed coefficients on, when a median error is above what is allowed,
@@ -41,7 +41,7 @@ FAR = 0.1          # an error from which on a call counts less
 STEP = 0.02        # of a logarithm, for slopes
 DIGITS = 3
 ROUNDS = 40
-SETTLED = 5e-3     # a fit that lowers the loss by no more than this has nowhere to go
+SETTLED = 1e-3     # a fit that lowers the loss by no more than this has nowhere to go
 MOST_MEDIAN = 0.08
 FEW = 30           # calls of a set that are one line of the table, whatever their schedules
 HEADER = "cli/time_coefficients.hpp"

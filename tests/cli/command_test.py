@@ -64,7 +64,8 @@ class OneStyle(unittest.TestCase):
 
     def test_an_empty_value_never_means_as_without_the_option(self):
         for command, option in (("run", "--lens"), ("run", "--preset"), ("run", "--trace"), ("demo", "--trace"), ("demo", "--svg"),
-                                ("schedule", "--svg"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--peers"), ("bench", "--trace")):
+                                ("schedule", "--svg"), ("schedule", "--html"), ("simulate", "--measured"),
+                                ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--peers"), ("bench", "--trace")):
             self.refused("", command, option, "")
 
     def test_options_that_are_none(self):
@@ -91,7 +92,7 @@ class Writes(unittest.TestCase):
 
     def test_stdout_that_is_full(self):
         for arguments in (("run", *SMALL, "--json"), ("run", *SMALL), ("schedule", *SMALL), ("schedule", *SMALL, "--svg", "-"),
-                          ("bench", "--list"), ("--help",), ("run", "--help"), ("--version",)):
+                          ("schedule", *SMALL, "--html", "-"), ("simulate", *SMALL), ("bench", "--list"), ("--help",), ("run", "--help"), ("--version",)):
             with self.subTest(arguments=arguments), open("/dev/full", "w") as full:
                 done = lean(*arguments, stdout=full)
                 self.assertEqual(done.returncode, 1, done.stderr)
