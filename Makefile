@@ -5,6 +5,8 @@
 #   make docs      the site of docs/ at build-docs/index.html, checked
 #   make wheel     the wheel with its manylinux tag in dist/
 #   make gpu-test  every test that needs a GPU, in 8 minutes; GPU_BIN=folder takes what is built there
+#   make multi-gpu-test   what needs 2 GPUs or more, in 8 minutes, with the package that PYTHON imports
+#   make multi-gpu-bench  one layer on 1, 2, 4 and 8 GPUs into multi-gpu.jsonl, in 9 minutes; again: what is missing there
 #   make build     the command at build/bin/lean, the library at build/lib
 #   make cuda      the command and the library with the CUDA backend, under build-cuda; checks registers, spills and size
 #   make bench     whole calls and small pieces, measured
@@ -14,7 +16,7 @@ CLANG_FORMAT := .venv/bin/clang-format
 SOURCES = $(shell find include src integrations cli tests bench examples python -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.c' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: build demo test python-test docs wheel gpu-test cuda bench mutants format check-format clean
+.PHONY: build demo test python-test docs wheel gpu-test multi-gpu-test multi-gpu-bench cuda bench mutants format check-format clean
 
 build:
 	tools/setup.sh build
@@ -30,6 +32,7 @@ test:
 
 python-test:
 	tools/setup.sh python
+	tools/setup.sh vllm
 	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-docs --no-mutants
 
 docs:
@@ -48,6 +51,14 @@ ifeq ($(GPU_BIN),)
 	cmake --build --preset cuda --target conformance_tests gpu_tests
 endif
 	python3 tools/gpu_test.py $(if $(GPU_BIN),--bin $(GPU_BIN)) $(if $(RACECHECK_BIN),--racecheck-bin $(RACECHECK_BIN))
+
+PYTHON ?= python3
+
+multi-gpu-test:
+	timeout 480 $(PYTHON) -m pytest -q -rs tests/python/test_multi_gpu.py
+
+multi-gpu-bench:
+	timeout 540 $(PYTHON) bench/multi_gpu.py $(MULTI_GPU_BENCH)
 
 cuda:
 	tools/setup.sh build

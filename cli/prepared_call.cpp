@@ -48,9 +48,13 @@ void PreparedCall::enqueue(std::int64_t copy, void* stream) const {
   require_done(decode(problem_.problem_on(copy), options, workspace_));
 }
 
+tile::Tiling tiling_of(const Problem& problem, const Options& options) {
+  return backend_of(options.backend)->tiling_of(problem, resolve(options));
+}
+
 explain::ScheduleMap map_of(const Problem& problem, const Options& options) {
   const Options resolved = resolve(options);
-  const tile::Tiling tiling = backend_of(resolved.backend)->tiling_of(problem, resolved);
+  const tile::Tiling tiling = tiling_of(problem, options);
   return explain::build_map({.lengths = LengthSource(problem),
                              .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
                              .cost_model = tiling.cost_model,
@@ -62,7 +66,7 @@ namespace {
 
 /// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
 reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
-  const tile::Tiling tiling = backend_of(options.backend)->tiling_of(problem, resolve(options));
+  const tile::Tiling tiling = tiling_of(problem, options);
   if (cuda::is_plain(tiling.config)) {
     return {.tile_tokens = cuda::kPlainRoundTokens,
             .tile_depth = cuda::kPlainRunRoundings,

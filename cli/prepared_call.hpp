@@ -7,6 +7,7 @@
 #include "cli/memory.hpp"
 #include "explain/schedule_map.hpp"
 #include "lean/lean.hpp"
+#include "tile/tiling.hpp"
 
 namespace lean::cli {
 
@@ -29,6 +30,9 @@ class PreparedCall {
   Buffer scratch_;
   Workspace workspace_;
 };
+
+/// What the backend cuts such a call into.
+[[nodiscard]] tile::Tiling tiling_of(const Problem& problem, const Options& options);
 
 /// The schedule the backend follows for these lengths on options.workers workers (0: its threads or multiprocessors). The
 /// lengths are readable by the host.

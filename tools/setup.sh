@@ -3,7 +3,9 @@
 # Usage: tools/setup.sh build     what building and running need
 #        tools/setup.sh format    a Python environment in .venv with the pinned clang-format
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
-#                                 .venv-python-oldest and -newest, with other releases of what the package works with
+#                                 .venv-python-oldest and -newest, with other releases of what the package works with, and
+#                                 -kernels, with Hugging Face's `kernels` and a release of Transformers that takes it
+#        tools/setup.sh vllm      over .venv-python a .venv-vllm with vLLM for the CPU and what its tests need, pinned
 #        tools/setup.sh docs      a Python environment in .venv-docs with what the site of docs/ is built with, pinned
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
@@ -16,6 +18,7 @@ check_packages=(clang llvm)
 format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
+vllm_requirements=tests/python/requirements-vllm.txt
 docs_requirements=docs/requirements.txt
 clang_format_version=19.1.7
 oldest_nvcc=12.8
@@ -137,26 +140,48 @@ need_docs() {
   cp "$docs_requirements" "$folder/requirements.txt"
 }
 
-# Environments that see what .venv-python has beneath what they have: the oldest releases that pyproject.toml allows, and the
-# newest that pip finds, which is asked each time. Without a network they stay as they are.
+# An environment that sees what .venv-python has beneath what it has.
+make_environment_over_pinned() {
+  rm -rf "$1"
+  python3 -m venv "$1"
+  (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$1"/lib/python3*/site-packages)/zz_pinned.pth"
+}
+
+# Such an environment with packages of its own. Made anew when either have changed since.
+need_python_over() {
+  local folder=$1
+  shift
+  if ! cmp -s <(cat "$python_requirements" <(printf '%s\n' "$@")) "$folder/requirements.txt"; then
+    make_environment_over_pinned "$folder"
+    [[ $# == 0 ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"
+    cat "$python_requirements" <(printf '%s\n' "$@") >"$folder/requirements.txt"
+  fi
+}
+
+# The oldest releases that pyproject.toml allows, and the newest that pip finds, which is asked each time; without a network
+# these stay as they are. Transformers takes few releases of `kernels`, so the two of a pair are named.
 need_python_releases() {
-  local oldest which folder
-  oldest=$(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
-  for which in oldest newest; do
-    folder=.venv-python-$which
-    if ! cmp -s <(cat "$python_requirements" <(echo "$oldest")) "$folder/requirements.txt"; then
-      rm -rf "$folder"
-      python3 -m venv "$folder"
-      (cd .venv-python/lib/python3*/site-packages && pwd) >"$(echo "$folder"/lib/python3*/site-packages)/zz_pinned.pth"
-      # shellcheck disable=SC2086  # one word a package
-      [[ $which == newest ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check $oldest
-      cat "$python_requirements" <(echo "$oldest") >"$folder/requirements.txt"
-    fi
-  done
-  local packages=(transformers jax)
+  local oldest
+  mapfile -t oldest < <(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
+  need_python_over .venv-python-oldest "${oldest[@]}"
+  need_python_over .venv-python-kernels transformers==5.22.2 kernels==0.17.2
+  need_python_over .venv-python-newest
+  local packages=(transformers jax kernels)
   if newest_torch_is_small; then packages+=(torch); fi
   .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
     say "the newest ${packages[*]}: not to be had"
+}
+
+# Without what its package asks for and its tests do not need: builds of torch and its companions, triton (a gigabyte), and more.
+need_vllm() {
+  local folder=.venv-vllm
+  if cmp -s <(cat "$python_requirements" "$vllm_requirements") "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "$vllm_requirements into $folder"
+  make_environment_over_pinned "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$vllm_requirements"
+  cat "$python_requirements" "$vllm_requirements" >"$folder/requirements.txt"
 }
 
 # A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
@@ -181,16 +206,22 @@ case ${1:-} in
     need_python
     need_python_releases
     ;;
+  vllm)
+    need_packages "${build_packages[@]}"
+    need_python
+    need_vllm
+    ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     need_python
     need_python_releases
+    need_vllm
     need_docs
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|python|docs|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|vllm|docs|check|nvcc" >&2
     exit 2
     ;;
 esac

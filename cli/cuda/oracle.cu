@@ -17,8 +17,8 @@ namespace {
 constexpr int kWarpThreads = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpThreads;
-constexpr int kTokens = 4;  // that a warp loads before it uses one: hides latency, no other meaning
-constexpr int kMaxDims = 256;
+constexpr int kTokens = 4;             // that a warp loads before it uses one: hides latency, no other meaning
+constexpr int kMaxDims = kMaxHeadDim;  // of O
 
 /// Where the answers lie, on the device: reference::Answer's arrays.
 struct AnswerView {
@@ -246,7 +246,11 @@ using Kernel = void (*)(Problem, double, AnswerView);
 
 template <typename TQ, typename TKv>
 Kernel kernel_for(std::int32_t head_dim) {
-  return head_dim <= 64 ? answer_row<TQ, TKv, 2> : (head_dim <= 128 ? answer_row<TQ, TKv, 4> : answer_row<TQ, TKv, 8>);
+  if (head_dim <= 2 * kWarpThreads) return answer_row<TQ, TKv, 2>;
+  if (head_dim <= 4 * kWarpThreads) return answer_row<TQ, TKv, 4>;
+  if (head_dim <= 8 * kWarpThreads) return answer_row<TQ, TKv, 8>;
+  static_assert(kMaxDims <= 18 * kWarpThreads);
+  return answer_row<TQ, TKv, 18>;
 }
 
 /// K and V are of the queries' type, or fp8.
@@ -255,8 +259,11 @@ Kernel kernel_for(const Problem& problem) {
   switch (problem.k.dtype) {
     case DType::kFloat8E4M3: return kernel_for<TQ, Float8E4M3>(problem.head_dim);
     case DType::kFloat8E5M2: return kernel_for<TQ, Float8E5M2>(problem.head_dim);
-    default: return kernel_for<TQ, TQ>(problem.head_dim);
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: return kernel_for<TQ, TQ>(problem.head_dim);
   }
+  throw GpuError("reference_answer: no such type of K and V");
 }
 
 Kernel kernel_of(const Problem& problem) {

@@ -37,27 +37,27 @@ LEAN_HD void wait_for(Counter& flag) noexcept {
   TAtomic::store_relaxed(flag, 0);
 }
 
-/// Merges of one level read at most this many partials; more contributors merge in groups, then the groups (measured on an
+/// Merges of one level read at most this many partials; more contributors merge in bundles, then the bundles (measured on an
 /// H200: one level costs ~2 us, two ~5 us, 132 partials in one level far more).
 inline constexpr std::int32_t kMaxOneLevel = 32;
 
-/// How the contributors of an output are grouped: group i merges contributors [i x size, min((i + 1) x size, n)).
-struct Grouping {
-  std::int32_t size = 0;    // contributors per group
-  std::int32_t groups = 0;  // 1: one level
+/// How the contributors of an output are bundled: bundle i merges contributors [i x size, min((i + 1) x size, n)).
+struct Bundling {
+  std::int32_t size = 0;     // contributors per bundle
+  std::int32_t bundles = 0;  // 1: one level
 
-  [[nodiscard]] LEAN_HD constexpr std::int32_t begin(std::int32_t group) const noexcept { return group * size; }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t end(std::int32_t group, std::int32_t contributors) const noexcept {
-    return (group + 1) * size < contributors ? (group + 1) * size : contributors;
+  [[nodiscard]] LEAN_HD constexpr std::int32_t begin(std::int32_t bundle) const noexcept { return bundle * size; }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t end(std::int32_t bundle, std::int32_t contributors) const noexcept {
+    return (bundle + 1) * size < contributors ? (bundle + 1) * size : contributors;
   }
 };
 
-/// One level up to kMaxOneLevel contributors, else groups of about the square root.
-LEAN_HD [[nodiscard]] constexpr Grouping grouping_of(std::int32_t contributors) noexcept {
-  if (contributors <= kMaxOneLevel) return {.size = contributors, .groups = 1};
+/// One level up to kMaxOneLevel contributors, else bundles of about the square root.
+LEAN_HD [[nodiscard]] constexpr Bundling bundling_of(std::int32_t contributors) noexcept {
+  if (contributors <= kMaxOneLevel) return {.size = contributors, .bundles = 1};
   std::int32_t size = 1;
   while (size * size < contributors) ++size;
-  return {.size = size, .groups = (contributors + size - 1) / size};
+  return {.size = size, .bundles = (contributors + size - 1) / size};
 }
 
 }  // namespace lean::fixup

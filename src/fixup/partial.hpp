@@ -1,4 +1,4 @@
-// Partial: the un-scaled result of a segment, and the ordered merge of partials. Source: LeanAttention, Alg. 2 lines 28-36, with
+// Partial: the un-scaled result of a segment, and the merge of two; ordered_merge.hpp merges any number. Source: LeanAttention, Alg. 2 lines 28-36, with
 // O re-scaled too (the paper's pseudo-code leaves that out).
 #pragma once
 

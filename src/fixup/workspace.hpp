@@ -2,7 +2,7 @@
 // initialisation: nothing is read there that the same call has not written.
 //
 //   state    [StateHeader | level-1 counters, one a slot | level-2 counters, one for every two slots]
-//   scratch  [slots: q_rows x (dv + 2) floats x nodes | second bank, for groups | the backend's private part]
+//   scratch  [slots: q_rows x (dv + 2) floats x nodes | second bank, for bundles | the backend's private part]
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ struct Slots {
   [[nodiscard]] LEAN_HD StateHeader& header() const noexcept { return *reinterpret_cast<StateHeader*>(state); }
   [[nodiscard]] LEAN_HD Counter* counters() const noexcept { return reinterpret_cast<Counter*>(state + kStateHeaderBytes); }
 
-  /// Level 1 for groups of contributors, level 2 for groups of groups; indexed by the group's or output's first slot.
+  /// Level 1 for bundles of contributors, level 2 for bundles of bundles; indexed by the bundle's or output's first slot.
   [[nodiscard]] LEAN_HD Counter& counter(std::int64_t slot) const noexcept { return counters()[slot]; }
   [[nodiscard]] LEAN_HD Counter& second_counter(std::int64_t slot) const noexcept { return counters()[layout.slots + slot / 2]; }
 
@@ -73,9 +73,9 @@ struct Slots {
     if (layout.nodes_per_slot > 1) base += round_up(sizeof(NodeList), kAlignmentBytes);
     return layout.partial.at(reinterpret_cast<float*>(base) + node * layout.partial.floats());
   }
-  /// Where the merged result of the group that begins with `slot` lies: a bank of its own, so that nobody overwrites what is
+  /// Where the merged result of the bundle that begins with `slot` lies: a bank of its own, so that nobody overwrites what is
   /// still being read.
-  [[nodiscard]] LEAN_HD Partial group_partial(std::int64_t slot) const noexcept { return partial(layout.slots + slot); }
+  [[nodiscard]] LEAN_HD Partial bundle_partial(std::int64_t slot) const noexcept { return partial(layout.slots + slot); }
 };
 
 }  // namespace lean::fixup

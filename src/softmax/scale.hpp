@@ -35,9 +35,10 @@ LEAN_HD [[nodiscard]] inline float from_log2(float log2) noexcept {
   return static_cast<float>(natural * 1.44269504088896340736);
 }
 
-/// Soft cap of a log2-domain score: cap x tanh(s / cap) with both in natural units (Gemma 2, arXiv 2408.00118, sec. 2).
-LEAN_HD [[nodiscard]] inline float soft_cap(float log2_score, float cap) noexcept {
-  return kLog2E * cap * std::tanh(log2_score * kLn2 / cap);
+/// Soft cap of a score: cap x tanh(score / cap), both of the log2 domain (Gemma 2, arXiv 2408.00118, sec. 2). The CPU's vectors have
+/// a tanh of their own (backends/cpu/score_rules-inl.hpp).
+LEAN_HD [[nodiscard]] inline float soft_cap(float log2_score, float log2_cap) noexcept {
+  return log2_cap * std::tanh(log2_score / log2_cap);
 }
 
 }  // namespace lean::softmax

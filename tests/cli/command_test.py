@@ -140,6 +140,74 @@ class Writes(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), [])
 
 
+class Simulations(unittest.TestCase):
+    """`lean simulate`: what it says, and what it refuses to say."""
+
+    def simulated(self, *arguments: str) -> dict:
+        done = lean("simulate", "--json", *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return {gpu["gpu"]: {each["schedule"]: each for each in gpu["schedules"]} for gpu in json.loads(done.stdout)["gpus"]}
+
+    def test_the_papers_figure(self):
+        # 2 x 56 heads on 108 multiprocessors: 4 outputs are left for a second round, which lean has not.
+        gpus = self.simulated("--lens", "2x64k", "--q-heads", "56", "--kv-heads", "56", "--head-dim", "64", "--dtype", "fp16", "--gpu", "a100,h200")
+        self.assertEqual(list(gpus), ["a100", "h200"])
+        a100 = gpus["a100"]
+        self.assertGreater(a100["lean/data_parallel"]["us"], 1.5 * a100["lean"]["us"])
+        self.assertGreater(a100["lean"]["occupancy"], 0.98)
+        self.assertLess(a100["lean/data_parallel"]["occupancy"], 0.6)
+        self.assertLess(gpus["h200"]["lean"]["us"], a100["lean"]["us"])
+        busy = a100["lean/data_parallel"]["busy"]
+        self.assertEqual((busy[0], busy[-1][1]), ([0, 108], 0))
+        self.assertIn(4, [workers for _, workers in busy])
+
+    def test_heads_are_divided(self):
+        heads = ("--head-dim", "64", "--dtype", "fp16", "--gpu", "a100", "--lens", "4x16k")
+        eighth = self.simulated(*heads, "--q-heads", "32", "--kv-heads", "32")
+        self.assertEqual(self.simulated(*heads, "--q-heads", "256", "--kv-heads", "256", "--tensor-parallel", "8"), eighth)
+        done = lean("simulate", "--tensor-parallel", "3")
+        self.assertIn("lean simulate: --tensor-parallel = 3: a number that divides --kv-heads, which is 8", done.stderr)
+
+    def test_the_text_names_what_was_never_measured(self):
+        done = lean("simulate", "--lens", "8x4k", "--gpu", "all")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("A100 SXM 80 GB: 108 SMs, 2039 GB/s, 1410 MHz, never measured", done.stdout)
+        self.assertIn("H200 SXM 141 GB: 132 SMs, 4800 GB/s, 1980 MHz\n", done.stdout)
+        self.assertIn("Predicted, not measured", done.stdout)
+
+    def test_measured_lines(self):
+        line = {"row": "r", "impl": "lean", "lens": [1024], "q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16", "n_q": 1,
+                "us": 7.6, "note": None, "device": "NVIDIA H200"}
+        others = [line | change for change in ({"us": None}, {"n_q": 4}, {"kv_dtype": "fp8"}, {"impl": "xqa"}, {"device": "NVIDIA A100"},
+                                               {"note": "void"}, {"dtype": "fp32"})]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            file.writelines(json.dumps(each) + "\n" for each in [*others, line])
+            file.flush()
+            done = lean("simulate", "--json", "--measured", file.name)
+            slow = lean("simulate", "--json", "--measured", file.name, "--coefficients", "flat.call_us=100")
+            both = lean("simulate", "--gpu", "h200", "--measured", file.name)
+        found = json.loads(done.stdout)
+        self.assertEqual([(each["row"], each["us"]) for each in found], [("r", 7.6)])
+        self.assertGreater(json.loads(slow.stdout)[0]["predicted_us"], 100)
+        self.assertIn("--gpu = h200: no GPU with --measured", both.stderr)
+
+    def test_what_was_not_understood_is_refused(self):
+        for arguments, words in ((("--n-q", "2"), "--n-q = 2: 1: the model was fitted on decode steps"),
+                                 (("--gpu", "a100,v100"), "--gpu = v100: all, or some of a100, "),
+                                 (("--gpu", ""), '--gpu = "": all, or some of a100, '),
+                                 (("--coefficients", "speed=1"), "--coefficients = speed=1: NAME=NUMBER"),
+                                 (("--coefficients", "memory_share=0"), "memory_share and worker_gbps above 0"),
+                                 (("--measured", "/nothing"), "--measured = /nothing: a file that can be read"),
+                                 (("--measured", "/dev/null"), "result files with calls of lean"),
+                                 (("--kv-dtype", "fp8_e4m3"), "--kv-dtype = fp8_e4m3: auto"),
+                                 (("--head-dim", "100"), "--head-dim = 100: a multiple of 8 up to 256"),
+                                 (("--dtype", "fp32"), "--dtype = fp32: fp16 or bf16")):
+            done = lean("simulate", *arguments)
+            with self.subTest(arguments=arguments):
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+
+
 class Traces(unittest.TestCase):
     def lengths(self, text: str) -> list:
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:

@@ -21,7 +21,7 @@ def paged(k, v, page, seed=5):
     order = torch.randperm(batch * pages + 2, generator=torch.Generator().manual_seed(seed))[: batch * pages]
     pools = []
     for x in (k, v):
-        pool = torch.full((batch * pages + 2, page, x.shape[1], x.shape[3]), math.nan)
+        pool = torch.full((batch * pages + 2, page, x.shape[1], x.shape[3]), math.nan, dtype=x.dtype)
         pool[order] = x.transpose(1, 2).reshape(batch * pages, page, x.shape[1], x.shape[3])
         pools.append(pool)
     return *pools, order.to(torch.int32).view(batch, pages)

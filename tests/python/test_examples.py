@@ -22,6 +22,7 @@ NEEDS = {
     "flashinfer_decode": "torch",
     "sdpa": "torch",
     "jax_decode": "jax",
+    "long_context": "torch",
     "onnx_runtime": "onnxruntime",
 }
 TIMEOUT_S = 300

@@ -63,7 +63,7 @@ struct Output {
   static constexpr std::size_t kSlots = 512;
 
   std::array<Plain, kSlots> slots;
-  std::array<Plain, kSlots> group_slots;
+  std::array<Plain, kSlots> bundle_slots;
   std::array<Counter, kSlots> counters{};
   std::array<Counter, kSlots> second_counters{};
   Plain result;
@@ -76,30 +76,30 @@ struct Output {
   }
 
   template <typename TAtomic>
-  void contribute(std::int32_t contributor, std::int32_t contributors, const Grouping& grouping, std::uint64_t key) {
+  void contribute(std::int32_t contributor, std::int32_t contributors, const Bundling& bundling, std::uint64_t key) {
     slots[static_cast<std::size_t>(contributor)] = Plain::of(key + static_cast<std::uint64_t>(contributor));
-    const std::int32_t group = contributor / grouping.size;
-    const std::int32_t begin = grouping.begin(group);
-    const std::int32_t end = grouping.end(group, contributors);
+    const std::int32_t bundle = contributor / bundling.size;
+    const std::int32_t begin = bundling.begin(bundle);
+    const std::int32_t end = bundling.end(bundle, contributors);
     if (!arrive_last<TAtomic>(counters[static_cast<std::size_t>(begin)], end - begin)) return;
     Plain whole = merged(slots, begin, end, 1);
-    if (grouping.groups > 1) {
-      group_slots[static_cast<std::size_t>(begin)] = whole;
-      if (!arrive_last<TAtomic>(second_counters[0], grouping.groups)) return;
-      whole = merged(group_slots, 0, contributors, grouping.size);
+    if (bundling.bundles > 1) {
+      bundle_slots[static_cast<std::size_t>(begin)] = whole;
+      if (!arrive_last<TAtomic>(second_counters[0], bundling.bundles)) return;
+      whole = merged(bundle_slots, 0, contributors, bundling.size);
     }
     result = whole;
     ++merges;
   }
 
-  [[nodiscard]] static Plain expected(std::int32_t contributors, const Grouping& grouping, std::uint64_t key) {
+  [[nodiscard]] static Plain expected(std::int32_t contributors, const Bundling& bundling, std::uint64_t key) {
     Plain whole;
-    for (std::int32_t group = 0; group < grouping.groups; ++group) {
-      Plain part = Plain::of(key + static_cast<std::uint64_t>(grouping.begin(group)));
-      for (std::int32_t c = grouping.begin(group) + 1; c < grouping.end(group, contributors); ++c) {
+    for (std::int32_t bundle = 0; bundle < bundling.bundles; ++bundle) {
+      Plain part = Plain::of(key + static_cast<std::uint64_t>(bundling.begin(bundle)));
+      for (std::int32_t c = bundling.begin(bundle) + 1; c < bundling.end(bundle, contributors); ++c) {
         part.take_in(Plain::of(key + static_cast<std::uint64_t>(c)));
       }
-      if (group == 0) {
+      if (bundle == 0) {
         whole = part;
       } else {
         whole.take_in(part);
@@ -135,15 +135,15 @@ template <typename TAtomic>
 void run_round(const TestExecutor& executor, Output& output, std::int32_t contributors, std::uint64_t seed) {
   Stream random(seed);
   const std::vector<std::int32_t> order = shuffled(contributors, random);
-  const Grouping grouping = grouping_of(contributors);
+  const Bundling bundling = bundling_of(contributors);
   const std::uint64_t key = random.bits();
   output.merges = 0;
   run_on(executor, contributors, [&](std::int32_t place) {
     delay(key ^ static_cast<std::uint64_t>(place));
-    output.contribute<TAtomic>(order[static_cast<std::size_t>(place)], contributors, grouping, key);
+    output.contribute<TAtomic>(order[static_cast<std::size_t>(place)], contributors, bundling, key);
   });
   ASSERT_EQ(output.merges, 1) << "contributors " << contributors << ", seed " << seed;
-  ASSERT_EQ(output.result, Output::expected(contributors, grouping, key)) << "contributors " << contributors << ", seed " << seed;
+  ASSERT_EQ(output.result, Output::expected(contributors, bundling, key)) << "contributors " << contributors << ", seed " << seed;
   ASSERT_TRUE(output.counters_are_zero()) << "contributors " << contributors << ", seed " << seed;
 }
 
@@ -191,7 +191,7 @@ struct SequentialAtomic {
 /// take the next step.
 class Interleavings {
  public:
-  Interleavings(std::int32_t running_at_once, const Grouping& grouping) : running_at_once_(running_at_once), grouping_(grouping) {}
+  Interleavings(std::int32_t running_at_once, const Bundling& bundling) : running_at_once_(running_at_once), bundling_(bundling) {}
 
   /// How many interleavings there are; each ends with one ordered merge and counters at 0.
   std::int64_t explore(const std::vector<std::int32_t>& admission) {
@@ -200,7 +200,7 @@ class Interleavings {
     State start;
     start.steps.assign(admission.size(), 0);
     start.slots.resize(admission.size());
-    start.group_slots.resize(admission.size());
+    start.bundle_slots.resize(admission.size());
     start.counters.assign(admission.size(), 0);
     continue_from(start);
     return endings_;
@@ -212,7 +212,7 @@ class Interleavings {
   struct State {
     std::vector<int> steps;          // next step of each contributor
     std::vector<std::string> slots;  // which contributors a partial stands for, in order
-    std::vector<std::string> group_slots;
+    std::vector<std::string> bundle_slots;
     std::vector<Counter> counters;
     Counter second_counter = 0;
     std::vector<std::string> results;
@@ -235,9 +235,9 @@ class Interleavings {
   void step(State& state, std::int32_t contributor) const {
     const auto own = static_cast<std::size_t>(contributor);
     const auto contributors = static_cast<std::int32_t>(state.slots.size());
-    const std::int32_t group = contributor / grouping_.size;
-    const auto begin = static_cast<std::size_t>(grouping_.begin(group));
-    const auto end = static_cast<std::size_t>(grouping_.end(group, contributors));
+    const std::int32_t bundle = contributor / bundling_.size;
+    const auto begin = static_cast<std::size_t>(bundling_.begin(bundle));
+    const auto end = static_cast<std::size_t>(bundling_.end(bundle, contributors));
     int& next = state.steps[own];
     switch (next++) {
       case 0: state.slots[own] = static_cast<char>('a' + contributor); return;
@@ -247,17 +247,17 @@ class Interleavings {
       case 2: {
         std::string whole;
         for (std::size_t c = begin; c < end; ++c) whole += state.slots[c];
-        state.group_slots[begin] = whole;
-        if (grouping_.groups > 1) return;
+        state.bundle_slots[begin] = whole;
+        if (bundling_.bundles > 1) return;
         break;
       }
       case 3:
-        if (!arrive_last<SequentialAtomic>(state.second_counter, grouping_.groups)) next = kDone;
+        if (!arrive_last<SequentialAtomic>(state.second_counter, bundling_.bundles)) next = kDone;
         return;
       default: break;
     }
     std::string whole;
-    for (const std::string& part : state.group_slots) whole += part;
+    for (const std::string& part : state.bundle_slots) whole += part;
     state.results.push_back(whole);
     next = kDone;
   }
@@ -272,7 +272,7 @@ class Interleavings {
   }
 
   std::int32_t running_at_once_;
-  Grouping grouping_;
+  Bundling bundling_;
   std::vector<std::int32_t> admission_;
   std::int64_t endings_ = 0;
 };
@@ -282,12 +282,12 @@ TEST(Arrival, R40_EveryAdmissionOrderAndInterleavingOfFewContributorsEndsInOneOr
   for (std::int32_t contributors = 1; contributors <= full_or_reduced(5, 4); ++contributors) {
     for (const std::int32_t size : {contributors, 2}) {
       if (contributors == 5 && size == 2) continue;  // 4 shows two levels; 5 would be 10^7 interleavings
-      const Grouping grouping{.size = size, .groups = (contributors + size - 1) / size};
+      const Bundling bundling{.size = size, .bundles = (contributors + size - 1) / size};
       for (std::int32_t running = 1; running <= (contributors == 5 ? 2 : contributors); ++running) {
         std::vector<std::int32_t> admission(static_cast<std::size_t>(contributors));
         std::iota(admission.begin(), admission.end(), 0);
         do {
-          endings += Interleavings(running, grouping).explore(admission);
+          endings += Interleavings(running, bundling).explore(admission);
         } while (running < contributors && std::next_permutation(admission.begin(), admission.end()));
       }
     }
@@ -321,7 +321,7 @@ void run_host_rounds(std::uint64_t rounds) {
         whole.take_in(slots[c]);
       }
     });
-    ASSERT_EQ(whole, Output::expected(kPeers, {.size = kPeers, .groups = 1}, key)) << "seed " << seed;
+    ASSERT_EQ(whole, Output::expected(kPeers, {.size = kPeers, .bundles = 1}, key)) << "seed " << seed;
     ASSERT_EQ(flags, (std::array<Counter, kPeers>{})) << "seed " << seed;
   }
 }
@@ -334,28 +334,28 @@ TEST(Arrival, R42_AWeakSignalIsFoundByThreadSanitizer) {
   run_host_rounds<WeakAtomic<std::memory_order_acq_rel, std::memory_order_relaxed>>(2'000);
 }
 
-// ---- groups -----------------------------------------------------------------------------------------------------------
+// ---- bundles -----------------------------------------------------------------------------------------------------------
 
-TEST(Grouping, EveryContributorIsInExactlyOneGroup) {
+TEST(Bundling, EveryContributorIsInExactlyOneBundle) {
   for (std::int32_t contributors = 1; contributors <= 5000; ++contributors) {
-    const Grouping grouping = grouping_of(contributors);
-    ASSERT_EQ(grouping.begin(0), 0);
-    for (std::int32_t group = 0; group < grouping.groups; ++group) {
-      const std::int32_t end = grouping.end(group, contributors);
-      ASSERT_LT(grouping.begin(group), end) << contributors;  // nobody would arrive in an empty group
-      ASSERT_EQ(end, group + 1 < grouping.groups ? grouping.begin(group + 1) : contributors) << contributors;
+    const Bundling bundling = bundling_of(contributors);
+    ASSERT_EQ(bundling.begin(0), 0);
+    for (std::int32_t bundle = 0; bundle < bundling.bundles; ++bundle) {
+      const std::int32_t end = bundling.end(bundle, contributors);
+      ASSERT_LT(bundling.begin(bundle), end) << contributors;  // nobody would arrive in an empty bundle
+      ASSERT_EQ(end, bundle + 1 < bundling.bundles ? bundling.begin(bundle + 1) : contributors) << contributors;
     }
   }
 }
 
-TEST(Grouping, TwoLevelsOnlyAboveTheLimitAndBothAboutTheSquareRoot) {
+TEST(Bundling, TwoLevelsOnlyAboveTheLimitAndBothAboutTheSquareRoot) {
   for (std::int32_t contributors = 1; contributors <= 5000; ++contributors) {
-    const Grouping grouping = grouping_of(contributors);
-    ASSERT_EQ(grouping.groups == 1, contributors <= kMaxOneLevel) << contributors;
-    if (grouping.groups == 1) continue;
-    ASSERT_GE(grouping.size * grouping.size, contributors);
-    ASSERT_LT((grouping.size - 1) * (grouping.size - 1), contributors);
-    ASSERT_LE(grouping.groups, grouping.size);
+    const Bundling bundling = bundling_of(contributors);
+    ASSERT_EQ(bundling.bundles == 1, contributors <= kMaxOneLevel) << contributors;
+    if (bundling.bundles == 1) continue;
+    ASSERT_GE(bundling.size * bundling.size, contributors);
+    ASSERT_LT((bundling.size - 1) * (bundling.size - 1), contributors);
+    ASSERT_LE(bundling.bundles, bundling.size);
   }
 }
 

@@ -1,4 +1,4 @@
-// apply_rule: each rule on one row of scores, for every instruction set; tanh against the C library's in double.
+// TileKernels: every entry is there; apply_rule: each rule on one row of scores, for every instruction set; tanh against the C library's in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,6 +23,20 @@ struct alignas(64) Row {
 Row apply(CpuIsa isa, Row row, const ScoreRule& rule) {
   kernels_for(isa).apply_rule(row.x, kTokens, rule);
   return row;
+}
+
+TEST(TileKernels, EveryTypeHasItsKernels) {
+  for (const CpuIsa isa : support::available_isas()) {
+    const TileKernels& kernels = kernels_for(isa);
+    for (int type = 0; type < kKvTypes; ++type) {
+      EXPECT_NE(kernels.order_query[type], nullptr) << name_of(isa) << " " << type;
+      EXPECT_NE(kernels.scores[type], nullptr) << name_of(isa) << " " << type;
+      EXPECT_NE(kernels.accumulate[type], nullptr) << name_of(isa) << " " << type;
+      EXPECT_NE(kernels.restore_values[type], nullptr) << name_of(isa) << " " << type;
+      EXPECT_NE(kernels.load_row[type], nullptr) << name_of(isa) << " " << type;
+    }
+    for (int type = 0; type < kOutputTypes; ++type) EXPECT_NE(kernels.store_row[type], nullptr) << name_of(isa) << " " << type;
+  }
 }
 
 TEST(ScoreRules, TanhIsWithinTwoToTheMinus22) {

@@ -79,7 +79,7 @@ TEST(WorkspaceLayout, R17_SlotsAreDisjointAlignedAndInsideTheScratch) {
     for (std::int64_t s = 0; s < layout.slots; ++s) {
       if (layout.nodes_per_slot > 1) ranges.add(&slots.node_list(s), sizeof(NodeList));
       for (std::int32_t n = 0; n < layout.nodes_per_slot; ++n) ranges.add(slots.partial(s, n), layout.partial);
-      if (layout.second_bank) ranges.add(slots.group_partial(s), layout.partial);
+      if (layout.second_bank) ranges.add(slots.bundle_partial(s), layout.partial);
       ASSERT_EQ(reinterpret_cast<std::uintptr_t>(&slots.node_list(s)) % kAlignmentBytes, 0U);
       ASSERT_EQ(reinterpret_cast<std::uintptr_t>(slots.partial(s).o) % kAlignmentBytes, 0U);
     }

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 
 from lean_attention._decode import decode
+from lean_attention.compat._flashinfer_mla import BatchMLAPagedAttentionWrapper
 from lean_attention.compat._flashinfer_prefill import (
     BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, MultiLevelCascadeAttentionWrapper,
 )  # fmt: skip
@@ -21,7 +22,8 @@ from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, 
 from lean_attention.compat._torch_pieces import refuse
 
 __all__ = [
-    "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchDecodeWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper", "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "fast_decode_plan", "merge_state",
     "merge_state_in_place", "merge_states", "single_decode_with_kv_cache", "single_prefill_with_kv_cache",
 ]  # fmt: skip

@@ -5,15 +5,14 @@
 
 #include "base/float_types.hpp"
 #include "base/int_math.hpp"
-#include "problem/address.hpp"
 #include "problem/tree_mask.hpp"
-#include "softmax/scale.hpp"
 #include "softmax/state.hpp"
+#include "tile/score_rules.hpp"
 
 namespace lean::cpu {
 namespace {
 
-float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
+[[nodiscard]] float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
   switch (scores.mask_dtype) {
     case DType::kFloat16: return to_float(static_cast<const Half*>(scores.mask)[offset]);
     case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(scores.mask)[offset]);
@@ -31,7 +30,6 @@ ScoreRules::ScoreRules(const Problem& problem, const TileKernels& kernels, const
 
 bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, const RowBuffer& scores) const noexcept {
   if (!any_ && !tile.has_absent) return false;
-  const float softcap = problem_.scores.softcap;
   const bool masked = masks(output, tile);
   if (masked) std::memset(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens));
   for (std::int32_t r = 0; r < scores.rows; ++r) {
@@ -39,10 +37,10 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
     const KeySpan seen = output.seen_by(at.token);
     const auto begin = static_cast<std::int32_t>(clamp_to(seen.begin - tile.token, 0, tile.tokens));
     const auto end = static_cast<std::int32_t>(clamp_to(seen.end - tile.token, begin, tile.tokens));
-    ScoreRule rule{.scale = scale, .cap = softcap * softmax::kLog2E, .seen_begin = begin};
+    ScoreRule rule{.scale = scale, .cap = tile::log2_cap(problem_.scores), .seen_begin = begin};
     if (problem_.scores.alibi_slopes != nullptr) {
-      const std::int64_t position = std::int64_t{output.lengths.kv_end} - output.lengths.q_tokens + at.token;
-      rule.slope = softmax::to_log2(alibi_slope(problem_.scores, output.q_head(at)));
+      const std::int64_t position = tile::query_position(output.lengths, at.token);
+      rule.slope = tile::log2_slope(problem_.scores, output.q_head(at));
       rule.distance =
           static_cast<std::int32_t>(clamp_to(tile.token - position, -INT32_MAX, INT32_MAX - tile.tokens - kLaneMultiple));
     }
@@ -68,21 +66,12 @@ void ScoreRules::fill_bias(const TileOutput& output, PackedRow at, const KvTile&
   std::fill_n(memory_.bias, memory_.layout.score_stride(), 0.0F);
   for (std::int32_t t = begin; t < end; ++t) {
     const bool absent = tile.has_absent && KvTiles::is_hidden(tile.k.row(t));
-    const float bias = absent ? softmax::kNegInf : mask_bias(output, at, tile.token + t);
+    const float bias = absent
+                           ? softmax::kNegInf
+                           : tile::mask_bias(problem_, output.lengths, output.q_head(at), at.token, tile.token + t, additive_bias);
     memory_.bias[t] = bias;
     if (bias != softmax::kNegInf) tile.tables->hidden[t] = 0;
   }
-}
-
-float ScoreRules::mask_bias(const TileOutput& output, PackedRow at, std::int64_t key) const noexcept {
-  const Scores& scores = problem_.scores;
-  if (scores.tree_mask != nullptr && !sees_in_tree(problem_, output.lengths, output.kv_head.sequence, at.token, key)) {
-    return softmax::kNegInf;
-  }
-  if (scores.mask == nullptr) return 0.0F;
-  const std::int64_t offset = mask_offset(scores.mask_strides, output.q_head(at), at.token, key);
-  if (!scores.mask_is_boolean) return softmax::to_log2(additive_bias(scores, offset));
-  return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0 ? 0.0F : softmax::kNegInf;
 }
 
 }  // namespace lean::cpu

@@ -28,7 +28,6 @@ class ScoreRules {
  private:
   [[nodiscard]] bool masks(const TileOutput& output, const KvTile& tile) const noexcept;
   void fill_bias(const TileOutput& output, PackedRow at, const KvTile& tile, std::int32_t begin, std::int32_t end) const noexcept;
-  [[nodiscard]] float mask_bias(const TileOutput& output, PackedRow at, std::int64_t key) const noexcept;
 
   const Problem& problem_;
   const TileKernels& kernels_;

@@ -178,42 +178,42 @@ class Worker {
   }
 
   void merge_if_last(const Segment& segment) noexcept {
-    const fixup::Grouping grouping = grouping_for(segment);
-    const std::int32_t group = segment.contributor / grouping.size;
-    const std::int32_t arrivals = grouping.end(group, segment.contributors) - grouping.begin(group);
-    if (!fixup::arrive_last<ThreadAtomic>(call_.slots.counter(segment.slots.slot(grouping.begin(group))), arrivals)) return;
-    merge_group(segment, grouping, group);
-    if (grouping.groups > 1) {
-      if (!fixup::arrive_last<ThreadAtomic>(call_.slots.second_counter(segment.slots.slot(0)), grouping.groups)) return;
-      merge_groups(segment, grouping);
+    const fixup::Bundling bundling = bundling_for(segment);
+    const std::int32_t bundle = segment.contributor / bundling.size;
+    const std::int32_t arrivals = bundling.end(bundle, segment.contributors) - bundling.begin(bundle);
+    if (!fixup::arrive_last<ThreadAtomic>(call_.slots.counter(segment.slots.slot(bundling.begin(bundle))), arrivals)) return;
+    merge_bundle(segment, bundling, bundle);
+    if (bundling.bundles > 1) {
+      if (!fixup::arrive_last<ThreadAtomic>(call_.slots.second_counter(segment.slots.slot(0)), bundling.bundles)) return;
+      merge_bundles(segment, bundling);
     }
     write_output(memory_.partial(0));
   }
 
   /// All merges of merge_if_last(), by one worker: bits do not depend on the mode.
   void merge_all(const Segment& segment) noexcept {
-    const fixup::Grouping grouping = grouping_for(segment);
-    for (std::int32_t group = 0; group < grouping.groups; ++group) merge_group(segment, grouping, group);
-    if (grouping.groups > 1) merge_groups(segment, grouping);
+    const fixup::Bundling bundling = bundling_for(segment);
+    for (std::int32_t bundle = 0; bundle < bundling.bundles; ++bundle) merge_bundle(segment, bundling, bundle);
+    if (bundling.bundles > 1) merge_bundles(segment, bundling);
   }
 
   /// The chunk tree has one level for everybody: its shape is the chunks' alone.
-  [[nodiscard]] fixup::Grouping grouping_for(const Segment& segment) const noexcept {
-    return chunked() ? fixup::Grouping{.size = segment.contributors, .groups = 1} : fixup::grouping_of(segment.contributors);
+  [[nodiscard]] fixup::Bundling bundling_for(const Segment& segment) const noexcept {
+    return chunked() ? fixup::Bundling{.size = segment.contributors, .bundles = 1} : fixup::bundling_of(segment.contributors);
   }
 
-  /// The contributors of a group, into memory_.partial(0) if it is the only one, else into its place in the second bank.
-  void merge_group(const Segment& segment, const fixup::Grouping& grouping, std::int32_t group) noexcept {
+  /// The contributors of a bundle, into memory_.partial(0) if it is the only one, else into its place in the second bank.
+  void merge_bundle(const Segment& segment, const fixup::Bundling& bundling, std::int32_t bundle) noexcept {
     if (chunked()) return merge_nodes(segment);
-    const std::int32_t begin = grouping.begin(group);
-    const Partial into = grouping.groups > 1 ? call_.slots.group_partial(segment.slots.slot(begin)) : memory_.partial(0);
-    merge_parts(into, grouping.end(group, segment.contributors) - begin,
+    const std::int32_t begin = bundling.begin(bundle);
+    const Partial into = bundling.bundles > 1 ? call_.slots.bundle_partial(segment.slots.slot(begin)) : memory_.partial(0);
+    merge_parts(into, bundling.end(bundle, segment.contributors) - begin,
                 [&](std::int32_t i) { return call_.slots.partial(segment.slots.slot(begin + i)); });
   }
 
-  void merge_groups(const Segment& segment, const fixup::Grouping& grouping) const noexcept {
-    merge_parts(memory_.partial(0), grouping.groups,
-                [&](std::int32_t group) { return call_.slots.group_partial(segment.slots.slot(grouping.begin(group))); });
+  void merge_bundles(const Segment& segment, const fixup::Bundling& bundling) const noexcept {
+    merge_parts(memory_.partial(0), bundling.bundles,
+                [&](std::int32_t bundle) { return call_.slots.bundle_partial(segment.slots.slot(bundling.begin(bundle))); });
   }
 
   /// The nodes of all contributors, from left to right, through one tree more; its root is at memory_.partial(0).

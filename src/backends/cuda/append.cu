@@ -161,7 +161,8 @@ __device__ __noinline__ void store_elements(std::byte* to, const Piece& piece, s
       case DType::kFloat16: *reinterpret_cast<std::uint16_t*>(at) = from_float<Half>(x).bits; break;
       case DType::kBFloat16: *reinterpret_cast<std::uint16_t*>(at) = from_float<BFloat16>(x).bits; break;
       case DType::kFloat8E5M2: *at = static_cast<std::byte>(from_float<Float8E5M2>(x / scale).bits); break;
-      default: *at = static_cast<std::byte>(from_float<Float8E4M3>(x / scale).bits); break;
+      case DType::kFloat8E4M3: *at = static_cast<std::byte>(from_float<Float8E4M3>(x / scale).bits); break;
+      case DType::kFloat32: break;  // refused: preconditions have K and V of q's type or fp8
     }
   }
 }

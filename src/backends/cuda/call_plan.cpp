@@ -103,7 +103,7 @@ const KernelEntry* any_call_kernel(std::span<const KernelEntry> kernels, const P
 }
 
 /// In columns, as tensor copies lay a tile down, there is less to compute of it, but a call's first copies are answered later. What
-/// is converted of few rows gains by them only where a worker has many segments to end, while which nothing is computed
+/// is converted of few rows gains by them only where a worker has many segments: nothing is computed while one ends
 /// (docs/notebook/fp8.md).
 bool gains_by_columns(const Problem& shape, std::int32_t workers) noexcept {
   const std::int64_t rows = schedule::row_capacity(shape);
@@ -146,7 +146,8 @@ bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rule
          is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
 }
 
-/// What the kernel may take a short line of so many outputs for. Of whole tiles only without pages (decode_kernel.cuh).
+/// The even line that a short line of so many outputs may be; empty if it cannot be one. Variants that copy runs take even lines
+/// without pages alone (decode_kernel.cuh).
 schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
                                 std::int64_t outputs) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
@@ -220,11 +221,13 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
   return plan;
 }
 
-/// A call's workspace may depend on the sizes that workspace_size() was told, not on what decode() finds beyond them: where tensors
-/// lie, and how, and so which scope serves. So it is what any call's kernels need, and that is enough for every other: for the same
-/// rows a step's row block is no larger than any call's, and so are its partials; steps cut the line (is_flat()), whose slots are
-/// counted by the workers alone; and chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp). The plain
-/// kernel needs none, but where variants serve its dims the tensors may lie otherwise when it is asked for. Where a call is two launches, which follow each other, it is the larger of theirs; the first, of more rows, has as many counters as the
+/// The workspace of any call's kernels. decode() may choose another kernel than workspace_size() would have: that depends on where
+/// tensors lie, which the latter is not told. It suffices for every other kernel:
+/// - for the same rows a step's row block is no larger than any call's, and so are its partials;
+/// - steps cut the line (is_flat()), so workers alone count their slots;
+/// - chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp);
+/// - the plain kernel needs none.
+/// Two launches follow each other, so the larger of their needs is enough; the first, of more rows, has as many counters as the
 /// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
 /// random calls against it.
 fixup::WorkspaceNeed CallPlan::need() const noexcept {

@@ -72,7 +72,7 @@ struct CallPlan {
   [[nodiscard]] const LaunchPlan* begin() const noexcept { return launches; }
   [[nodiscard]] const LaunchPlan* end() const noexcept { return launches + launch_count; }
 
-  /// What the call is to be given. Of a plan that nothing is refused of: sizes beyond what is taken may not be multiplied.
+  /// The memory that the call is to be given. To be asked of a plan that was not refused: other sizes may overflow.
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
 
   [[nodiscard]] bool has_kernel() const noexcept { return plain || launches[0].kernel != nullptr; }

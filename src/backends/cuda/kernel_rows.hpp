@@ -38,9 +38,9 @@ using enum Scope;
 // Eight consumer warps hide the latency of a tile better than four, but above 128 dims the accumulators leave registers for four
 // only, and for 64 rows at most.
 
-inline constexpr Reason kPlain{"128 tokens: small enough for parts with 99 KB of shared memory, at d 64 too",
-                               "experiments/h200-d64-tiles.jsonl"};
-inline constexpr Reason kPlainMany{"64 tokens: the scores of more rows leave no registers for 128", "h200-prefill-mix.jsonl"};
+inline constexpr Reason kAny{"128 tokens: small enough for parts with 99 KB of shared memory, at d 64 too",
+                             "experiments/h200-d64-tiles.jsonl"};
+inline constexpr Reason kAnyMany{"64 tokens: the scores of more rows leave no registers for 128", "h200-prefill-mix.jsonl"};
 inline constexpr Reason kWide{"four warps of 64 tokens: accumulators of 256 dims take the registers", "h200-tier-b.jsonl"};
 inline constexpr Reason kFp8{"twice the tokens of 16 bits are as many bytes in flight; half are slower",
                              "experiments/h200-narrow-fp8.jsonl"};
@@ -65,14 +65,14 @@ inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles a
 // clang-format off: one row, one line
 inline constexpr KernelRow kSm80[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
-    {kAnyCall,     2, 64,  16,  128, 8, 0,    kPlain},
-    {kAnyCall,     2, 64,  32,  128, 8, 0,    kPlain},
-    {kAnyCall,     2, 64,  64,  64,  8, 0,    kPlainMany},
-    {kAnyCall,     2, 64,  128, 64,  8, 32,   kPlainMany},
-    {kAnyCall,     2, 128, 16,  128, 8, 40,   kPlain},
-    {kAnyCall,     2, 128, 32,  128, 8, 288,  kPlain},
-    {kAnyCall,     2, 128, 64,  64,  8, 288,  kPlainMany},
-    {kAnyCall,     2, 128, 128, 64,  8, 672,  kPlainMany},
+    {kAnyCall,     2, 64,  16,  128, 8, 0,    kAny},
+    {kAnyCall,     2, 64,  32,  128, 8, 0,    kAny},
+    {kAnyCall,     2, 64,  64,  64,  8, 0,    kAnyMany},
+    {kAnyCall,     2, 64,  128, 64,  8, 32,   kAnyMany},
+    {kAnyCall,     2, 128, 16,  128, 8, 40,   kAny},
+    {kAnyCall,     2, 128, 32,  128, 8, 288,  kAny},
+    {kAnyCall,     2, 128, 64,  64,  8, 288,  kAnyMany},
+    {kAnyCall,     2, 128, 128, 64,  8, 672,  kAnyMany},
     {kAnyCall,     2, 256, 16,  64,  4, 72,   kWide},
     {kAnyCall,     2, 256, 32,  64,  4, 264,  kWide},
     {kAnyCall,     2, 256, 64,  64,  4, 1024, kWide},

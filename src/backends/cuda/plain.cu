@@ -24,6 +24,7 @@
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/sticky.cuh"
 #include "base/float_types.hpp"
+#include "base/message.hpp"
 #include "output/rows.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
@@ -350,8 +351,10 @@ Kernel kernel_of(DType kv_dtype, std::int32_t widest_dim) noexcept {
     case DType::kFloat16: return kernel_of<DType::kFloat16>(widest_dim);
     case DType::kFloat8E4M3: return kernel_of<DType::kFloat8E4M3>(widest_dim);
     case DType::kFloat8E5M2: return kernel_of<DType::kFloat8E5M2>(widest_dim);
-    default: return kernel_of<DType::kBFloat16>(widest_dim);
+    case DType::kBFloat16: return kernel_of<DType::kBFloat16>(widest_dim);
+    case DType::kFloat32: break;
   }
+  return nullptr;
 }
 
 }  // namespace
@@ -370,6 +373,10 @@ Status enqueue_plain(const DeviceCall& call, bool overlaps, void* stream) noexce
   launch.attrs = &attribute;
   launch.numAttrs = overlaps ? 1 : 0;
   const Kernel kernel = kernel_of(problem.k.dtype, max_of(config.head_dim, config.value_dim));
+  if (kernel == nullptr) {
+    return refuse(StatusCode::kUnsupported, "k.dtype", static_cast<std::int64_t>(problem.k.dtype),
+                  "the plain kernel does not read it");
+  }
   return cuda_status(cudaLaunchKernelEx(&launch, kernel, call, outputs), "cudaLaunchKernelEx");
 }
 

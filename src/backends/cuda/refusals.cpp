@@ -15,7 +15,7 @@ using P = const Problem&;
 
 constexpr auto kUnsupported = StatusCode::kUnsupported;
 
-/// More would make groups of partials longer than the kernel stages at once.
+/// More would make bundles of partials longer than the kernel stages at once.
 constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
 
 // clang-format off: one row, one refusal

@@ -41,7 +41,7 @@ struct Answer {
   }
 };
 
-/// `problem` must satisfy check_preconditions() and all its arrays must be host-readable; o and lse are not touched.
+/// `problem` must satisfy problem_preconditions() and all its arrays must be host-readable; o and lse are not touched.
 /// Serves all of Problem. Work is shared by `threads` threads.
 [[nodiscard]] Answer decode(const Problem& problem, int threads = 1);
 

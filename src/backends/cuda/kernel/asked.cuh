@@ -9,8 +9,8 @@
 
 namespace lean::cuda {
 
-/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
-template <KernelConfig kConfig, bool kPlain = false>
+/// kEndToEnd: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kEndToEnd = false>
 struct Asked {
   static constexpr bool kAnyCall = !kConfig.step();
 
@@ -31,10 +31,12 @@ struct Asked {
     return kAnyCall ? call.load.bulk_copies : kConfig.copies_runs();
   }
   [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.load.box_tokens > 0; }
-  [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kPlain && is_paged(call.problem.pages); }
-  [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const { return !kPlain && call.problem.cu_kv_tokens != nullptr; }
+  [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kEndToEnd && is_paged(call.problem.pages); }
+  [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const {
+    return !kEndToEnd && call.problem.cu_kv_tokens != nullptr;
+  }
   [[nodiscard]] __device__ __forceinline__ bool cumulative_queries() const {
-    return !kPlain && call.problem.cu_q_tokens != nullptr;
+    return !kEndToEnd && call.problem.cu_q_tokens != nullptr;
   }
   /// Whether a tile may have rules, and whether these hide values (TileArgs).
   [[nodiscard]] __device__ __forceinline__ bool may_rule() const { return kAnyCall && call.tile.may_rule; }

@@ -1,4 +1,4 @@
-// DeviceCall: everything one launch needs, passed by value (__grid_constant__). cuda_backend.cpp fills it; each of the kernel's
+// DeviceCall: everything one launch needs, passed by value (__grid_constant__). launch.cpp fills it; each of the kernel's
 // stages reads its own part, and all of them the problem. docs/glossary.md has the letters.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace lean::cuda {
 
-/// Sequences that a launch serves, by their query tokens (cuda_backend.cpp: shares_of()).
+/// Sequences that a launch serves, by their query tokens (call_plan.cpp: few_tokens_of()).
 struct QueryRange {
   std::int32_t least = 0;
   std::int32_t most = INT32_MAX;

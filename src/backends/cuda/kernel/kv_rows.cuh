@@ -24,9 +24,9 @@ struct HeadRows {
   std::int64_t page_bytes = 0;
 };
 
-template <KernelConfig kConfig, bool kPlain>
-[[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const Asked<kConfig, kPlain>& asked, bool keys, const Sequence& lengths,
-                                                            HeadPosition at) {
+template <KernelConfig kConfig, bool kEndToEnd>
+[[nodiscard]] __device__ __forceinline__ HeadRows head_rows(const Asked<kConfig, kEndToEnd>& asked, bool keys,
+                                                            const Sequence& lengths, HeadPosition at) {
   const KvRows& rows = keys ? asked.call.load.k_rows : asked.call.load.v_rows;
   const std::int64_t bytes =
       asked.pages() ? page_offset(rows.bytes, 0, at.head) : kv_offset(rows.bytes, lengths, at, asked.cumulative_keys());

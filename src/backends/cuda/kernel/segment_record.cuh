@@ -10,7 +10,7 @@
 
 namespace lean::cuda {
 
-/// Partials that one worker merges, of an output's contributors or of a group of them: what is known of them before they come.
+/// Partials that one worker merges, of an output's contributors or of a bundle of them: what is known of them before they come.
 struct MergeRun {
   const float* first = nullptr;
   const float* second = nullptr;  // all after the first are a pitch apart

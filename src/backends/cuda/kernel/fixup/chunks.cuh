@@ -178,8 +178,8 @@ class NodeMerge {
   }
 
  private:
-  /// Nodes whose elements are asked for at once. More would be faster, but what a function takes of registers, the loop over tiles
-  /// spills where it is short of them.
+  /// Nodes whose elements are asked for at once. More would be faster, but registers that this function uses are spilled in the
+  /// loop over tiles.
   static constexpr std::int32_t kAhead = kConfig.step() ? (kConfig.kv_type().converted() ? 4 : 16) : 1;
 
   /// What a lane knows of one node.

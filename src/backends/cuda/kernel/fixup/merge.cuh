@@ -24,7 +24,7 @@ __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t reco
   });
 }
 
-/// The fix-ups in which one worker merges all groups: the paper's host, who waits for its peers, and the second of two kernels.
+/// The fix-ups in which one worker merges all bundles: the paper's host, who waits for its peers, and the second of two kernels.
 template <KernelConfig kConfig>
 __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
@@ -32,14 +32,14 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   const fixup::Slots& slots = shared.call.fixup.slots;
   if (shared.call.fixup.kind == Fixup::kTwoKernels && shared.call.fixup.pass == Pass::kWhole) return;
   if (shared.call.fixup.kind == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
-  const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
-  const std::int32_t runs = grouping.groups + (grouping.groups > 1 ? 1 : 0);
+  const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+  const std::int32_t runs = bundling.bundles + (bundling.bundles > 1 ? 1 : 0);
 #pragma unroll 1
   for (std::int32_t i = 0; i < runs; ++i) {
-    const MergeRun run = i < grouping.groups ? run_of_group(slots, record.slots, record.contributors, grouping, i)
-                                             : run_of_groups(slots, record.slots, grouping);
+    const MergeRun run = i < bundling.bundles ? run_of_bundle(slots, record.slots, record.contributors, bundling, i)
+                                              : run_of_bundles(slots, record.slots, bundling);
     merge_run<kConfig>(run, record_index);
-    consumer_sync<kConfig>();  // the groups' results are there
+    consumer_sync<kConfig>();  // the bundles' results are there
   }
 }
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ void merge_shared(std::int32_t record_index) {
   for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {
     merge_run<kConfig>(run, record_index);
     if (run.slot == nullptr) return;
-    run = run_of_groups(shared.call.fixup.slots, record.slots, fixup::grouping_of(record.contributors));
+    run = run_of_bundles(shared.call.fixup.slots, record.slots, fixup::bundling_of(record.contributors));
   }
 }
 

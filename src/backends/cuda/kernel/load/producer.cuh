@@ -34,8 +34,8 @@ template <KernelConfig kConfig>
   return asked.pages() ? kWarpThreads : 1;
 }
 
-/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
-template <KernelConfig kConfig, bool kPlain>
+/// kEndToEnd: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kEndToEnd>
 class Producer {
  public:
   __device__ Producer(const DeviceCall& call, const TensorMaps& maps, CtaShared<kConfig>& shared, std::byte* ring_memory)
@@ -93,7 +93,7 @@ class Producer {
   /// not before.
   template <typename TCursor>
   __device__ __forceinline__ void run(OneSegment<TCursor> one) {
-    static_assert(kPlain && kConfig.copies_runs() && !kConfig.has_contributors_warp());
+    static_assert(kEndToEnd && kConfig.copies_runs() && !kConfig.has_contributors_warp());
     TCursor& cursor = one.cursor;
     PipelineState records(kRecords);
     TileRange range;
@@ -138,7 +138,7 @@ class Producer {
   }
 
   [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
-    return head_rows(Asked<kConfig, kPlain>(call), keys, record.lengths, {record.sequence, record.kv_head});
+    return head_rows(Asked<kConfig, kEndToEnd>(call), keys, record.lengths, {record.sequence, record.kv_head});
   }
 
   /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits
@@ -241,7 +241,7 @@ class Producer {
 
   const DeviceCall& call_;
   const TensorMaps& maps_;
-  Asked<kConfig, kPlain> asked_;
+  Asked<kConfig, kEndToEnd> asked_;
   CtaShared<kConfig>& shared_;
   std::byte* ring_memory_;
   PipelineState ring_;
@@ -249,7 +249,7 @@ class Producer {
   std::int32_t thread_;
   ThreadCopies<kConfig> by_threads_;
   LanePages<kConfig> pages_;  // of the tile that is being copied
-  RecordWriter<kConfig, kPlain> writer_;
+  RecordWriter<kConfig, kEndToEnd> writer_;
 };
 
 /// What visit_segments() calls with a worker's segments, by all warps but the consumers'.

@@ -1,4 +1,4 @@
-// Columns of a stage: tiles as tensor copies lay them down, which is also how threads then do. A column holds 128 bytes of each
+// Columns of a stage: tiles as tensor copies lay them down; threads that copy into columns use the same order. A column holds 128 bytes of each
 // row, or all of a shorter one, row by row, one column behind the other. This is the swizzle of tensor maps (PTX ISA, "Swizzling
 // modes"): piece c of row r lies where piece c ^ swizzle(r) would, so equal pieces of 8 rows meet in no bank.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace lean::cuda {
 
-/// Rows share banks in sets of 2^this, gcd(pieces of a row, 8): so many must be told apart.
+/// log2 of how many of 8 neighbouring rows begin in the same bank: gcd(pieces of a row, 8).
 [[nodiscard]] __device__ constexpr std::int32_t same_bank_bits(std::int32_t pieces) {
   std::int32_t bits = 0;
   while (bits < 3 && pieces % (2 << bits) == 0) ++bits;

@@ -34,8 +34,8 @@ LEAN_HD [[nodiscard]] constexpr bool is_long_share(const AlikeShares& shares, co
   return shares.outputs_a_worker * static_cast<float>(seen.end - seen.begin) >= static_cast<float>(tiles * tile_tokens);
 }
 
-/// What of `seen`, which has some tokens, is read early: up to a tile, and of a long share two, from the beginning of one that
-/// tiles counted from `first_token` on make. What a short share waits for is its first (docs/notebook/first-read.md).
+/// The tokens of `seen`, which is not empty, to prefetch: the tile that holds the place, of a long share the next one too. Tiles are
+/// counted from `first_token` on. What a short share waits for is its first (docs/notebook/first-read.md).
 LEAN_HD [[nodiscard]] constexpr KeySpan early_tokens(const AlikeShares& shares, const EarlyPlace& place, const KeySpan& seen,
                                                      std::int32_t first_token, std::int32_t tile_tokens) noexcept {
   const std::int32_t tokens = seen.end - seen.begin;

@@ -26,9 +26,8 @@ struct EarlyLoad {
   [[nodiscard]] __device__ static std::int32_t load(const std::int32_t* at) { return ptx::load_relaxed(at); }
 };
 
-/// Whether a call that overlaps the kernels ahead of it may ask for its first read before these have ended: it is told where to by
-/// lengths which they may be writing, so by those alone that are held to the capacity, and asks for what is allocated, whatever is
-/// there.
+/// Whether a call that overlaps the kernels ahead of it may prefetch before these have ended. They may still be writing the lengths
+/// that say where: so only where lengths are clamped to a capacity, and all memory up to it is allocated.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool may_warm_early(const DeviceCall& call) {
   return !call.plan.cumulative && !Asked<kConfig>(call).pages();

@@ -34,8 +34,8 @@ struct TileRange {
   std::int32_t tile_end = 0;
 };
 
-/// kPlain: K and V without pages or cumulative lengths, which the caller knows.
-template <KernelConfig kConfig, bool kPlain>
+/// kEndToEnd: K and V without pages or cumulative lengths, which the caller knows.
+template <KernelConfig kConfig, bool kEndToEnd>
 class RecordWriter {
  public:
   __device__ __forceinline__ explicit RecordWriter(const DeviceCall& call) : call_(call), asked_(call) {}
@@ -103,10 +103,10 @@ class RecordWriter {
         record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
-      const fixup::Grouping grouping = fixup::grouping_of(record.contributors);
-      const std::int32_t group = grouping.groups == 1 ? 0 : record.contributor / grouping.size;
+      const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+      const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_group(call.fixup.slots, record.slots, record.contributors, grouping, group);
+      record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle);
     }
   }
 
@@ -144,7 +144,7 @@ class RecordWriter {
   }
 
   const DeviceCall& call_;
-  Asked<kConfig, kPlain> asked_;
+  Asked<kConfig, kEndToEnd> asked_;
   std::int32_t nodes_ = 0;  // on the stack of the segment's chunks
 };
 

@@ -9,8 +9,8 @@
 
 namespace lean::cuda {
 
-/// Multiplies bf16 queries beside fp8 keys by a power of two a row, which makes them fp16, and returns its inverse: of the calling
-/// lane's row, whose lanes are a quad. `visit` calls what it is given for each register of its queries.
+/// Makes fp16 of bf16 queries beside fp8 keys, each row multiplied by a power of two; returns the inverse of that of the calling
+/// lane's row. Four neighbouring lanes share a row. `visit` calls what it is given for each register of its queries.
 template <typename TVisit>
 [[nodiscard]] __device__ __forceinline__ float to_half(const TVisit& visit) {
   std::uint32_t largest = 0;

@@ -2,16 +2,16 @@
 // there. A slow path: the warp's scores go through shared memory, so that one loop of little code serves all of them.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/ptx/warp.cuh"
-#include "problem/address.hpp"
 #include "problem/pages.hpp"
 #include "problem/tree_mask.hpp"
+#include "softmax/scale.hpp"
+#include "tile/score_rules.hpp"
 
 namespace lean::cuda {
 
@@ -33,21 +33,15 @@ namespace lean::cuda {
 /// window, a mask or a page that is not there hides the key. Only what a row may see is looked up.
 [[nodiscard]] __device__ inline float key_bias(const DeviceCall& call, const SegmentRecord& record, PackedRow at, std::int32_t key,
                                                bool lacks_pages) {
-  const Scores& scores = call.problem.scores;
   const KeySpan seen = visible_span(record.lengths, at.token, at.token, call.shape.reach);
   if (key < seen.begin || key >= seen.end) return softmax::kNegInf;
   if (lacks_pages) {
     const PagedKv& pages = call.problem.pages;
     if (!in_pool(pages, page_ids(pages, record.lengths, record.sequence)[page_of(call, key)])) return softmax::kNegInf;
   }
-  if (scores.tree_mask != nullptr && !sees_in_tree(call.problem, record.lengths, record.sequence, at.token, key)) {
-    return softmax::kNegInf;
-  }
-  if (scores.mask == nullptr) return 0.0F;
   const HeadPosition q_head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
-  const std::int64_t offset = mask_offset(scores.mask_strides, q_head, at.token, key);
-  if (!scores.mask_is_boolean) return softmax::to_log2(additive_bias(scores, offset));
-  return static_cast<const std::uint8_t*>(scores.mask)[offset] != 0 ? 0.0F : softmax::kNegInf;
+  return tile::mask_bias(call.problem, record.lengths, q_head, at.token, key,
+                         [](const Scores& scores, std::int64_t offset) { return additive_bias(scores, offset); });
 }
 
 /// A scaled score of query `at` and key `key` in the log2 domain after the rules but key_bias(), in the order of
@@ -56,14 +50,10 @@ namespace lean::cuda {
                                                   std::int32_t key) {
   const Scores& scores = call.problem.scores;
   float x = score;
-  if (scores.softcap > 0.0F) {
-    const float cap = scores.softcap * softmax::kLog2E;
-    x = cap * tanhf(x / cap);
-  }
+  if (scores.softcap > 0.0F) x = softmax::soft_cap(x, tile::log2_cap(scores));
   if (scores.alibi_slopes != nullptr) {
-    const float slope = alibi_slope(scores, {record.sequence, record.kv_head * call.shape.group + at.head_in_group});
-    const std::int64_t position = std::int64_t{record.lengths.kv_end} - record.lengths.q_tokens + at.token;
-    x = fmaf(-softmax::to_log2(slope), fabsf(static_cast<float>(position - key)), x);
+    const float slope = tile::log2_slope(scores, {record.sequence, record.kv_head * call.shape.group + at.head_in_group});
+    x = fmaf(-slope, fabsf(static_cast<float>(tile::query_position(record.lengths, at.token) - key)), x);
   }
   return x;
 }

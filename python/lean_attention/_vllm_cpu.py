@@ -1,0 +1,76 @@
+"""vLLM on the CPU: the class that is registered in the place of CPU_ATTN.
+
+CPU_ATTN packs keys in a form of its own for each instruction set. Here they lie plainly in the same memory: a decoder
+layer's cache is written by the attention call and read by nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadataBuilder,
+)
+
+from lean_attention._vllm_call import halves, keys_then_values
+from lean_attention._vllm_layers import LeanBuilder, LeanImpl
+
+LARGEST_HEAD = 576
+
+
+class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
+    writes = True
+
+    def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
+        super().refuse_configuration(config, kv_cache_dtype)
+        if self.head_size > LARGEST_HEAD:
+            raise NotImplementedError(f"head_size = {self.head_size}: lean_attention takes 1 to {LARGEST_HEAD}")
+        if config.kv_transfer_config is not None:
+            raise NotImplementedError("kv_transfer_config: another engine would read CPU_ATTN's packed keys: unset LEAN_ATTENTION_VLLM")
+
+    def hand_over(self, attn_type: str) -> None:
+        if envs.VLLM_BATCH_INVARIANT:
+            raise NotImplementedError(f"VLLM_BATCH_INVARIANT: an attention of type {attn_type} stays CPU_ATTN's, which does not promise it")
+
+    def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
+        """A layer of this library writes its cache in forward()."""
+        if self.lean is None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+
+    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return keys_then_values(kv_cache) if kv_cache.dim() == 5 else halves(kv_cache)
+
+    def scales_of(self, layer: Any) -> tuple[Any, Any]:
+        return layer._k_scale_float, layer._v_scale_float
+
+
+class LeanCpuBuilder(LeanBuilder, CPUAttentionMetadataBuilder):
+    pass
+
+
+class LeanCpuBackend(CPUAttentionBackend):
+    """Named as what it stands for: vLLM looks the name up in its enumeration."""
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return []  # any; beyond LARGEST_HEAD a layer is refused when it is built
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @staticmethod
+    def get_impl_cls() -> type:
+        return LeanCpuImpl
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return LeanCpuBuilder

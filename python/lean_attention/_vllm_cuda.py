@@ -1,0 +1,67 @@
+"""vLLM on CUDA: the class behind ``--attention-backend CUSTOM``.
+
+Over the engine's FlashAttention, whose cache it shares: the engine writes new keys and values as ever, and each step goes
+one way or the other. Steps of few query tokens a request (decode, guessed tokens) are this library's, captured in full
+CUDA graphs: lengths stay on the device, nothing is planned. Steps with longer prefill chunks are FlashAttention's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+
+from lean_attention._vllm_call import side_by_side
+from lean_attention._vllm_layers import LeanBuilder, LeanImpl, unknown_rule_of
+
+#: Of a request, in a step of this library's. Chunks of hundreds are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
+MOST_QUERY_TOKENS = 16
+LARGEST_HEAD = 256  # what the fast kernels do, in multiples of 8
+
+
+class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
+    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return side_by_side(kv_cache)
+
+
+class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
+    engine_reads_cache = True
+    # A graph is of steps whose requests all have as many query tokens: then it is known whose step it is.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.supports_draft_decode_metadata_update = False  # of FlashAttention's metadata alone
+
+    def takes(self, common_attn_metadata: Any) -> bool:
+        """All steps where bits must not depend on the batch: two kernels would give two sums."""
+        few = common_attn_metadata.max_query_len <= MOST_QUERY_TOKENS
+        plain = common_attn_metadata.causal is True and not unknown_rule_of(common_attn_metadata)
+        return plain and (few or envs.VLLM_BATCH_INVARIANT)
+
+
+class LeanCudaBackend(FlashAttentionBackend):
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]  # for float8 FlashAttention wants float8 queries too
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size % 8 == 0 and head_size <= LARGEST_HEAD
+
+    @staticmethod
+    def get_impl_cls() -> type:
+        return LeanCudaImpl
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return LeanCudaBuilder

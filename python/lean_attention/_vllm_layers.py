@@ -1,0 +1,181 @@
+"""What this library's backends for vLLM share, as classes that stand before the engine's own of a platform.
+
+A layer is decided for when it is built: decoder layers are this library's, which has its own batch description for them;
+what it does not do stays the engine's class underneath, with the engine's cache and metadata (cross attention, encoders),
+or is refused by name. _vllm_cpu.py and _vllm_cuda.py add the platform.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from vllm import envs
+from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer
+
+DECODER = "decoder"
+_FLOAT_CACHES = ("auto", "float16", "bfloat16", "float32")
+#: Of a step's description: what changes who sees whom and is not computed here.
+_UNKNOWN_RULES = {
+    "mm_req_doc_ranges": "tokens of images that see each other both ways",
+    "rswa_prefix_lens": "windows that leave a prefix visible",
+}
+
+
+def _is_derived(cls: type) -> bool:
+    """Whether vLLM made a class of its own from this library's, to change what it gets."""
+    return cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+class LeanBuilder:
+    """Stands before the engine's builder: makes a Batch for the layers of a group where they are this library's."""
+
+    #: Whether the engine's class may take over what this library does not do: it knows what the cache holds.
+    engine_reads_cache = False
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
+        layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, layer_names)
+        ours = {isinstance(getattr(layer, "impl", None), LeanImpl) and layer.impl.lean is not None for layer in layers.values()}
+        if len(ours) > 1:
+            raise NotImplementedError(f"layers {', '.join(layer_names)}: some are computed here and some by the engine, in one cache")
+        self.is_ours = ours == {True}
+        if self.is_ours and _is_derived(type(self)):
+            if not self.engine_reads_cache:
+                raise NotImplementedError(f"{type(self).__name__}: changes the steps of its layers: not known to lean_attention")
+            self.is_ours = False
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        if self.is_ours and self.takes(common_attn_metadata):
+            return batch_of(common_attn_metadata)
+        return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
+
+    def takes(self, common_attn_metadata: Any) -> bool:
+        """Whether a step of this library's layers is computed here."""
+        return True
+
+
+def unknown_rule_of(common: Any) -> str:
+    """What a step asks for that is not computed here, in words; empty if all is."""
+    for name, words in _UNKNOWN_RULES.items():
+        if getattr(common, name, None) is not None:
+            return f"{name}: {words}"
+    return "" if isinstance(common.causal, bool) else "causal: one for each request"
+
+
+def batch_of(common: Any) -> Batch:
+    """vLLM's description of a step as a Batch; refused where it asks for what is not computed here."""
+    unknown = unknown_rule_of(common)
+    if unknown:
+        raise NotImplementedError(f"{unknown}: not computed by lean_attention")
+    requests = common.num_reqs
+    return Batch(
+        num_actual_tokens=common.num_actual_tokens,
+        max_query_len=common.max_query_len,
+        query_start_loc=common.query_start_loc[: requests + 1],
+        max_seq_len=common.max_seq_len,
+        seq_lens=common.seq_lens[:requests],
+        block_table=common.block_table_tensor[:requests],
+        slot_mapping=common.slot_mapping,
+        causal=common.causal,
+    )
+
+
+class LeanImpl:
+    """Stands before the engine's implementation. `lean` is None for a layer that stays the engine's."""
+
+    # Ranks that hold every n-th token are not served: nothing here asks for the log-sum-exp.
+    can_return_lse_for_decode = False
+    supports_dcp = False
+    supports_pcp = False
+    supports_quant_query_input = False
+    lean: Optional[PagedLayer] = None
+    #: Whether the attention call writes new keys and values, in an order of its own, and not the engine ahead of it.
+    writes = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: Optional[int] = None,
+        alibi_slopes: Optional[list[float]] = None,
+        sliding_window: Optional[int] = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: Optional[float] = None,
+        attn_type: str = DECODER,
+        kv_sharing_target_layer_name: Optional[str] = None,
+        sinks: Optional[torch.Tensor] = None,
+        **others: Any,
+    ) -> None:
+        if others:
+            raise NotImplementedError(f"{', '.join(others)}: not known to lean_attention's attention layer")
+        super().__init__(  # type: ignore[call-arg]
+            num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap, attn_type,
+            kv_sharing_target_layer_name, sinks=sinks,
+        )  # fmt: skip
+        if str(getattr(attn_type, "value", attn_type)) != DECODER or (_is_derived(type(self)) and not self.writes):
+            self.hand_over(attn_type)
+            return
+        if _is_derived(type(self)):
+            raise NotImplementedError(f"{type(self).__name__}: changes what its layer gets: not known to lean_attention")
+        config = get_current_vllm_config()
+        self.refuse_configuration(config, kv_cache_dtype)
+        self.lean = PagedLayer(
+            scale=scale, window=sliding_window, softcap=logits_soft_cap, alibi_slopes=alibi_slopes, sinks=sinks,
+            fp8=FP8_TYPES.get(kv_cache_dtype), writes=self.writes and kv_sharing_target_layer_name is None,
+            batch_invariant=envs.VLLM_BATCH_INVARIANT,
+        )  # fmt: skip
+        self._bound: tuple[Any, Any] = (None, None)
+        self._device = config.device_config.device
+
+    def hand_over(self, attn_type: str) -> None:
+        """Called for a layer that stays the engine's."""
+
+    def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
+        """Raises NotImplementedError for an engine that asks for what is not computed here."""
+        if kv_cache_dtype not in _FLOAT_CACHES and kv_cache_dtype not in FP8_TYPES:
+            taken = ", ".join((*_FLOAT_CACHES, *FP8_TYPES))
+            raise NotImplementedError(f"kv_cache_dtype = {kv_cache_dtype!r}: lean_attention takes {taken}")
+        ranks = config.parallel_config.decode_context_parallel_size
+        if ranks > 1:
+            raise NotImplementedError(f"decode_context_parallel_size = {ranks}: lean_attention serves caches that one rank holds")
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
+        if self.lean is not None:
+            self.lean.to(self._device)
+
+    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: Optional[torch.Tensor] = None,
+        output_block_scale: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        if not isinstance(attn_metadata, Batch):  # the engine's own layer, or no step at all
+            return super().forward(  # type: ignore[misc]
+                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+            )
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("output_scale: results are not quantised by lean_attention")
+        assert self.lean is not None
+        if self._bound[0] is not kv_cache:
+            self._bound = (kv_cache, self.pages_of(kv_cache))
+        self.lean.attend(query, key, value, self._bound[1], attn_metadata, output, self.scales_of(layer))
+        return output
+
+    def scales_of(self, layer: Any) -> tuple[Any, Any]:
+        """Of a float8 cache's keys and values."""
+        return layer._k_scale, layer._v_scale

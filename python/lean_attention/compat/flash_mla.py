@@ -1,0 +1,93 @@
+"""flash_mla_with_kvcache() and get_mla_metadata() of FlashMLA and of vLLM's copy of it: same arguments, same results.
+
+Multi-head latent attention after the absorption of its projections (DeepSeek-V2, arXiv 2405.04434, sec. 2.1): all query
+heads read one K/V head, whose values are the first dims of its keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from lean_attention._decode import decode
+from lean_attention.compat._torch_pieces import refuse
+
+_SPARSE = "tokens are not picked one by one here: dense attention is"
+_REFUSED = {
+    "indices": _SPARSE,
+    "topk_length": _SPARSE,
+    "extra_k_cache": _SPARSE,
+    "extra_indices_in_kvcache": _SPARSE,
+    "extra_topk_length": _SPARSE,
+    "attn_sink": "sinks that leave the log-sum-exp as it was are of sparse attention alone; decode(sinks=) counts them in both",
+    "is_fp8_kvcache": "rows with scales of 128 dims and bf16 rotary dims are not read here: bfloat16, float16 and float32 caches are",
+    "descale_q": "float8 queries are not computed here",
+    "descale_k": "float8 rows with bf16 rotary dims are not read here",
+}
+
+
+class FlashMLASchedMeta(NamedTuple):
+    """What FlashMLA keeps of a schedule between calls: nothing, for here each call makes its own where it runs."""
+
+
+def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
+    """(metadata, None), which flash_mla_with_kvcache() takes and does not need; any arguments."""
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: Optional[torch.Tensor],
+    cache_seqlens: Optional[torch.Tensor],
+    head_dim_v: int,
+    tile_scheduler_metadata: Any = None,
+    num_splits: Any = None,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Optional[torch.Tensor] = None,
+    attn_sink: Optional[torch.Tensor] = None,
+    extra_k_cache: Optional[torch.Tensor] = None,
+    extra_indices_in_kvcache: Optional[torch.Tensor] = None,
+    topk_length: Optional[torch.Tensor] = None,
+    extra_topk_length: Optional[torch.Tensor] = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of q over a paged cache of latent keys; on CUDA by the plain kernel, which is exact and not fast.
+
+    Args:
+        q: ``[B, n_q, Hq, d]``, d 576 for DeepSeek; queries stand at the end of their sequence.
+        k_cache: ``[pages, page, Hkv, d]`` in q's type, any page size, Hkv 1 for DeepSeek.
+        block_table: int32 ``[B, pages of a sequence]``.
+        cache_seqlens: int32 ``[B]``, tokens that each sequence has, those of q among them.
+        head_dim_v: the first dims of a key that are its value, 1 to d; 512 for DeepSeek.
+        tile_scheduler_metadata, num_splits: of get_mla_metadata(), whose or another's; not needed.
+        softmax_scale: default d ** -0.5. After absorption models give their own, of the dims before it.
+        causal: with several queries: each sees the keys up to its own.
+        is_fp8_kvcache, indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length,
+            others (descale_q, descale_k): refused.
+
+    Returns:
+        (out ``[B, n_q, Hq, head_dim_v]``, softmax_lse ``[B, Hq, n_q]``, float32, natural logarithm, -inf for rows that
+        see no key, where FlashMLA has +inf; merge_states() takes both for empty).
+
+    Raises:
+        ValueError: head_dim_v is not within the keys, a table or lengths are missing, and as decode().
+        NotImplementedError: sparse attention and float8 caches, by the argument's name.
+    """
+    asked = dict(
+        others, indices=indices, attn_sink=attn_sink, extra_k_cache=extra_k_cache, topk_length=topk_length,
+        extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length, is_fp8_kvcache=is_fp8_kvcache,
+    )  # fmt: skip
+    refuse("flash_mla_with_kvcache", asked, (), _REFUSED)
+    for name, given in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+        if given is None:
+            raise ValueError(f"{name}: None: needed for dense attention")
+    if not 1 <= head_dim_v <= k_cache.shape[-1]:
+        raise ValueError(f"head_dim_v = {head_dim_v}: values are the first of {k_cache.shape[-1]} dims of k_cache")
+    return decode(
+        q, k_cache, k_cache[..., :head_dim_v], block_table=block_table, seqlens=cache_seqlens, scale=softmax_scale, causal=causal,
+        layout="bshd", return_lse=True,
+    )  # fmt: skip

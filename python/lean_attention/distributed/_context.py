@@ -1,0 +1,192 @@
+"""ContextParallel: attention over sequences whose K/V lies on several ranks."""
+
+from __future__ import annotations
+
+import datetime
+import zlib
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+from lean_attention._decode import decode
+from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
+from lean_attention.distributed._append import append
+from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
+from lean_attention.distributed._local_call import (
+    Form,
+    Lengths,
+    Shard,
+    check_arguments,
+    global_lengths,
+    kv_head_axis,
+    local_call,
+)
+from lean_attention.distributed._placement import Placement
+
+_OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
+
+
+class ContextParallel:
+    """The tokens of every sequence dealt out over the ranks of a process group; a call computes all query heads on each.
+
+    Every rank attends to the keys it holds and gets (O, log-sum-exp); these alone are exchanged, and merged in rank order. All
+    ranks return the same bits, those of one process that computes the same shards and merges them in that order.
+
+    Args:
+        group: a process group of torch.distributed, of any backend that moves the tensors. Default: all processes.
+        block_tokens: see Placement. A multiple of the page size where K/V is paged.
+        exchange: "all_gather" (one exchange, every rank merges all heads) or "all_to_all" (two exchanges, each rank merges its
+            part of the heads; the ranks must divide Hq). The results are the same bits.
+        compare_every_call: for debugging: what ranks are asked for is compared in every call, which costs an exchange between
+            hosts. Otherwise where this rank sees a kind of call (shapes, types, which arguments, their numbers) for the first
+            time; ranks that come to differ later get an error when the timeout is over.
+        timeout: how long ranks wait for each other where calls are compared. Default: the group's own timeout, which holds for
+            the exchange in any case.
+
+    All ranks of the group make it together, and call it in the same order.
+
+    Attributes:
+        rank, ranks: this process's number in the group, and how many there are.
+        placement: which rank holds which token.
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        block_tokens: int = Placement.block_tokens,
+        exchange: str = "all_gather",
+        compare_every_call: bool = False,
+        timeout: Optional[datetime.timedelta] = None,
+    ) -> None:
+        self.group = dist.group.WORLD if group is None else group
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("group: this process is not in it")
+        self._agreement = Agreement(self.group, timeout, compare_every_call)
+        self._agreement.reach({"block_tokens": block_tokens, "exchange": exchange, "compare_every_call": compare_every_call})
+        if exchange not in EXCHANGES:
+            raise ValueError(f"exchange = {exchange!r}: allowed {', '.join(EXCHANGES)}")
+        self.placement = Placement(self.ranks, block_tokens)
+        self.exchange = exchange
+
+    def shard(self, x: torch.Tensor, axis: int = 2) -> torch.Tensor:
+        """This rank's tokens of a tensor over whole sequences: Placement.shard()."""
+        return self.placement.shard(x, self.rank, axis)
+
+    def local_block_table(self, block_table: torch.Tensor, page_tokens: int) -> torch.Tensor:
+        """This rank's columns of a table over whole sequences: Placement.local_block_table()."""
+        return self.placement.local_block_table(block_table, page_tokens, self.rank)
+
+    def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        """lean_attention.decode() over whole sequences, of which k and v are this rank's shards.
+
+        Args:
+            q: all query heads, the same on every rank.
+            k, v, block_table, page_indptr, page_indices: this rank's, as Placement deals them out; page ids are of its own pool.
+            seqlens, leftpad, cu_seqlens_k, max_seqlen_k: of the whole sequences. seqlens or cu_seqlens_k are needed.
+            mask, tree_mask: over the tokens of whole sequences.
+            append_k, append_v: the same on every rank: each token is written by the rank that holds it.
+            sinks and all others: as decode() takes them, the same on every rank.
+
+        Not taken, refused by name: rotary_cos, rotary_sin, stream; append_k with packed queries, packed keys or page_indptr; rules
+        about positions where cu_seqlens_q gives several queries to a sequence.
+
+        Returns:
+            out, or (out, lse) with return_lse: the same on every rank.
+
+        Raises:
+            ValueError: also where ranks are asked for different things; the message names argument and ranks.
+            RuntimeError: a rank ended or did not come within the group's timeout; or, where the exchange is in host memory, the
+                call was refused on another rank, or lengths differ between ranks.
+            NotImplementedError, TypeError: as decode().
+        """
+        self._agreement.reach(self._asked(q, k, v, arguments))
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name}: {type(x)}: a torch tensor is needed")
+        form = Form.of(q, arguments)
+        check_arguments(arguments, form, k, self.placement)
+        if self.exchange == "all_to_all" and form.q_heads % self.ranks != 0:
+            raise ValueError(
+                f"exchange = 'all_to_all': {self.ranks} ranks do not divide {form.q_heads} heads: use 'all_gather'"
+            )
+        lengths = global_lengths(arguments, form, q.device)
+        refusal, state = None, None
+        try:
+            state = self._own_state(form, lengths, q, k, v, arguments)
+        except Exception as error:  # the others wait for this rank's message: they are told first
+            refusal = error
+        try:
+            return self._returned(self._merged(form, lengths, q, v, state, refusal), arguments)
+        finally:
+            if refusal is not None:
+                raise refusal from None
+
+    def _own_state(
+        self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
+    ) -> State:
+        """O and lse of this rank's shard, heads first."""
+        shard = Shard(self.placement, self.rank)
+        if arguments.get("append_k") is not None:
+            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
+        call = local_call(shard, form, lengths, k, arguments)
+        out, lse = decode(q, k, v, **call, return_lse=True)
+        return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
+
+    def _merged(
+        self,
+        form: Form,
+        lengths: Lengths,
+        q: torch.Tensor,
+        v: torch.Tensor,
+        state: Optional[State],
+        refusal: Optional[Exception],
+    ) -> State:
+        """The state of all keys, in q's layout."""
+        outer = list(q.shape[:-1])
+        heads = outer.pop(form.head_axis)
+        rows = Rows(heads, q.shape[:-1].numel() // heads, v.shape[-1], q.dtype)
+        digest = (
+            zlib.crc32(repr((lengths.ends.tolist(), _listed(lengths.given_starts))).encode()) if q.device.type == "cpu" else 0
+        )
+        message = Message.of(rows, state, (int(refusal is not None), digest), q.device)
+        try:
+            out, lse = EXCHANGES[self.exchange](message, self.group)
+        except Disagreement:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(failure("the exchange", self._agreement.ranks, timeout_of(self.group), error)) from error
+        out = out.reshape(heads, *outer, rows.value_dim).movedim(0, form.head_axis)
+        return out.contiguous(), lse.reshape(heads, *outer).movedim(0, form.lse_head_axis).contiguous()
+
+    def _returned(self, state: State, arguments: dict[str, Any]) -> Any:
+        out, lse = state
+        if arguments.get("out") is not None:
+            out = arguments["out"].copy_(out)
+        if arguments.get("lse") is not None:
+            lse = arguments["lse"].copy_(lse)
+        return (out, lse) if arguments.get("return_lse") else out
+
+    def _asked(self, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What must be the same on all ranks, by name. Lengths that are lists are compared with every call instead."""
+        asked = {"q": described(q), "k": _kind_of_cache(k, arguments), "v": _kind_of_cache(v, arguments)}
+        for name, value in sorted(arguments.items()):
+            if value is None:
+                continue
+            if name in _OF_A_RANK or (name in ("seqlens", "leftpad") and not isinstance(value, torch.Tensor)):
+                asked[name] = str(getattr(value, "dtype", "numbers"))
+            else:
+                asked[name] = described(value)
+        return asked
+
+
+def _kind_of_cache(x: Any, arguments: dict[str, Any]) -> Any:
+    if not isinstance(x, torch.Tensor) or x.dim() < 3:
+        return described(x)
+    return str(x.dtype), (x.shape[kv_head_axis(x, arguments)], x.shape[-1]), x.device.type
+
+
+def _listed(lengths: Optional[torch.Tensor]) -> Optional[list]:
+    return None if lengths is None else lengths.tolist()

@@ -1,0 +1,133 @@
+"""lean_attention.distributed on NCCL: as many GPUs as there are, two at least. `make multi-gpu-test` runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import lean_attention  # noqa: E402
+from lean_attention.distributed import ContextParallel, TensorParallel, merge_in_order  # noqa: E402
+
+GPUS = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"{GPUS} GPUs, 2 are needed")
+COUNTS = [count for count in (2, 4, 8) if count <= GPUS]
+TOLERANCE = 0.02  # bf16, values of a normal distribution
+
+
+def case(q_tokens: int = 1, tokens: int = 3000) -> tuple:
+    """The same on every rank, on its own GPU."""
+    torch.manual_seed(7)
+    torch.cuda.set_device(dist.get_rank())
+    q = torch.randn(3, 16, q_tokens, 128)
+    k, v = torch.randn(2, 3, 8, tokens, 128)
+    lens = torch.tensor([tokens, 5, 777], dtype=torch.int32)
+    return *(x.bfloat16().cuda() for x in (q, k, v)), lens.cuda()
+
+
+def near(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (result.float() - expected.float()).abs().max().item() < TOLERANCE
+
+
+def computed(exchange: str) -> bytes:
+    """All rules that a shard expresses in another way; the bits of the first, and those of one GPU that computes the same shards."""
+    context = None
+    for rules in (
+        dict(), dict(softcap=5.0), dict(window=(300, 0)), dict(sinks=torch.linspace(-1, 3, 16)), dict(alibi_slopes=torch.linspace(0.001, 0.1, 16)),
+    ):  # fmt: skip
+        q, k, v, lens = case()
+        context = context or ContextParallel(exchange=exchange)
+        rules = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in rules.items()}
+        out, lse = context.decode(q, context.shard(k), context.shard(v), seqlens=lens, return_lse=True, **rules)
+        whole, whole_lse = lean_attention.decode(q, k, v, seqlens=lens, return_lse=True, **rules)
+        near(out, whole)
+        assert (lse - whole_lse).abs().max().item() < 1e-3
+        if not rules:
+            place, states = context.placement, []
+            for rank in range(context.ranks):
+                shard = dict(seqlens=place.local_tokens(lens, rank), return_lse=True)
+                states.append(lean_attention.decode(q, place.shard(k, rank), place.shard(v, rank), **shard))
+            expected, expected_lse = merge_in_order(states, q.dtype)
+            assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+            bits = out.float().cpu().numpy().tobytes()
+    q, k, v, lens = case(q_tokens=4)
+    near(context.decode(q, context.shard(k), context.shard(v), seqlens=lens, causal=True),
+         lean_attention.decode(q, k, v, seqlens=lens, causal=True))  # fmt: skip
+    return bits
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
+def test_ranks_compute_what_one_gpu_does(count, exchange):
+    assert len(set(ranks.run(count, computed, exchange, backend="nccl"))) == 1
+
+
+def captured() -> None:
+    """A step in a CUDA graph: one new token appended, lengths counted on the device, replayed over blocks of every rank."""
+    q, k, v, lens = case(tokens=200)
+    lens = torch.tensor([20, 5, 77], dtype=torch.int32, device="cuda")
+    context = ContextParallel(block_tokens=4)
+    shards = [context.shard(x).clone() for x in (k, v)]
+    out = torch.empty_like(q)
+    new_k, new_v = k[:, :, :1].clone(), v[:, :, :1].clone()
+
+    def step() -> None:
+        lens.add_(1)
+        context.decode(q, *shards, seqlens=lens, append_k=new_k, append_v=new_v, out=out)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for x, new in ((k, new_k), (v, new_v)):  # what the warm-up appended; the capture ran nothing
+        for i, token in enumerate((20, 5, 77)):
+            x[i, :, token] = new[i, :, 0]
+    for done in range(1, 20):
+        new_k.normal_(generator=torch.Generator("cuda").manual_seed(done))
+        graph.replay()
+        for x, new in ((k, new_k), (v, new_v)):
+            for i, token in enumerate((20, 5, 77)):
+                x[i, :, token + done] = new[i, :, 0]
+        assert lens.tolist() == [21 + done, 6 + done, 78 + done]
+        near(out, lean_attention.decode(q, k, v, seqlens=lens))
+        assert torch.equal(shards[0], context.shard(k))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_steps_are_captured(count):
+    ranks.run(count, captured, backend="nccl")
+
+
+def sharded_heads() -> None:
+    q, k, v, lens = case()
+    for kv_heads in (8, 5, 1):  # even, uneven, fewer than ranks
+        tensor = TensorParallel(2 * kv_heads, kv_heads)
+        whole = lean_attention.decode(q[:, : 2 * kv_heads], k[:, :kv_heads], v[:, :kv_heads], seqlens=lens)
+        own = [tensor.shard_kv(x[:, :kv_heads]) for x in (k, v)]
+        if tensor.context is not None:
+            own = [tensor.context.shard(x) for x in own]
+        near(tensor.gather(tensor.decode(tensor.shard_q(q[:, : 2 * kv_heads]), *own, seqlens=lens)), whole)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_heads_are_sharded(count):
+    ranks.run(count, sharded_heads, backend="nccl")
+
+
+def differing() -> None:
+    q, k, v, lens = case()
+    context = ContextParallel()
+    with pytest.raises(ValueError, match="^q: rank 1 has"):
+        context.decode(q if dist.get_rank() != 1 else q.half(), context.shard(k), context.shard(v), seqlens=lens)
+    near(context.decode(q, context.shard(k), context.shard(v), seqlens=lens), lean_attention.decode(q, k, v, seqlens=lens))
+
+
+def test_what_differs_is_refused():
+    ranks.run(2, differing, backend="nccl")

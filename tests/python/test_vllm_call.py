@@ -1,0 +1,163 @@
+"""What the plug-in for vLLM does without vLLM: caches in the engine's layouts, and one layer's calls over them."""
+
+import pathlib
+
+import numpy as np
+import oracle
+import pytest
+from conftest import needs
+
+torch = pytest.importorskip("torch")
+
+from lean_attention import _vllm_call as call
+from lean_attention import vllm as plugin
+
+Q_HEADS, KV_HEADS, DIM, PAGE, PAGES = 6, 2, 24, 8, 40
+LENGTHS, NEW = [37, 1, 20, 61], [5, 1, 20, 1]  # tokens of each sequence, and how many of them are new
+LAYOUTS = {
+    "halves": (PAGES, KV_HEADS, PAGE, 2 * DIM),
+    "side_by_side": (PAGES, KV_HEADS, PAGE, 2 * DIM),
+    "keys_then_values": (2, PAGES, KV_HEADS, PAGE, DIM),
+    "pairs_of_token_rows": (PAGES, 2, PAGE, KV_HEADS, DIM),
+}
+RULES = {
+    "plain": {},
+    "window": dict(window=9),
+    "softcap": dict(softcap=3.0),
+    "alibi": dict(alibi_slopes=[2.0 ** -(i + 1) for i in range(Q_HEADS)]),
+    "sinks": dict(sinks=torch.linspace(-1, 2, Q_HEADS)),
+    "all": dict(window=17, softcap=5.0, alibi_slopes=[0.1] * Q_HEADS, sinks=torch.ones(Q_HEADS)),
+}
+pytestmark = needs("pages", "append")
+
+
+class Step:
+    """Sequences of uneven lengths, their tokens of old in pages, the new ones packed end to end."""
+
+    def __init__(self, layout, dtype=torch.float32, fp8=None, scales=(1.0, 1.0)):
+        torch.manual_seed(4)
+        made = torch.full(LAYOUTS[layout], float("nan"), dtype=dtype)
+        cache = made.to(fp8).view(torch.uint8) if fp8 else made
+        self.pages = getattr(call, layout)(cache)
+        self.kv = torch.randn(2, len(LENGTHS), max(LENGTHS), KV_HEADS, DIM).to(dtype)
+        if fp8:  # numbers that float8 holds, so that the oracle sees what the cache does
+            for x, scale in zip(self.kv, scales):
+                x.copy_(((x / scale).to(fp8).to(dtype) * scale))
+        order, used = torch.randperm(PAGES), 0
+        table = torch.full((len(LENGTHS), max(LENGTHS) // PAGE + 1), PAGES + 7, dtype=torch.int32)
+        for b, length in enumerate(LENGTHS):
+            count = -(-length // PAGE)
+            table[b, :count] = order[used : used + count]
+            used += count
+        stored = [(pool.view(fp8) if fp8 else pool, x, scale) for pool, x, scale in zip(self.pages, self.kv, scales)]
+        for b, (length, new) in enumerate(zip(LENGTHS, NEW)):
+            for token in range(length - new):
+                for pool, x, scale in stored:
+                    pool[table[b, token // PAGE], :, token % PAGE] = (x[b, token] / scale).to(pool.dtype)
+        starts = torch.tensor([0, *np.cumsum(NEW)], dtype=torch.int32)
+        self.batch = call.Batch(sum(NEW), max(NEW), starts, max(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32), table, starts)
+        self.query = torch.randn(sum(NEW) + 3, Q_HEADS, DIM).to(dtype)  # three tokens of no sequence
+        self.key, self.value = (
+            torch.cat([x[b, length - new : length] for b, (length, new) in enumerate(zip(LENGTHS, NEW))] + [x[0, :3]]) for x in self.kv
+        )
+
+    def check(self, out, **rules):
+        """Each sequence against the definition; the padding is left alone."""
+        dtype = str(out.dtype).removeprefix("torch.")
+        if "window" in rules:
+            rules["window"] = (rules["window"] - 1, -1)
+        for name in ("alibi_slopes", "sinks"):
+            if name in rules:
+                rules[name] = np.asarray(rules[name], np.float32)
+        for b, (length, new) in enumerate(zip(LENGTHS, NEW)):
+            first = int(self.batch.query_start_loc[b])
+            q = self.query[first : first + new].transpose(0, 1)[None]
+            k, v = (x[b, :length].transpose(0, 1)[None] for x in self.kv)
+            answer = oracle.attention(q, k, v, causal=True, scale=0.2, dtype=dtype, **rules)
+            answer.check(out[first : first + new].transpose(0, 1)[None])
+        assert out[sum(NEW) :].isnan().all()
+
+    def attend(self, **settings):
+        layer = call.PagedLayer(scale=0.2, **settings)
+        layer.to(torch.device("cpu"))
+        out = torch.full_like(self.query, float("nan"))
+        layer.attend(self.query, self.key, self.value, self.pages, self.batch, out)
+        return out
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_layer_writes_and_reads_every_layout(layout, dtype):
+    step = Step(layout, dtype)
+    step.check(step.attend(writes=True))
+    step.check(step.attend())  # what the first call wrote
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_a_layer_has_its_rules(rules):
+    step = Step("halves")
+    step.check(step.attend(writes=True, **RULES[rules]), **RULES[rules])
+
+
+def test_bits_do_not_depend_on_the_batch_where_that_is_asked_for():
+    step = Step("halves")
+    together = step.attend(writes=True, batch_invariant=True)
+    alone = torch.full_like(step.query, float("nan"))
+    for b, new in enumerate(NEW):
+        first = int(step.batch.query_start_loc[b])
+        batch = call.Batch(
+            new, new, torch.tensor([0, new], dtype=torch.int32), LENGTHS[b], step.batch.seq_lens[b : b + 1],
+            step.batch.block_table[b : b + 1], None,
+        )  # fmt: skip
+        rows = slice(first, first + new)
+        call.PagedLayer(scale=0.2, batch_invariant=True).attend(step.query[rows], None, None, step.pages, batch, alone[rows])
+    assert torch.equal(together[: sum(NEW)], alone[: sum(NEW)])
+
+
+@needs("fp8")
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+def test_a_float8_cache_is_written_and_read_by_its_scales(fp8):
+    scales = (0.5, 2.0)
+    step = Step("halves", torch.bfloat16, fp8, scales)
+    layer = call.PagedLayer(scale=0.2, fp8=fp8, writes=True)
+    out = torch.full_like(step.query, float("nan"))
+    layer.attend(step.query, step.key, step.value, step.pages, step.batch, out, scales)
+    step.check(out)
+
+
+def test_sinks_that_were_not_loaded_are_refused_and_caches_of_another_shape():
+    step = Step("halves")
+    with pytest.raises(RuntimeError, match="sinks"):
+        call.PagedLayer(scale=0.2, sinks=torch.ones(Q_HEADS)).attend(step.query, None, None, step.pages, step.batch, step.query)
+    for layout in LAYOUTS:
+        with pytest.raises(ValueError, match="kv_cache: shape"):
+            getattr(call, layout)(torch.zeros(3, 3, 3, 3, 3) if len(LAYOUTS[layout]) == 5 else torch.zeros(3, 3))
+
+
+def test_a_window_of_a_batch_that_is_not_causal_is_refused():
+    step = Step("halves")
+    step.batch.causal = False
+    with pytest.raises(NotImplementedError, match="sliding_window = 4"):
+        step.attend(window=4)
+
+
+@pytest.mark.parametrize(
+    "version, device, words",
+    [
+        ("0.32.0", "cpu", ""),
+        ("0.32.1+cpu", "cuda", ""),
+        ("0.19.1", "cpu", "vllm 0.19.1 is not served"),
+        ("1.0.0", "cuda", "vllm 1.0.0 is not served"),
+        ("dev", "cuda", "vllm dev is not served"),
+        ("0.32.0", "xpu", "platform 'xpu' is not served"),
+    ],
+)
+def test_versions_and_platforms_that_are_not_served_are_named(version, device, words):
+    assert plugin.refusal(version, device) == "" if not words else words in plugin.refusal(version, device)
+
+
+def test_vllm_finds_the_plug_in():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["entry-points"]["vllm.general_plugins"]["lean_attention"].partition(":")
+    assert module == plugin.__name__ and callable(getattr(plugin, function))
