@@ -66,8 +66,8 @@ def flash_mla_with_kvcache(
         tile_scheduler_metadata, num_splits: of get_mla_metadata(), whose or another's; not needed.
         softmax_scale: default d ** -0.5. After absorption models give their own, of the dims before it.
         causal: with several queries: each sees the keys up to its own.
-        is_fp8_kvcache, indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length,
-            others (descale_q, descale_k): refused.
+        is_fp8_kvcache, indices, attn_sink, extra_k_cache, extra_indices_in_kvcache: refused.
+        topk_length, extra_topk_length, others (descale_q, descale_k): refused.
 
     Returns:
         (out ``[B, n_q, Hq, head_dim_v]``, softmax_lse ``[B, Hq, n_q]``, float32, natural logarithm, -inf for rows that
