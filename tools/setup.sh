@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 
 build_packages=(g++ cmake ninja-build pkg-config python3 libhwy-dev libgtest-dev libbenchmark-dev libcli11-dev
   nlohmann-json3-dev libfmt-dev)
-check_packages=(clang llvm)
+check_packages=(clang llvm nodejs)
 format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt

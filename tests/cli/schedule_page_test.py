@@ -9,10 +9,13 @@ import json
 import os
 import pathlib
 import random
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.parse
 
 LEAN, NODE, ROOT = "", "", pathlib.Path()
 BATCHES = 120
@@ -84,6 +87,22 @@ POLICIES = {
     "fixed-chunk": {"kind": "fixed_chunk"},
     "fixed-chunk:300": {"kind": "fixed_chunk", "chunk_tokens": 300},
 }
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+# What a person does to the page, and what stands on it then.
+POKED = """<script>
+const found = [];
+function set(id, value) {
+  const control = document.getElementById(id);
+  control.value = value;
+  control.dispatchEvent(new Event("input"));
+  found.push({ id, value, said: document.getElementById("said").textContent, error: document.getElementById("error").textContent,
+    invalid: control.getAttribute("aria-invalid"), requests: document.getElementById("requests").value,
+    picture: document.getElementById("lean-picture").getAttribute("aria-label"), range: document.getElementById("workers-range").value });
+}
+set("workers", "7"); set("kv_heads-range", "3"); set("workers", "0"); set("workers", "7"); set("lengths", "1000,x"); set("lengths", "2x1k,37");
+set("percent", "200");
+document.body.innerHTML = "<pre id=found>" + encodeURIComponent(JSON.stringify(found)) + "</pre>";
+</script></body>"""
 COMPARED = ("policy", "workers", "plan", "summary", "shares")
 
 
@@ -167,6 +186,28 @@ class Whole(unittest.TestCase):
                                  (("--schedule", "data-parallel"), "--schedule and --determinism: as they are by default with --html")):
             self.assertIn("lean schedule: " + words, refused("--html", "-", *arguments))
         self.assertIn("--html = /dev/full: a file that can be written", refused("--html", "/dev/full"))
+
+
+@unittest.skipUnless(BROWSER, "no chromium here")
+class InABrowser(unittest.TestCase):
+    def test_controls_change_what_is_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder) / "page.html"
+            page.write_text(lean("--preset", "conv32", "--workers", "132", "--html", "-").replace("</body>", POKED))
+            done = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile", "--dump-dom", page.as_uri()],
+                                  check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120)
+        found = json.loads(urllib.parse.unquote(re.search(r'id="found">(.*?)<', done.stdout)[1]))
+        workers, heads, none, again, wrong, lengths, doubled = found
+        self.assertEqual((workers["range"], workers["error"]), ("7", ""))
+        self.assertIn("7 of 7 workers busy", workers["said"])
+        self.assertIn("32 requests, 96 outputs", heads["said"])
+        self.assertEqual((none["error"], none["invalid"]), ('workers = "0": a whole number from 1 to 4096', "true"))
+        self.assertEqual((none["said"], again["invalid"], again["error"]), (heads["said"], None, ""))
+        self.assertIn('lengths = "x": token counts', wrong["error"])
+        self.assertEqual((lengths["requests"], lengths["error"]), ("3", ""))
+        told = json.loads(lean("--lens", "2x2k,74", "--kv-heads", "3", "--q-heads", "12", "--workers", "7", "--json"))["summary"]
+        self.assertIn(f"3 requests, 9 outputs, {told['tiles']} tiles", doubled["said"])
+        self.assertIn(f"longest {told['worker_tiles']['max']} tiles, 7 of 7 workers busy, {told['shared_outputs']} outputs shared", doubled["picture"])
 
 
 if __name__ == "__main__":
