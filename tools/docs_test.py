@@ -95,6 +95,7 @@ def docstring_faults() -> list:
                 faults.append(f"{each.path} has no docstring")
             elif each.is_function:
                 faults += argument_faults(each)
+    faults += [f"reference/python: {name} is there twice" for name in sorted(set(shown)) if shown.count(name) > 1]
     return faults + ["reference/python names nothing"] * (not shown)
 
 

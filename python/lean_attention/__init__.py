@@ -28,6 +28,7 @@ __all__ = [
     "decode",
     "enable_sdpa",
     "flash_attn_with_kvcache",
+    "flash_mla_with_kvcache",
     "merge_states",
     "schedule",
     "sticky_status",
@@ -49,6 +50,10 @@ def __getattr__(name: str) -> Any:
         from lean_attention.compat.flash_attn import flash_attn_with_kvcache
 
         return flash_attn_with_kvcache
+    if name == "flash_mla_with_kvcache":
+        from lean_attention.compat.flash_mla import flash_mla_with_kvcache
+
+        return flash_mla_with_kvcache
     if name == "enable_sdpa":
         from lean_attention.sdpa import enable_sdpa
 
