@@ -41,7 +41,7 @@ def build() -> list:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, text=True, env=environment, capture_output=True, check=False)
     if done.returncode:
-        return [line for line in (done.stdout + done.stderr).splitlines() if "INFO" not in line]
+        return [line for line in (done.stdout + done.stderr).splitlines() if re.match(r"\s*(?:WARNING|ERROR)|\s*Aborted", line)]
     pages = sorted(SITE.rglob("*.html"))
     return [] if len(pages) >= PAGES_AT_LEAST else [f"{len(pages)} pages, {PAGES_AT_LEAST} or more are expected"]
 
@@ -80,7 +80,7 @@ def docstring_faults() -> list:
     shown = re.findall(r"<!-- python: lean_attention\.(\S+)", page)
     package = griffe.load("lean_attention", search_paths=[ROOT / "python"], extensions=griffe.load_extensions(ROOT / "tools/site/likeness.py"))
     faults = []
-    for module in (package, package["compat.flashinfer"], package["ort"]):
+    for module in (package, package["compat.flashinfer"], package["distributed"], package["ort"]):
         prefix = module.path.removeprefix("lean_attention").lstrip(".")
         for name in module.exports or []:
             name = str(getattr(name, "name", name))
@@ -95,6 +95,7 @@ def docstring_faults() -> list:
                 faults.append(f"{each.path} has no docstring")
             elif each.is_function:
                 faults += argument_faults(each)
+    faults += [f"reference/python: {name} is there twice" for name in sorted(set(shown)) if shown.count(name) > 1]
     return faults + ["reference/python names nothing"] * (not shown)
 
 

@@ -148,3 +148,4 @@ def test_the_schedule_that_is_explained():
     schedule = lean_attention.schedule([5000, 300, 1200], q_heads=4, kv_heads=1, head_dim=64, options=options)
     shown = re.search(r"```text\n(.*?)\n```", (GUIDES / "reading-a-schedule.md").read_text(), re.S)[1]
     assert [line.rstrip() for line in str(schedule).strip().splitlines()] == [line.rstrip() for line in shown.splitlines()]
+    assert schedule.to_svg() == (ROOT / "docs" / "schedule-example.svg").read_text()

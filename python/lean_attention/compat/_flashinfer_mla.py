@@ -101,6 +101,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             q_nope, q_pe: ``[qo_indptr[B], heads, ckv dims]`` and ``[qo_indptr[B], heads, kpe dims]``.
             ckv_cache, kpe_cache: ``[pages, page, ckv dims]`` and ``[pages, page, kpe dims]``.
             out, lse: results go there if given.
+            return_lse: return (out, lse) instead of out.
             return_lse_base_on_e: the log-sum-exp in base e, not 2.
             profiler_buffer, kv_len, page_table: refused.
 

@@ -104,7 +104,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     begin_forward = plan
 
     def run(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
-        """Attention of q ``[qo_indptr[B], Hq, d]`` over paged_kv_cache, ``[pages, 2, ...]`` or a pair (k, v) in the wrapper's layout.
+        """Attention of q ``[qo_indptr[B], Hq, d]`` over paged_kv_cache, ``[pages, 2, ...]`` or a pair (k, v) in the wrapper's
+        layout.
 
         The rest, and what is returned, as BatchDecodeWithPagedKVCacheWrapper.run().
         """

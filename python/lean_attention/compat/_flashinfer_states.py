@@ -43,7 +43,10 @@ def merge_state(
 def merge_state_in_place(
     v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor, mask: Optional[torch.Tensor] = None
 ) -> None:
-    """v ``[n, H, d]`` and s ``[n, H]`` become the result of themselves and of v_other and s_other; with ``mask [n]`` where it is true."""
+    """v ``[n, H, d]`` and s ``[n, H]`` become the result of themselves and of v_other and s_other.
+
+    With ``mask [n]`` only where it is true.
+    """
     merged, merged_s = merge_state(v, s, v_other, s_other)
     if mask is not None:
         merged = torch.where(mask.bool()[:, None, None], merged, v)

@@ -72,11 +72,13 @@ class ContextParallel:
         self.exchange = exchange
 
     def shard(self, x: torch.Tensor, axis: int = 2) -> torch.Tensor:
-        """This rank's tokens of a tensor over whole sequences: Placement.shard()."""
+        """This rank's tokens of a tensor `x` that has whole sequences along `axis`: Placement.shard()."""
         return self.placement.shard(x, self.rank, axis)
 
     def local_block_table(self, block_table: torch.Tensor, page_tokens: int) -> torch.Tensor:
-        """This rank's columns of a table over whole sequences: Placement.local_block_table()."""
+        """This rank's columns of `block_table`, a table over whole sequences in pages of `page_tokens` tokens:
+        Placement.local_block_table().
+        """
         return self.placement.local_block_table(block_table, page_tokens, self.rank)
 
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:

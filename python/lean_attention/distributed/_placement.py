@@ -61,7 +61,7 @@ class Placement:
         return self.local_tokens(tokens, 0)
 
     def shard(self, x: torch.Tensor, rank: int, axis: int = 2) -> torch.Tensor:
-        """`rank`'s tokens of a tensor whose `axis` is a sequence's tokens from 0 on: a copy, capacity() long on every rank.
+        """`rank`'s tokens of a tensor `x` whose `axis` is a sequence's tokens from 0 on: a copy, capacity() long on every rank.
 
         Ragged sequences of a padded batch are sharded by the same call. What stands past the last token is 0.
         """
@@ -76,7 +76,9 @@ class Placement:
     def shard_packed(
         self, x: torch.Tensor, cu_seqlens: torch.Tensor, rank: int, axis: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rank`'s tokens of sequences packed end to end along `axis`, and their own cumulative lengths. Waits for a device."""
+        """`rank`'s tokens of sequences packed end to end along `axis` of `x`, by their `cu_seqlens` ``[B + 1]``, and the shards' own
+        cumulative lengths. Waits for a device.
+        """
         bounds = cu_seqlens.tolist()
         held = [
             begin + self.token_at(torch.arange(self.local_tokens(end - begin, rank)), rank)
@@ -85,26 +87,26 @@ class Placement:
         return x.index_select(axis, torch.cat(held).to(x.device)), self.local_cu_seqlens(cu_seqlens, rank)
 
     def local_cu_seqlens(self, cu_seqlens: torch.Tensor, rank: int) -> torch.Tensor:
-        """Cumulative lengths of `rank`'s shards, from those of the sequences."""
+        """Cumulative lengths of `rank`'s shards, from `cu_seqlens` ``[B + 1]``, those of the sequences."""
         shards = self.local_tokens(cu_seqlens.diff(), rank).cumsum(0, dtype=torch.int32)
         return torch.nn.functional.pad(shards, (1, 0))
 
     def local_block_table(self, block_table: torch.Tensor, page_tokens: int, rank: int) -> torch.Tensor:
-        """`rank`'s columns of a table ``[B, pages of a sequence]``: a copy, as wide on every rank, filled up with page 0.
+        """`rank`'s columns of `block_table` ``[B, pages of a sequence]``: a copy, as wide on every rank, filled up with page 0.
 
-        Page j of a sequence is one of the pool of the rank that holds its tokens.
+        A page holds `page_tokens` tokens. Page j of a sequence is one of the pool of the rank that holds its tokens.
         """
         return self._pages(page_tokens).shard(block_table, rank, axis=1)
 
     def local_page_list(
         self, page_indptr: torch.Tensor, page_indices: torch.Tensor, page_tokens: int, rank: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rank`'s page_indptr and page_indices. Waits for a device."""
+        """`rank`'s page_indptr and page_indices, of pages of `page_tokens` tokens. Waits for a device."""
         indices, indptr = self._pages(page_tokens).shard_packed(page_indices, page_indptr, rank, axis=0)
         return indptr, indices
 
     def need_whole_pages(self, page_tokens: int) -> None:
-        """Raises ValueError where a page would lie on several ranks."""
+        """Raises ValueError where a page of `page_tokens` tokens would lie on several ranks."""
         if self.block_tokens % page_tokens != 0:
             raise ValueError(
                 f"block_tokens = {self.block_tokens}: must be a multiple of the page size, {page_tokens}: a page lies on one rank"

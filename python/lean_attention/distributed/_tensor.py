@@ -67,11 +67,11 @@ class TensorParallel:
             self.context = self._context_of_head(dict(block_tokens=block_tokens, exchange=exchange, timeout=timeout))
 
     def shard_q(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """This rank's query heads of a tensor with all of them along `axis`, as a view: q, sinks, alibi_slopes, a mask."""
+        """This rank's query heads of a tensor `x` with all of them along `axis`, as a view: q, sinks, alibi_slopes, a mask."""
         return x.narrow(axis, self.q_heads.start, len(self.q_heads))
 
     def shard_kv(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """This rank's K/V heads of a tensor with all of them along `axis`, as a view: k, v, k_scale, v_scale."""
+        """This rank's K/V heads of a tensor `x` with all of them along `axis`, as a view: k, v, k_scale, v_scale."""
         return x.narrow(axis, self.kv_heads.start, len(self.kv_heads))
 
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
@@ -91,7 +91,7 @@ class TensorParallel:
         return (decode if self.context is None else self.context.decode)(q, k, v, **arguments)
 
     def gather(self, out: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """All heads, on every rank, of a tensor that has this rank's query heads along `axis`."""
+        """All heads, on every rank, of a tensor `out` that has this rank's query heads along `axis`."""
         most = max(len(self._dealt(self._all_kv_heads, rank)) for rank in range(self.ranks)) * self._group_size
         mine = out.new_zeros((most, *out.movedim(axis, 0).shape[1:]))  # every rank's are as many for the exchange
         mine[: len(self.q_heads)] = out.movedim(axis, 0)
