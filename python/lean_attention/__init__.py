@@ -3,7 +3,7 @@
 >>> out = lean_attention.decode(q, k, v, seqlens=seqlens)
 
 Takes NumPy arrays, torch tensors and everything with ``__dlpack__``. Submodules, imported when asked for:
-``torch_ops`` (torch.ops.lean_attention), ``hf`` (Hugging Face Transformers), ``compat.flashinfer``.
+``torch_ops`` (torch.ops.lean_attention), ``hf`` (Hugging Face Transformers), ``vllm`` (its plug-in), ``compat.flashinfer``.
 """
 
 from __future__ import annotations

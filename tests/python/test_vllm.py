@@ -34,7 +34,7 @@ from lean_attention import vllm as plugin
 register_kernels_once()
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "opt", "bloom")
 UNEVEN = (5, 130, 33, 300, 64, 1, 17, 201)
-START_S = 300  # of a server, at most
+START_S = 600  # of a server, at most
 SAME_LOGPROB = 1e-3  # fp32 through two layers, sums in another order; measured: 1e-5
 
 
