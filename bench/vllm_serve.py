@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The attention of vLLM's engine on the CPU, this library's beside CPU_ATTN: time of a decode step's layers, write to the cache included.
+"""Attention inside vLLM's engine on the CPU, this library's beside CPU_ATTN: a decode step's layers, with the write to the cache.
 
 A random model of a few thin layers with a known model's heads runs in this process (.venv-vllm; tools/setup.sh vllm);
 what the engine spends inside the attention's implementation is added up, a step at a time. One row for each shape:
@@ -118,7 +118,8 @@ def main() -> None:
     for batch, context in shapes:
         theirs, mine = ([1e6 * step / LAYERS for step in found[name, batch, context]] for name in ("cpu_attn", "lean"))
         cells = [f"{statistics.median(times):9.0f} ({min(times):6.0f})" for times in (theirs, mine)]
-        print(f"{f'{batch} x {context}':>16} {cells[0]:>18} {cells[1]:>18} {statistics.median(theirs) / statistics.median(mine):>16.2f}")
+        factor = statistics.median(theirs) / statistics.median(mine)
+        print(f"{f'{batch} x {context}':>16} {cells[0]:>18} {cells[1]:>18} {factor:>16.2f}")
         if options.json:
             row = dict(
                 batch=batch, context=context, dtype=options.dtype, heads=HEADS, layers=LAYERS, cpu_attn_us=theirs, lean_us=mine,

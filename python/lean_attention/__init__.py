@@ -3,8 +3,8 @@
 >>> out = lean_attention.decode(q, k, v, seqlens=seqlens)
 
 Takes NumPy arrays, torch tensors and everything with ``__dlpack__``. Submodules, imported when asked for:
-``torch_ops`` (torch.ops.lean_attention), ``hf`` (Hugging Face Transformers), ``compat.flashinfer``,
-``distributed`` (heads or tokens over several processes).
+``torch_ops`` (torch.ops.lean_attention), ``hf`` (Hugging Face Transformers), ``vllm`` and ``sglang`` (their plug-ins),
+``compat.flashinfer``, ``distributed`` (heads or tokens over several processes).
 """
 
 from __future__ import annotations

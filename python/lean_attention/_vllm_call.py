@@ -137,9 +137,10 @@ class PagedLayer:
         if batch.causal:
             arguments.update(causal=True, window=(-1, -1) if self.window is None else (self.window - 1, -1))
         elif self.window is not None:
-            raise NotImplementedError(f"sliding_window = {self.window}: only causal layers have one here, and this batch is not causal")
+            raise NotImplementedError(f"sliding_window = {self.window}: a window is of causal steps here, and this one is not")
         decode(
             query[:tokens], k.transpose(1, 2), v.transpose(1, 2), cu_seqlens_q=batch.query_start_loc,
-            max_seqlen_q=batch.max_query_len, seqlens=batch.seq_lens, block_table=batch.block_table, out=out[:tokens], **arguments,
+            max_seqlen_q=batch.max_query_len, seqlens=batch.seq_lens, block_table=batch.block_table, out=out[:tokens],
+            **arguments,
         )  # fmt: skip
 

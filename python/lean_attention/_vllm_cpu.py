@@ -30,11 +30,11 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
         if self.head_size > LARGEST_HEAD:
             raise NotImplementedError(f"head_size = {self.head_size}: lean_attention takes 1 to {LARGEST_HEAD}")
         if config.kv_transfer_config is not None:
-            raise NotImplementedError("kv_transfer_config: another engine would read CPU_ATTN's packed keys: unset LEAN_ATTENTION_VLLM")
+            raise NotImplementedError("kv_transfer_config: another engine would expect CPU_ATTN's packed keys")
 
     def hand_over(self, attn_type: str) -> None:
         if envs.VLLM_BATCH_INVARIANT:
-            raise NotImplementedError(f"VLLM_BATCH_INVARIANT: an attention of type {attn_type} stays CPU_ATTN's, which does not promise it")
+            raise NotImplementedError(f"VLLM_BATCH_INVARIANT: a layer of type {attn_type} stays CPU_ATTN's, which is not")
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """A layer of this library writes its cache in forward()."""

@@ -21,7 +21,7 @@ from vllm.v1.attention.backends.flash_attn import (
 from lean_attention._vllm_call import side_by_side
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl, unknown_rule_of
 
-#: Of a request, in a step of this library's. Chunks of hundreds are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
+#: Of a request, in a step of this library's. Long chunks are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
 MOST_QUERY_TOKENS = 16
 LARGEST_HEAD = 256  # what the fast kernels do, in multiples of 8
 

@@ -41,7 +41,7 @@ class LeanBuilder:
         layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, layer_names)
         ours = {isinstance(getattr(layer, "impl", None), LeanImpl) and layer.impl.lean is not None for layer in layers.values()}
         if len(ours) > 1:
-            raise NotImplementedError(f"layers {', '.join(layer_names)}: some are computed here and some by the engine, in one cache")
+            raise NotImplementedError(f"{', '.join(layer_names)}: share a cache, and some are computed here, some not")
         self.is_ours = ours == {True}
         if self.is_ours and _is_derived(type(self)):
             if not self.engine_reads_cache:

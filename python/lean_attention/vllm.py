@@ -31,13 +31,14 @@ def register() -> None:
     from vllm.platforms import current_platform as platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    refused = refusal(version, platform.device_type)
+    device = "cuda" if platform.is_cuda() else "cpu" if platform.is_cpu() else platform.device_name  # ROCm's type is "cuda" too
+    refused = refusal(version, device)
     if refused and wanted:
         raise RuntimeError(refused)
     log = init_logger("vllm.lean_attention")
     if refused:
         log.warning("%s", refused)
-    elif platform.is_cuda():
+    elif device == "cuda":
         register_backend(AttentionBackendEnum.CUSTOM, "lean_attention._vllm_cuda.LeanCudaBackend")
     elif wanted:
         register_backend(AttentionBackendEnum.CPU_ATTN, "lean_attention._vllm_cpu.LeanCpuBackend")

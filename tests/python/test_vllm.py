@@ -34,7 +34,7 @@ from lean_attention import vllm as plugin
 register_kernels_once()
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss", "opt", "bloom")
 UNEVEN = (5, 130, 33, 300, 64, 1, 17, 201)
-START_S = 300  # of a server, at most
+START_S = 600  # of a server, at most
 SAME_LOGPROB = 1e-3  # fp32 through two layers, sums in another order; measured: 1e-5
 
 
@@ -133,9 +133,10 @@ def test_sixty_four_requests_preempted_and_aborted(models, calls, monkeypatch):
 def _with_every_third_aborted(llm, given):
     from vllm import SamplingParams
 
-    core = llm.llm_engine
+    core, aborted = llm.llm_engine, [f"abort-{i}" for i in range(0, len(given), 3)]
     parameters = SamplingParams(temperature=0, max_tokens=40, logprobs=0, detokenize=False, ignore_eos=True)
-    names = [core.add_request(f"abort-{i}", {"prompt_token_ids": prompt}, parameters) for i, prompt in enumerate(given)]
+    for i, prompt in enumerate(given):
+        core.add_request(f"abort-{i}", {"prompt_token_ids": prompt}, parameters)
     done, steps = {}, 0
     while core.has_unfinished_requests():
         for output in core.step():
@@ -143,8 +144,8 @@ def _with_every_third_aborted(llm, given):
                 done[output.request_id] = output.outputs[0]
         steps += 1
         if steps == 12:
-            core.abort_request([f"abort-{i}" for i in range(0, len(given), 3)])
-    assert len(names) == len(given) and not any(f"abort-{i}" in done and len(done[f"abort-{i}"].token_ids) == 40 for i in range(0, len(given), 3))
+            core.abort_request(aborted)
+    assert not any(name in done and len(done[name].token_ids) == 40 for name in aborted)
     outputs = [done[f"abort-{i}"] for i in range(len(given)) if i % 3]
     return [(list(o.token_ids), [at[t].logprob for t, at in zip(o.token_ids, o.logprobs)]) for o in outputs]
 
@@ -231,7 +232,8 @@ def test_a_step_that_is_not_understood_is_refused_by_name():
         causal = True
 
     assert batch_of(Step()).causal
-    for name, value in {"mm_req_doc_ranges": {0: [(0, 1)]}, "rswa_prefix_lens": torch.tensor([1]), "causal": torch.tensor([True])}.items():
+    one = torch.tensor([1])
+    for name, value in {"mm_req_doc_ranges": {0: [(0, 1)]}, "rswa_prefix_lens": one, "causal": one > 0}.items():
         step = Step()
         setattr(step, name, value)
         with pytest.raises(NotImplementedError, match=name):
@@ -270,8 +272,8 @@ def server(models):
     log = pathlib.Path(folder).parent / "server.log"
     environment = {**os.environ, "LEAN_ATTENTION_VLLM": "1", "VLLM_LOGGING_LEVEL": "INFO", "VLLM_NO_USAGE_STATS": "1"}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--enforce-eager", "--dtype", "float32", "--max-model-len", str(CONTEXT)]
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:

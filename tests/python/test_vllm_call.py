@@ -57,9 +57,8 @@ class Step:
         starts = torch.tensor([0, *np.cumsum(NEW)], dtype=torch.int32)
         self.batch = call.Batch(sum(NEW), max(NEW), starts, max(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32), table, starts)
         self.query = torch.randn(sum(NEW) + 3, Q_HEADS, DIM).to(dtype)  # three tokens of no sequence
-        self.key, self.value = (
-            torch.cat([x[b, length - new : length] for b, (length, new) in enumerate(zip(LENGTHS, NEW))] + [x[0, :3]]) for x in self.kv
-        )
+        spans = [(b, slice(length - new, length)) for b, (length, new) in enumerate(zip(LENGTHS, NEW))] + [(0, slice(3))]
+        self.key, self.value = (torch.cat([x[b, span] for b, span in spans]) for x in self.kv)
 
     def check(self, out, **rules):
         """Each sequence against the definition; the padding is left alone."""

@@ -32,8 +32,8 @@ def _configuration(kind: str) -> Any:
         return hf.MistralConfig(**_SIZES, sliding_window=WINDOW, head_dim=32)
     if kind == "gemma2":  # softcap, a window in every other layer
         return hf.Gemma2Config(
-            **{**_SIZES, "tie_word_embeddings": True}, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=20.0, query_pre_attn_scalar=32,
-            final_logit_softcapping=30.0,
+            **{**_SIZES, "tie_word_embeddings": True}, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=20.0,
+            query_pre_attn_scalar=32, final_logit_softcapping=30.0,
         )  # fmt: skip
     if kind == "gpt_oss":  # sinks, a window in every other layer
         return hf.GptOssConfig(**_SIZES, head_dim=32, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2)
