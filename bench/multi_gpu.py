@@ -162,35 +162,34 @@ class Bench:
         return [1e6 * self.slowest(run) / calls for _ in range(ROUNDS)]
 
     def prepared(self, run: object) -> object:
-        """The calls warmed up, on a GPU as a CUDA graph; what returns when they are done."""
+        """The calls warmed up, on a GPU as a CUDA graph; a function that runs them and returns seconds."""
         if self.device.type == "cpu":
             run()
-            return run
-        side = torch.cuda.Stream()  # kinds of calls are agreed on, communicators and workspaces made, before the capture
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+            return lambda: timed(run)
+        stream = torch.cuda.Stream()  # kinds of calls are agreed on, communicators and workspaces made, before the capture
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             run()
-        torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # NCCL's watchdog is another thread
             run()
-        graph.replay()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-        def replayed() -> None:
+        def replayed() -> float:
+            graph.replay()  # its exchanges bring the ranks' GPUs together
+            start.record()
             graph.replay()
-            torch.cuda.synchronize()
+            end.record()
+            end.synchronize()
+            return 1e-3 * start.elapsed_time(end)
 
         return replayed
 
     def slowest(self, run: object) -> float:
-        """Seconds of one round."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        """Seconds of one round, on the slowest rank."""
         dist.barrier(self.control)
-        begin = time.perf_counter()
-        run()
-        seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+        seconds = torch.tensor(run(), dtype=torch.float64)
         dist.all_reduce(seconds, dist.ReduceOp.MAX, group=self.control)
         return seconds.item()
 
@@ -210,6 +209,12 @@ class Bench:
             difference = (result.float() - whole.float()).abs().max().item()
             if not difference <= TOLERANCE:
                 raise SystemExit(f"multi_gpu: {name} differs from one call by {difference} on rank {self.rank}")
+
+
+def timed(run: object) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
 def from_first(value: object, group: object) -> object:

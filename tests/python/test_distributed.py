@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -19,7 +20,14 @@ import ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import lean_attention  # noqa: E402
-from lean_attention.distributed import ContextParallel, Placement, TensorParallel  # noqa: E402
+from lean_attention.distributed import ContextParallel, Placement, TensorParallel, merge_in_order  # noqa: E402
+from lean_attention.distributed._local_call import (  # noqa: E402
+    Form,
+    Shard,
+    check_arguments,
+    global_lengths,
+    local_call,
+)
 
 OPTIONS = lean_attention.Options(workers=2)  # as many on every machine, so that bits may be compared
 
@@ -99,6 +107,50 @@ def test_pages_go_with_their_tokens(ranks_count, block, page):
 def test_placements_that_are_none(arguments, name):
     with pytest.raises(ValueError, match=f"^{name} = "):
         Placement(*arguments)
+
+
+# Rules over shards, drawn at random: in one process, since what a shard is asked depends on lengths and rank alone
+
+
+def drawn(seed: int) -> tuple:
+    """q, k, v and decode()'s arguments."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    batch, q_tokens = draw.choice([1, 2, 3]), draw.choice([1, 2, 3, 7, 33, 40])
+    tokens, (q_heads, kv_heads) = draw.choice([q_tokens, q_tokens + 5, 70, 130]), draw.choice([(4, 2), (3, 3), (4, 1)])
+    lens = [draw.randint(0 if draw.random() < 0.3 else min(q_tokens, tokens), tokens) for _ in range(batch)]
+    axes = [draw.choice([1, size]) for size in (batch, q_heads, q_tokens)]
+    rules = {
+        "causal": (0.6, lambda: True),
+        "window": (0.3, lambda: (draw.randint(-1, 40), draw.randint(-1, 10))),
+        "tree_mask": (0.3, lambda: torch.randint(-(2**31), 2**31, (batch, q_tokens, -(-q_tokens // 32))).int()),
+        "alibi_slopes": (0.2, lambda: torch.rand(q_heads)),
+        "leftpad": (0.3, lambda: torch.tensor([draw.randint(0, length) for length in lens], dtype=torch.int32)),
+        "mask": (0.3, lambda: torch.rand(*axes, tokens) < 0.6 if draw.random() < 0.5 else torch.randn(*axes, tokens)),
+        "sinks": (0.3, lambda: torch.randn(q_heads)),
+    }
+    arguments = {name: make() for name, (likelihood, make) in rules.items() if draw.random() < likelihood}
+    q, k = torch.randn(batch, q_heads, q_tokens, 8), torch.randn(batch, kv_heads, tokens, 8)
+    return q, k, torch.randn_like(k), dict(seqlens=torch.tensor(lens, dtype=torch.int32), **arguments)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_shards_are_asked_what_the_whole_is(first):
+    for seed in range(first, first + 25):
+        q, k, v, arguments = drawn(seed)
+        whole, whole_lse = lean_attention.decode(q, k, v, **arguments, return_lse=True)
+        placement = Placement([1, 2, 3, 5][seed % 4], [1, 2, 4, 16][seed // 4 % 4])
+        form = Form.of(q, arguments)
+        lengths, states = global_lengths(arguments, form, q.device), []
+        for rank in range(placement.ranks):
+            own_k, own_v = (placement.shard(x, rank) for x in (k, v))
+            check_arguments(arguments, form, own_k, placement)
+            call = local_call(Shard(placement, rank), form, lengths, own_k, arguments)
+            states.append(lean_attention.decode(q, own_k, own_v, **call, return_lse=True))
+        out, lse = merge_in_order(states, q.dtype)
+        told = f"seed {seed}: {placement}, {arguments}"
+        assert torch.allclose(out, whole, atol=1e-5), told
+        assert torch.allclose(lse, whole_lse, atol=1e-5), told  # two -inf are equal
 
 
 # Context parallel: cases are made on every rank from a seed, so that no data travels with the test.

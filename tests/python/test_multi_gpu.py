@@ -32,11 +32,10 @@ def near(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def computed(exchange: str) -> bytes:
-    """All rules that a shard expresses in another way; the bits of the first, and those of one GPU that computes the same shards."""
+    """All rules that a shard expresses in another way; without rules the bits of one GPU that computes the same shards."""
     context = None
-    for rules in (
-        dict(), dict(softcap=5.0), dict(window=(300, 0)), dict(sinks=torch.linspace(-1, 3, 16)), dict(alibi_slopes=torch.linspace(0.001, 0.1, 16)),
-    ):  # fmt: skip
+    sinks, slopes = torch.linspace(-1, 3, 16), torch.linspace(0.001, 0.1, 16)
+    for rules in (dict(), dict(softcap=5.0), dict(window=(300, 0)), dict(sinks=sinks), dict(alibi_slopes=slopes)):
         q, k, v, lens = case()
         context = context or ContextParallel(exchange=exchange)
         rules = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in rules.items()}
@@ -77,14 +76,13 @@ def captured() -> None:
         lens.add_(1)
         context.decode(q, *shards, seqlens=lens, append_k=new_k, append_v=new_v, out=out)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         step()
-    torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # NCCL's watchdog is another thread
         step()
     for x, new in ((k, new_k), (v, new_v)):  # what the warm-up appended; the capture ran nothing
         for i, token in enumerate((20, 5, 77)):
