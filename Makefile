@@ -29,6 +29,7 @@ test:
 
 python-test:
 	tools/setup.sh python
+	tools/setup.sh sglang
 	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-mutants
 
 wheel:

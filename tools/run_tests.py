@@ -175,6 +175,28 @@ def test_python_releases() -> list[Tally]:
     return tallies
 
 
+def test_sglang() -> Tally:
+    """SGLang's own engine on the CPU with the library's attention; test_python() has installed the wheel, which .venv-sglang sees."""
+    python = ROOT / ".venv-sglang" / "bin" / "python"
+    code = "from importlib.metadata import version; print(version('sglang'))"
+    found = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE, check=False).stdout if python.exists() else ""
+    tally = Tally(f"sglang {found.strip() or 'is not there'}")
+    begin = time.monotonic()
+    report = WHEELS / "pytest-sglang.xml"
+    report.unlink(missing_ok=True)
+    if found:
+        say(f"python: test with {tally.name}")
+        stand_ins = {"PYTHONPATH": str(ROOT / "tests" / "python" / "sglang_stubs")}
+        command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        run(*command, "tests/python/test_sglang.py", environment=stand_ins)
+    if report.exists():
+        count_pytest(report, tally)
+    else:
+        tally.failed += 1
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
 def check_format() -> Tally:
     say("format")
     begin = time.monotonic()
@@ -218,6 +240,8 @@ def main() -> int:
     if not options.no_python:
         tallies.append(test_python())
         tallies += test_python_releases()
+        if (ROOT / ".venv-vllm").exists():  # what it lies over
+            tallies.append(test_sglang())
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())

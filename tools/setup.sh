@@ -5,6 +5,7 @@
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
 #                                 .venv-python-oldest and -newest, with other releases of what the package works with, and
 #                                 -kernels, with Hugging Face's `kernels` and a release of Transformers that takes it
+#        tools/setup.sh sglang    over .venv-vllm (and .venv-python) a .venv-sglang with SGLang, pinned, without what is for GPUs
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
@@ -16,6 +17,7 @@ check_packages=(clang llvm)
 format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
+sglang_packages=(sglang==0.5.23 orjson==3.13.0 xxhash==4.1.0 zstandard==0.25.0)
 clang_format_version=19.1.7
 oldest_nvcc=12.8
 nvcc_packages=({nvidia-cuda-nvcc,nvidia-cuda-crt,nvidia-nvvm,nvidia-cuda-runtime,nvidia-cuda-cccl}'==13.0.*')
@@ -150,6 +152,25 @@ need_python_releases() {
     say "the newest ${packages[*]}: not to be had"
 }
 
+# SGLang asks for gigabytes of packages for GPUs; its CPU engine starts with what vLLM's tests have and stand-ins for the rest
+# (tests/python/sglang_stubs). Without .venv-vllm its tests are left out.
+need_sglang() {
+  local folder=.venv-sglang below=(.venv-vllm/lib/python3*/site-packages .venv-python/lib/python3*/site-packages)
+  if [[ ! -d ${below[0]} ]]; then
+    say "no .venv-vllm: SGLang's tests are left out"
+    return 0
+  fi
+  if cmp -s <(cat .venv-vllm/requirements.txt <(printf '%s\n' "${sglang_packages[@]}")) "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "${sglang_packages[0]} into $folder"
+  rm -rf "$folder"
+  python3 -m venv "$folder"
+  printf '%s\n' "${below[@]/#/$PWD/}" >"$(echo "$folder"/lib/python3*/site-packages)/zz_below.pth"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps "${sglang_packages[@]}"
+  cat .venv-vllm/requirements.txt <(printf '%s\n' "${sglang_packages[@]}") >"$folder/requirements.txt"
+}
+
 # A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
 newest_torch_is_small() {
   .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
@@ -171,15 +192,17 @@ case ${1:-} in
     need_python
     need_python_releases
     ;;
+  sglang) need_sglang ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
     need_python
     need_python_releases
+    need_sglang
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|python|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|sglang|check|nvcc" >&2
     exit 2
     ;;
 esac
