@@ -32,7 +32,7 @@ test:
 
 python-test:
 	tools/setup.sh python
-	tools/setup.sh vllm
+	tools/setup.sh engines
 	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-docs --no-mutants
 
 docs:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention inside vLLM's engine on the CPU, this library's beside CPU_ATTN: a decode step's layers, with the write to the cache.
 
-A random model of a few thin layers with a known model's heads runs in this process (.venv-vllm; tools/setup.sh vllm);
+A random model of a few thin layers with a known model's heads runs in this process (.venv-vllm; tools/setup.sh engines);
 what the engine spends inside the attention's implementation is added up, a step at a time. One row for each shape:
 medians over the steps, and how often each was measured. Both have the same engine, cache, prompts and threads.
 

