@@ -100,6 +100,6 @@ int main() {
     }
     ++steps;
   }
-  std::printf("%d steps, %zu of %d pages are free again\n", steps, free_pages.size(), kPages);
+  std::printf("%d steps, %zu of %d pages are free again, o[0] = %f\n", steps, free_pages.size(), kPages, static_cast<double>(o[0]));
   return free_pages.size() == kPages && std::isfinite(o[0]) ? 0 : 1;
 }
