@@ -280,7 +280,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         self._unique = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
 
     def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
-        """Workspaces are this library's own: there is nothing to set."""
+        """Workspaces are this library's own: float_workspace_buffer and int_workspace_buffer are not needed."""
 
     def end_forward(self) -> None:
         """There is nothing to end."""
@@ -289,14 +289,29 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         self, unique_kv_indptr: torch.Tensor, unique_kv_indices: torch.Tensor, unique_kv_last_page_len: torch.Tensor,
         num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, data_type: Any = "float16",
     ) -> None:  # fmt: skip
-        """Pages of each request's own keys, as BatchDecodeWithPagedKVCacheWrapper.plan(). data_type is not needed."""
+        """Keeps the pages of each request's own keys.
+
+        Args:
+            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len: tables as in BatchDecodeWithPagedKVCacheWrapper.plan().
+            num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of forward().
+            data_type: not needed.
+        """
         tables = (unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len)
         self._unique.plan(*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
 
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache
     ) -> torch.Tensor:
-        """q ``[B, Hq, d]``; k_shared, v_shared ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``; the result in q's shape."""
+        """Attention over the shared keys and each request's own.
+
+        Args:
+            q: ``[B, Hq, d]``.
+            k_shared, v_shared: ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``, seen by all.
+            unique_kv_cache: the paged cache of begin_forward()'s tables.
+
+        Returns:
+            The result in q's shape.
+        """
         return _merged_with_prefix(self._layout, q, k_shared, v_shared, None, self._unique.run_return_lse(q, unique_kv_cache))
 
 
@@ -309,7 +324,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self._planned: tuple = ()
 
     def reset_workspace_buffer(self, float_workspace_buffer: Any, int_workspace_buffer: Any) -> None:
-        """Workspaces are this library's own: there is nothing to set."""
+        """Workspaces are this library's own: float_workspace_buffer and int_workspace_buffer are not needed."""
 
     def end_forward(self) -> None:
         """There is nothing to end."""
@@ -318,7 +333,13 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
         paged_kv_last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int,
     ) -> None:  # fmt: skip
-        """Pages of each request's own keys, as BatchPrefillWithPagedKVCacheWrapper.plan()."""
+        """Keeps the pages of each request's own keys.
+
+        Args:
+            qo_indptr: int32 ``[B + 1]``, where each request's queries begin.
+            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len: tables as in BatchPrefillWithPagedKVCacheWrapper.plan().
+            num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of forward().
+        """
         tables = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         self._planned = (*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
 
@@ -327,9 +348,18 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         use_fp16_qk_reduction: bool = False, sm_scale: Optional[float] = None, rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None,
     ) -> torch.Tensor:  # fmt: skip
-        """q ``[qo_indptr[B], Hq, d]``; `causal` is of the requests' own keys. The rest as the wrapper for decode.
+        """Attention over the shared keys and each request's own.
 
-        use_fp16_qk_reduction, rope_scale and rope_theta change no result, there as here: keys come as they are to be seen.
+        Args:
+            q: ``[qo_indptr[B], Hq, d]``.
+            k_shared, v_shared: ``[n_kv, Hkv, d]`` ("NHD") or ``[Hkv, n_kv, d]``, seen by all.
+            unique_kv_cache: the paged cache of begin_forward()'s tables.
+            causal: of the requests' own keys.
+            sm_scale: of scores; default d ** -0.5.
+            use_fp16_qk_reduction, rope_scale, rope_theta: change no result, there as here: keys come as they are to be seen.
+
+        Returns:
+            The result in q's shape.
         """
         if not self._planned:
             raise RuntimeError("forward(): call begin_forward() first")
