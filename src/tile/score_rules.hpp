@@ -25,7 +25,7 @@ LEAN_HD [[nodiscard]] inline float log2_slope(const Scores& scores, HeadPosition
 
 /// Where query token `token` stands among the keys of its sequence: the last one at the last key.
 LEAN_HD [[nodiscard]] constexpr std::int64_t query_position(const Sequence& lengths, std::int32_t token) noexcept {
-  return std::int64_t{lengths.kv_end} - lengths.q_tokens + token;
+  return first_draft(lengths) + token;
 }
 
 /// What the masks add to the score of query token `token` and `key`, an absolute token of the sequence that the query may see;
