@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 
 from lean_attention._decode import decode
-from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS
+from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import refuse
 
@@ -44,6 +44,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             raise NotImplementedError("backend = 'cutlass': tables given to run() are not taken: 'auto', 'fa2', 'fa3' are")
         buffers = dict(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
         super().__init__("NHD", use_cuda_graph, None, buffers)
+        self._sizes: Optional[tuple[int, ...]] = None  # of plan()
 
     def plan(
         self,
@@ -113,7 +114,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         """
         asked = dict(others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table)
         refuse("run", asked, RUN_HINTS, _RUN_REFUSED)
-        if not hasattr(self, "_sizes"):
+        if self._sizes is None:
             raise RuntimeError("run(): call plan() first")
         given = (*q_nope.shape[1:], q_pe.shape[-1], ckv_cache.shape[1])
         if given != self._sizes:
@@ -143,8 +144,5 @@ def _keys_of(ckv: torch.Tensor, kpe: torch.Tensor, indices: torch.Tensor) -> tup
     rows_hold_both = ckv.stride(-1) == 1 and ckv.stride(1) >= dims and ckv.dtype == kpe.dtype and ckv.stride() == kpe.stride()
     if behind and rows_hold_both and ckv.untyped_storage().data_ptr() == kpe.untyped_storage().data_ptr():
         return ckv.as_strided((*ckv.shape[:2], dims), ckv.stride()), indices
-    ids = indices.long()
-    inside = (ids >= 0) & (ids < ckv.shape[0])
-    ids = torch.where(inside, ids, 0)
-    own = torch.where(inside, torch.arange(len(ids), device=ids.device), -1).to(torch.int32)
+    ids, own = listed_pages(indices, ckv.shape[0])
     return torch.cat((ckv[ids], kpe[ids]), -1), own

@@ -65,6 +65,14 @@ def refuse_gains(pos_encoding_mode: str, causal: bool) -> None:
         raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
 
 
+def listed_pages(indices: torch.Tensor, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids that copy the listed pages of a pool into one of their own, and their ids there; those outside the pool stay so."""
+    ids = indices.long()
+    inside = (ids >= 0) & (ids < pages)
+    own = torch.where(inside, torch.arange(len(ids), device=ids.device), -1).to(torch.int32)
+    return torch.where(inside, ids, 0), own
+
+
 class Scales:
     """q_scale, k_scale, v_scale: numbers, or for float8 keys tensors ``[1]`` or ``[Hkv]`` too."""
 
@@ -132,9 +140,6 @@ class PositionEncoding:
         listed, page = indices.shape[0], k.shape[1]
         request = sequence_of_tokens(indptr, listed)
         first = (torch.arange(listed, device=k.device) - indptr[request]) * page
-        ids = indices.long()
-        inside = (ids >= 0) & (ids < k.shape[0])
-        ids = torch.where(inside, ids, 0)
-        own = torch.where(inside, torch.arange(listed, device=k.device), -1).to(torch.int32)
+        ids, own = listed_pages(indices, k.shape[0])
         positions = first[:, None] + torch.arange(page, device=k.device)
         return self.turned(k[ids].to(dtype), positions), v[ids].to(dtype), own
