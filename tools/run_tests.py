@@ -100,6 +100,10 @@ def test_preset(preset: str, jobs: int) -> Tally:
 
 
 def count_pytest(report: pathlib.Path, tally: Tally) -> None:
+    """Adds the cases of one pytest process; one failure if it left no report: it did not come to an end."""
+    if not report.exists():
+        tally.failed += 1
+        return
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             tally.failed += 1
@@ -127,10 +131,7 @@ def test_python() -> Tally:
         limited = run(str(PYTHON_BIN / "abi3audit"), "--strict", wheel)
         tally.passed, tally.failed = int(limited), int(not limited)
         run(str(PYTHON_BIN / "python"), "-m", "pytest", "--quiet", "-rf", f"--junit-xml={WHEELS / 'pytest.xml'}")
-        if (WHEELS / "pytest.xml").exists():
-            count_pytest(WHEELS / "pytest.xml", tally)
-        else:
-            tally.failed += 1  # it did not come to an end
+        count_pytest(WHEELS / "pytest.xml", tally)
     tally.seconds = time.monotonic() - begin
     return tally
 
@@ -168,11 +169,7 @@ def test_python_releases() -> list[Tally]:
         process.wait()
     for tally in tallies:
         tally.seconds = time.monotonic() - begin  # side by side
-        report = WHEELS / f"pytest-{tally.name.partition(':')[0]}.xml"
-        if report.exists():
-            count_pytest(report, tally)
-        else:
-            tally.failed += 1
+        count_pytest(WHEELS / f"pytest-{tally.name.partition(':')[0]}.xml", tally)
     return tallies
 
 
@@ -189,10 +186,7 @@ def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
         say(f"python: test with {tally.name}")
         command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         run(*command, f"tests/python/test_{name}.py", environment=environment)
-    if report.exists():
-        count_pytest(report, tally)
-    else:
-        tally.failed += 1
+    count_pytest(report, tally)
     tally.seconds = time.monotonic() - begin
     return tally
 

@@ -114,32 +114,28 @@ need_onnxruntime_header() {
   tools/onnxruntime_headers.sh .venv-onnxruntime || say "the Python package is built without its operators for ONNX Runtime"
 }
 
-# Made anew when the requirements have changed since.
-need_python() {
-  local folder=.venv-python
-  need_packages "${python_packages[@]}"
-  need_onnxruntime_header
-  if cmp -s "$python_requirements" "$folder/requirements.txt"; then
+# An environment with what a file of requirements names. Made anew when that has changed since.
+need_environment() {
+  local folder=$1 requirements=$2
+  if cmp -s "$requirements" "$folder/requirements.txt"; then
     return 0
   fi
-  say "$python_requirements into $folder"
+  say "$requirements into $folder"
   rm -rf "$folder"
   python3 -m venv "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$python_requirements"
-  cp "$python_requirements" "$folder/requirements.txt"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$requirements"
+  cp "$requirements" "$folder/requirements.txt"
+}
+
+need_python() {
+  need_packages "${python_packages[@]}"
+  need_onnxruntime_header
+  need_environment .venv-python "$python_requirements"
 }
 
 need_docs() {
-  local folder=.venv-docs
   need_packages "${format_packages[@]}"
-  if cmp -s "$docs_requirements" "$folder/requirements.txt"; then
-    return 0
-  fi
-  say "$docs_requirements into $folder"
-  rm -rf "$folder"
-  python3 -m venv "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$docs_requirements"
-  cp "$docs_requirements" "$folder/requirements.txt"
+  need_environment .venv-docs "$docs_requirements"
 }
 
 # An environment that sees what .venv-python has beneath what it has.
