@@ -2,15 +2,19 @@
 import torch
 
 
-def graph_of(calls):
-    """A graph of these calls in turn, each launched once before. It keeps them, and so what they read and write."""
+def graph_of(calls, **capture):
+    """A graph of these calls in turn, each launched once before. It keeps them, and so what they read and write.
+
+    capture: further arguments of torch.cuda.graph().
+    """
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls:
             call()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, **capture):
         for call in calls:
             call()
     graph.calls = calls

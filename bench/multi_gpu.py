@@ -31,6 +31,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from graph_timing import graph_of
 
 import lean_attention
 from lean_attention.distributed import ContextParallel, TensorParallel
@@ -166,14 +167,8 @@ class Bench:
         if self.device.type == "cpu":
             run()
             return lambda: timed(run)
-        stream = torch.cuda.Stream()  # kinds of calls are agreed on, communicators and workspaces made, before the capture
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # NCCL's watchdog is another thread
-            run()
+        # Kinds of calls are agreed on, communicators and workspaces made, before the capture. NCCL's watchdog is another thread.
+        graph = graph_of([run], capture_error_mode="thread_local")
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def replayed() -> float:

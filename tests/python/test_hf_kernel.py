@@ -14,6 +14,7 @@ kernels = pytest.importorskip("kernels", minversion="0.17.2")
 
 import test_hf  # noqa: E402
 from test_hf import generated, model_of, prompts  # noqa: E402
+from test_hf_paged import same_tokens_in_batches  # noqa: E402
 from transformers.utils import is_kernels_available  # noqa: E402
 
 from lean_attention import hf_kernel  # noqa: E402
@@ -89,19 +90,7 @@ def test_same_tokens_as_eager(name, padded, cache, calls):
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 def test_continuous_batching(name, calls):
     """generate_batch(): the tokens of the paged eager implementation, for prompts of uneven length."""
-    pytest.importorskip("psutil")  # what Transformers asks how much memory a CPU has
-    arguments = dict(
-        generation_config=transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0),
-        continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16),
-        progress_bar=False,
-    )
-    tokens = []
-    for each in ("paged|eager", NAME):
-        model = model_of(name, "eager")
-        model.set_attn_implementation(each)
-        result = model.generate_batch(inputs=[[5, 6, 7, 8, 9, 10, 11], [3, 4, 5], list(range(20, 50))], **arguments)
-        tokens.append([result[key].generated_tokens for key in sorted(result)])
-    assert tokens[0] == tokens[1] and len(tokens[0]) == 3
+    same_tokens_in_batches(name, NAME)
     assert calls == {"_flash_varlen_fn"}
 
 
