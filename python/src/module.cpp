@@ -136,20 +136,35 @@ PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
 
-/// (o_a, lse_a, o_b, lse_b): dense float32 on the host; the first two are replaced.
+/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first two are
+/// replaced. lean_attention._merge has made them so.
 PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, 4);
+    check_count(count, 5);
     constexpr const char* kNames[] = {"o_a", "lse_a", "o_b", "lse_b"};
+    const CallDevice at = device_of(arguments[0], arguments[1], Py_None);
     std::array<Array, 4> arrays;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
-      arrays[i] = read_array(arguments[i], kNames[i], nullptr);
-      if (arrays[i].type != ElementType::kFloat32 || arrays[i].ndim != (i % 2 == 0 ? 2 : 1)) {
-        raise(PyExc_ValueError, "%s: dense float32 %s is needed", kNames[i], i % 2 == 0 ? "[rows, dv]" : "[rows]");
+      arrays[i] = read_array(arguments[i + 1], kNames[i], at.stream);
+      const bool is_o = i % 2 == 0;
+      const auto& shape = arrays[i].shape;
+      const auto& strides = arrays[i].strides;
+      const bool dense = shape[0] < 2 || (strides[0] == (is_o ? shape[1] : 1) && (!is_o || shape[1] < 2 || strides[1] == 1));
+      if (arrays[i].ndim != (is_o ? 2 : 1) || !dense || arrays[i].type != (is_o ? arrays[0].type : ElementType::kFloat32)) {
+        raise(PyExc_ValueError, "%s: dense %s is needed", kNames[i], is_o ? "[rows, dv] of one type" : "float32 [rows]");
+      }
+      if (!arrays[i].same_device(arrays[0])) {
+        raise(PyExc_ValueError, "%s: on %s, o_a on %s", kNames[i], arrays[i].device_text().c_str(), arrays[0].device_text().c_str());
       }
     }
-    const auto data = [&](std::size_t i) { return static_cast<float*>(arrays[i].data); };
-    check(merge_states(data(0), data(1), data(2), data(3), arrays[0].shape[0], static_cast<std::int32_t>(arrays[0].shape[1])));
+    if (at.index >= 0 && !device::built()) raise(PyExc_NotImplementedError, "o_a: is on a CUDA device: this build has no CUDA backend");
+    const device::Guard guard(at.index);
+    Options options;
+    options.backend = at.index < 0 ? Backend::kCpu : Backend::kCuda;
+    options.stream = at.stream;
+    const auto lse = [&](std::size_t i) { return static_cast<float*>(arrays[i].data); };
+    check(merge_states(arrays[0].data, lse(1), arrays[2].data, lse(3), arrays[0].shape[0],
+                       static_cast<std::int32_t>(arrays[0].shape[1]), dtype_of(arrays[0], "o_a"), options));
     return none();
   });
 }

@@ -4,6 +4,7 @@
 
 #include "backends/cpu/call_plan.hpp"
 #include "lean/lean.hpp"
+#include "softmax/finished_states.hpp"
 #include "tile/tiling.hpp"
 
 namespace lean::cpu {
@@ -19,5 +20,8 @@ namespace lean::cpu {
 
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
 [[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+
+/// On the calling thread.
+[[nodiscard]] Status merge_states(const softmax::FinishedStates& states, const Options& options) noexcept;
 
 }  // namespace lean::cpu
