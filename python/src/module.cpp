@@ -149,7 +149,7 @@ PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t c
       const bool is_o = i % 2 == 0;
       const auto& shape = arrays[i].shape;
       const auto& strides = arrays[i].strides;
-      const bool dense = shape[0] < 2 || (strides[0] == (is_o ? shape[1] : 1) && (!is_o || shape[1] < 2 || strides[1] == 1));
+      const bool dense = (shape[0] < 2 || strides[0] == (is_o ? shape[1] : 1)) && (!is_o || shape[1] < 2 || strides[1] == 1);
       if (arrays[i].ndim != (is_o ? 2 : 1) || !dense || arrays[i].type != (is_o ? arrays[0].type : ElementType::kFloat32)) {
         raise(PyExc_ValueError, "%s: dense %s is needed", kNames[i], is_o ? "[rows, dv] of one type" : "float32 [rows]");
       }
@@ -235,6 +235,7 @@ int execute(PyObject* module) {
     if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return -1;
   }
   if (PyModule_AddObjectRef(module, "ARGUMENTS", names.get()) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "MAX_HEAD_DIM", kMaxHeadDim) < 0) return -1;
   return PyModule_AddStringConstant(module, "VERSION", LEAN_VERSION_STRING);
 }
 
