@@ -13,7 +13,8 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .decode = Call::decode,
                                      .clear_state = cpu::clear_state,
                                      .read_sticky = cpu::read_sticky,
-                                     .tiling_of = cpu::tiling_of};
+                                     .tiling_of = cpu::tiling_of,
+                                     .exchange = nullptr};
   switch (backend) {
     case Backend::kCpu: return &kCpu;
     case Backend::kCuda: return cuda_backend();

@@ -2,6 +2,7 @@
 #include "api/backends.hpp"
 #include "api/planned_call.hpp"
 #include "backends/cuda/cuda_backend.hpp"
+#include "backends/cuda/exchange.hpp"
 
 namespace lean {
 
@@ -12,7 +13,8 @@ const BackendEntry* cuda_backend() noexcept {
                                       .decode = Call::decode,
                                       .clear_state = cuda::clear_state,
                                       .read_sticky = cuda::read_sticky,
-                                      .tiling_of = cuda::tiling_of};
+                                      .tiling_of = cuda::tiling_of,
+                                      .exchange = cuda::enqueue_exchange};
   return &kCuda;
 }
 
