@@ -42,7 +42,8 @@ struct PeerMemory::State {
 PeerMemory::PeerMemory(const Asked& asked) : state_(std::make_unique<State>()) {
   State& state = *state_;
   if (asked.ranks < 1 || asked.ranks > Exchange::kMaxRanks)
-    throw device::Error("exchange.ranks = " + std::to_string(asked.ranks) + ": allowed 1 to " + std::to_string(Exchange::kMaxRanks));
+    throw device::Error("exchange.ranks = " + std::to_string(asked.ranks) + ": allowed 1 to " +
+                        std::to_string(Exchange::kMaxRanks));
   const device::Guard guard(asked.device_index);
   const std::size_t bytes = (asked.bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   state.device_index = asked.device_index;

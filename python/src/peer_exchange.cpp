@@ -64,8 +64,8 @@ Reference make_exchange(PyObject* const* arguments, Py_ssize_t count) {
                                                                .bytes = static_cast<std::size_t>(integer(arguments[3])),
                                                                .limit_ns = integer(arguments[4])});
   const PeerMemory::Handle& handle = memory->handle();
-  const Reference text(checked(
-      PyBytes_FromStringAndSize(reinterpret_cast<const char*>(handle.data()), static_cast<Py_ssize_t>(handle.size()))));
+  const Reference text(
+      checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(handle.data()), static_cast<Py_ssize_t>(handle.size()))));
   Reference capsule(checked(PyCapsule_New(memory.get(), kCapsule, destroy)));
   memory.release();
   return Reference(checked(PyTuple_Pack(2, capsule.get(), text.get())));
