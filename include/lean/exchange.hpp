@@ -46,6 +46,20 @@ struct ExchangedStates {
   DType dtype = DType::kFloat32;  // float32, float16 or bfloat16
 };
 
+/// Which tokens of every sequence a rank holds where they are dealt out in blocks: block j, tokens from j x block_tokens on, lies on rank
+/// j mod ranks, which keeps its blocks end to end.
+struct TokenShard {
+  std::int32_t rank = 0;
+  std::int32_t ranks = 1;
+  std::int32_t block_tokens = 16;
+};
+
+/// held[i] = how many of the first tokens[i] tokens of a sequence the rank holds, for i in [0, count); below 0 counts as 0. CPU: done when
+/// it returns. CUDA: one kernel on options.stream, arrays in device memory; as with options.dependent_launch, whatever that says.
+/// Codes: ok, invalid_argument, unsupported, backend_error.
+[[nodiscard]] LEAN_API Status shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_t count,
+                                            const TokenShard& shard, const Options& options) noexcept;
+
 /// Bytes of memory that each rank needs for exchanges of so many rows at most; 0 where one of the numbers is none that
 /// exchange_states() takes.
 [[nodiscard]] LEAN_API std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t value_dim,

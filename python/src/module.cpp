@@ -216,6 +216,7 @@ PyMethodDef g_methods[] = {
     {"make_exchange", as_method(entry_of<make_exchange>), METH_FASTCALL, nullptr},
     {"open_exchange", as_method(entry_of<open_exchange>), METH_FASTCALL, nullptr},
     {"exchange", as_method(entry_of<exchange>), METH_FASTCALL, nullptr},
+    {"shard_lengths", as_method(entry_of<shard_lengths_on_device>), METH_FASTCALL, nullptr},
     {"exchange_fault", as_method(entry_of<exchange_fault>), METH_FASTCALL, nullptr},
     {"clear_exchange", as_method(entry_of<clear_exchange>), METH_FASTCALL, nullptr},
     {"machine", machine_entry, METH_NOARGS, nullptr},

@@ -101,6 +101,19 @@ Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
   return none();
 }
 
+Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count) {
+  need(count, 8);
+  const TokenShard shard{
+      .rank = small_integer(arguments[3]), .ranks = small_integer(arguments[4]), .block_tokens = small_integer(arguments[5])};
+  const runtime::device::Guard guard(small_integer(arguments[6]));
+  Options options;
+  options.backend = Backend::kCuda;
+  options.stream = address(arguments[7]);
+  check(shard_lengths(static_cast<const std::int32_t*>(address(arguments[0])), static_cast<std::int32_t*>(address(arguments[1])),
+                      integer(arguments[2]), shard, options));
+  return none();
+}
+
 Reference exchange_fault(PyObject* const* arguments, Py_ssize_t count) {
   need(count, 1);
   const Status status = exchange_status(memory_of(arguments[0]).exchange());

@@ -14,6 +14,7 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .clear_state = cpu::clear_state,
                                      .read_sticky = cpu::read_sticky,
                                      .tiling_of = cpu::tiling_of,
+                                     .shard_lengths = cpu::shard_lengths,
                                      .exchange = nullptr};
   switch (backend) {
     case Backend::kCpu: return &kCpu;

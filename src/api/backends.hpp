@@ -18,6 +18,8 @@ struct BackendEntry {
   Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
   /// How the call would be cut up, refused or not.
   tile::Tiling (*tiling_of)(const Problem&, const Options&) noexcept;
+  /// shard_lengths() of arrays that are checked, of one length at least.
+  Status (*shard_lengths)(const std::int32_t*, std::int32_t*, std::int64_t, const TokenShard&, const Options&) noexcept;
   /// An exchange that is checked, of a row at least. Null: the backend has no memory that its devices share.
   Status (*exchange)(const Exchange&, const ExchangedStates&, const Options&) noexcept;
 };

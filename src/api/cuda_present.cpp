@@ -3,6 +3,7 @@
 #include "api/planned_call.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/cuda/exchange.hpp"
+#include "backends/cuda/shard_lengths.hpp"
 
 namespace lean {
 
@@ -14,6 +15,7 @@ const BackendEntry* cuda_backend() noexcept {
                                       .clear_state = cuda::clear_state,
                                       .read_sticky = cuda::read_sticky,
                                       .tiling_of = cuda::tiling_of,
+                                      .shard_lengths = cuda::enqueue_shard_lengths,
                                       .exchange = cuda::enqueue_exchange};
   return &kCuda;
 }

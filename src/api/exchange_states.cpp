@@ -10,6 +10,7 @@ namespace lean {
 namespace {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
+constexpr std::int64_t kMostLengths = (std::int64_t{1} << 31) - 1;
 
 Status check_states(const ExchangedStates& states) noexcept {
   if (states.rows < 0 || states.rows > fixup::kMaxExchangedRows)
@@ -74,6 +75,20 @@ Status exchange_states(const Exchange& exchange, const ExchangedStates& states, 
         backend == nullptr ? "not in this build" : "peer memory is of GPUs: results in host memory are merged by merge_states()");
   }
   return states.rows == 0 ? Status{} : backend->exchange(exchange, states, options);
+}
+
+Status shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_t count, const TokenShard& shard,
+                     const Options& options) noexcept {
+  if (count < 0 || count > kMostLengths) return refuse(kInvalid, "count", count, "allowed 0 to 2^31 - 1");
+  if (count > 0 && tokens == nullptr) return refuse(kInvalid, "tokens", 0, "must not be null");
+  if (count > 0 && held == nullptr) return refuse(kInvalid, "held", 0, "must not be null");
+  if (shard.block_tokens < 1) return refuse(kInvalid, "shard.block_tokens", shard.block_tokens, "allowed 1 or more");
+  if (shard.ranks < 1) return refuse(kInvalid, "shard.ranks", shard.ranks, "allowed 1 or more");
+  if (shard.rank < 0 || shard.rank >= shard.ranks) return refuse(kInvalid, "shard.rank", shard.rank, "allowed 0 to ranks - 1");
+  const BackendEntry* const backend = backend_of(options.backend);
+  if (backend == nullptr)
+    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+  return count == 0 ? Status{} : backend->shard_lengths(tokens, held, count, shard, options);
 }
 
 Status exchange_status(const Exchange& exchange) noexcept {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import warnings
 import zlib
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lean_attention._decode import decode
+from lean_attention._options import Options
 from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
@@ -171,6 +173,8 @@ class ContextParallel:
         if arguments.get("append_k") is not None:
             append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         call = local_call(shard, form, lengths, k, arguments)
+        if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
+            call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
         out, lse = decode(q, k, v, **call, return_lse=True)
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
