@@ -450,7 +450,7 @@ def refusals() -> None:
             context.decode(queries, k, v, **call)
             pytest.fail(f"taken: {change}")
         assert torch.equal(context.decode(q, k, v, **arguments), expected)
-    for wrong in (dict(exchange="fused"), dict(block_tokens=0)):
+    for wrong in (dict(exchange="nvlink"), dict(block_tokens=0)):
         with pytest.raises(ValueError, match=f"^{next(iter(wrong))} = "):
             ContextParallel(**wrong)
     with pytest.raises(ValueError, match="^q_heads = 7: must be a multiple of kv_heads = 2"):
