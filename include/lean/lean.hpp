@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lean/exchange.hpp"
 #include "lean/export.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"

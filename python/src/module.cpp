@@ -11,6 +11,7 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
+#include "peer_exchange.hpp"
 #include "restore_thread.h"
 #include "schedule_text.hpp"
 
@@ -169,6 +170,12 @@ PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t c
   });
 }
 
+/// An entry that does what a function of another file says.
+template <Reference (*kBody)(PyObject* const*, Py_ssize_t)>
+PyObject* entry_of(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] { return kBody(arguments, count); });
+}
+
 PyObject* schedule_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     const std::string text = schedule_text(arguments, count);
@@ -220,6 +227,13 @@ PyMethodDef g_methods[] = {
     {"jax_handlers", jax_handlers_entry, METH_NOARGS, nullptr},
     {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},
     {"schedule", as_method(schedule_entry), METH_FASTCALL, nullptr},
+    {"exchange_bytes", as_method(entry_of<exchange_bytes_of>), METH_FASTCALL, nullptr},
+    {"make_exchange", as_method(entry_of<make_exchange>), METH_FASTCALL, nullptr},
+    {"open_exchange", as_method(entry_of<open_exchange>), METH_FASTCALL, nullptr},
+    {"exchange", as_method(entry_of<exchange>), METH_FASTCALL, nullptr},
+    {"shard_lengths", as_method(entry_of<shard_lengths_on_device>), METH_FASTCALL, nullptr},
+    {"exchange_fault", as_method(entry_of<exchange_fault>), METH_FASTCALL, nullptr},
+    {"clear_exchange", as_method(entry_of<clear_exchange>), METH_FASTCALL, nullptr},
     {"machine", machine_entry, METH_NOARGS, nullptr},
     {"clear_workspaces", clear_workspaces_entry, METH_NOARGS, nullptr},
     {"find_openmp", find_openmp_entry, METH_NOARGS, nullptr},

@@ -15,7 +15,9 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .clear_state = cpu::clear_state,
                                      .read_sticky = cpu::read_sticky,
                                      .tiling_of = cpu::tiling_of,
-                                     .merge_states = cpu::merge_states};
+                                     .merge_states = cpu::merge_states,
+                                     .shard_lengths = cpu::shard_lengths,
+                                     .exchange = nullptr};
   switch (backend) {
     case Backend::kCpu: return &kCpu;
     case Backend::kCuda: return cuda_backend();

@@ -21,6 +21,10 @@ struct BackendEntry {
   tile::Tiling (*tiling_of)(const Problem&, const Options&) noexcept;
   /// Two finished results as one, where the backend's memory has them; what they are was checked.
   Status (*merge_states)(const softmax::FinishedStates&, const Options&) noexcept;
+  /// shard_lengths() of arrays that are checked, of one length at least.
+  Status (*shard_lengths)(const std::int32_t*, std::int32_t*, std::int64_t, const TokenShard&, const Options&) noexcept;
+  /// An exchange that is checked, of a row at least. Null: the backend has no memory that its devices share.
+  Status (*exchange)(const Exchange&, const ExchangedStates&, const Options&) noexcept;
 };
 
 /// Null when this build has no such backend.

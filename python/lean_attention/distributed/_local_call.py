@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 
+from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, refuse_unknown
 from lean_attention.distributed._placement import Placement
 
@@ -32,8 +33,15 @@ class Shard:
     placement: Placement
     rank: int
 
-    def tokens(self, tokens: Any) -> Any:
-        return self.placement.local_tokens(tokens, self.rank)
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """How many of the first `tokens` (int32) of each sequence it holds. On a GPU by one kernel, where torch takes six."""
+        if tokens.device.type != "cuda" or tokens.dtype != torch.int32 or not tokens.is_contiguous():
+            return self.placement.local_tokens(tokens, self.rank)
+        held = torch.empty_like(tokens)
+        place, stream = self.placement, torch.cuda.current_stream(tokens.device).cuda_stream
+        at = (tokens.data_ptr(), held.data_ptr(), tokens.numel())
+        _core.shard_lengths(*at, self.rank, place.ranks, place.block_tokens, tokens.device.index, stream)
+        return held
 
 
 @dataclasses.dataclass(frozen=True)
