@@ -24,7 +24,8 @@ import torch.distributed as dist  # noqa: E402
 import lean_attention  # noqa: E402
 from lean_attention import _core  # noqa: E402
 from lean_attention.distributed import ContextParallel, Placement, TensorParallel, merge_in_order  # noqa: E402
-from lean_attention.distributed import _peer_memory  # noqa: E402
+from lean_attention._arguments import DEFAULTS  # noqa: E402
+from lean_attention.distributed import _local_call, _peer_memory  # noqa: E402
 from lean_attention.distributed._local_call import (  # noqa: E402
     Form,
     Shard,
@@ -661,3 +662,13 @@ def test_models_that_transformers_shards_have_our_attention(tmp_path):
     for tokens, called in ranks.run(2, planned_model, str(tmp_path)):
         assert tokens == expected
         assert called == {(True, 4, 2)}
+
+
+def test_every_argument_is_said_of_a_shard_or_refused(monkeypatch):
+    assert set(DEFAULTS) == _local_call.SAID | set(_local_call._REFUSED) and not _local_call.SAID & set(_local_call._REFUSED)
+    monkeypatch.setitem(DEFAULTS, "block_mask", None)  # one that decode() may learn
+    form = _local_call.Form.of(torch.zeros(1, 2, 16), {})
+    with pytest.raises(NotImplementedError, match="block_mask: what it is of a shard is not known"):
+        _local_call.check_arguments(dict(block_mask=1, seqlens=[3]), form, torch.zeros(1, 2, 4, 16), Placement(2, 4))
+    with pytest.raises(NotImplementedError, match="rotary_cos: positions"):
+        _local_call.check_arguments(dict(rotary_cos=1, seqlens=[3]), form, torch.zeros(1, 2, 4, 16), Placement(2, 4))
