@@ -14,7 +14,7 @@ namespace lean::support {
 namespace {
 
 std::int32_t tile_tokens_of(const Case& c) {
-  return backend_of(target())->tiling_of(TestProblem(c).problem(), {}).config.tile_tokens;
+  return backend_of(target())->tiling_of(TestProblem(c, Contents::kFill).problem(), {}).config.tile_tokens;
 }
 
 /// Every row of the sequence is written as empty: zeros (not minus zero), and minus infinity.

@@ -126,8 +126,8 @@ TEST(Conformance, R16_WorkspaceSizeDependsOnCapacityNotOnLengths) {
   for (const Policy& policy : all_policies()) {
     Options options = options_of(full, executor);
     options.policy = policy;
-    const WorkspaceSize a = workspace_size(TestProblem(full).problem(), options);
-    const WorkspaceSize b = workspace_size(TestProblem(ragged).problem(), options);
+    const WorkspaceSize a = workspace_size(TestProblem(full, Contents::kFill).problem(), options);
+    const WorkspaceSize b = workspace_size(TestProblem(ragged, Contents::kFill).problem(), options);
     EXPECT_EQ(a.state_bytes, b.state_bytes);
     EXPECT_EQ(a.scratch_bytes, b.scratch_bytes);
     EXPECT_LE(a.state_bytes, 64U * 1024U);
