@@ -62,6 +62,7 @@ def share_objects() -> None:
     """The wheel, the CUDA build and the release build compile the library alike: ccache, if it is there, does so once."""
     if shutil.which("ccache"):
         os.environ.setdefault("CCACHE_DIR", str(ROOT / "build-ccache"))
+        os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
         for language in ("C", "CXX"):
             os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
 
