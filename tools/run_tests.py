@@ -269,6 +269,8 @@ def test_python_packages(options: argparse.Namespace) -> list[Tally]:
     environments = ["python", "engines"] * (not options.no_python) + ["docs"] * (not options.no_docs)
     if environments:
         tallies.append(set_up(*environments))
+        if tallies[0].failed:
+            return tallies
     if not options.no_python:
         tallies.append(test_python())
         tallies += test_python_releases()
