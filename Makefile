@@ -31,8 +31,6 @@ test:
 	python3 tools/run_tests.py
 
 python-test:
-	tools/setup.sh python
-	tools/setup.sh engines
 	python3 tools/run_tests.py --presets '' --no-format --no-cuda --no-docs --no-mutants
 
 docs:
@@ -82,4 +80,4 @@ check-format:
 	$(CLANG_FORMAT) --dry-run --Werror $(SOURCES)
 
 clean:
-	rm -rf build build-asan-ubsan build-tsan build-cuda build-cuda-demo build-cuda-dev build-docs build-mutants build-python build-toolkit dist
+	rm -rf build build-asan-ubsan build-tsan build-ccache build-cuda build-cuda-demo build-cuda-dev build-docs build-mutants build-python build-toolkit dist

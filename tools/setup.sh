@@ -8,14 +8,15 @@
 #        tools/setup.sh engines   over .venv-python a .venv-vllm with vLLM for the CPU, and over both a .venv-sglang with SGLang,
 #                                 pinned, each with what its tests need
 #        tools/setup.sh docs      a Python environment in .venv-docs with what the site of docs/ is built with, pinned
-#        tools/setup.sh check     all of it, and clang with its sanitizers: what `make test` needs
+#        tools/setup.sh check     build and format, clang with its sanitizers and what else `make test` builds with; it calls python,
+#                                 engines and docs itself, beside the builds
 #        tools/setup.sh nvcc      the CUDA compiler: prints the path of the one that is there, or of one installed into .venv-cuda
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build_packages=(g++ cmake ninja-build pkg-config python3 libhwy-dev libgtest-dev libbenchmark-dev libcli11-dev
   nlohmann-json3-dev libfmt-dev)
-check_packages=(clang llvm nodejs)
+check_packages=(ccache clang llvm nodejs)
 format_packages=(python3 python3-venv)
 python_packages=(python3 python3-venv python3-dev)
 python_requirements=tests/python/requirements.txt
@@ -70,7 +71,7 @@ need_clang_format() {
   need_packages "${format_packages[@]}"
   say "clang-format $clang_format_version into .venv"
   python3 -m venv .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check "clang-format==$clang_format_version"
+  .venv/bin/pip install --quiet --no-compile --disable-pip-version-check "clang-format==$clang_format_version"
 }
 
 # Whether this is an nvcc that the build takes (CMakeLists.txt: CUDA 12.8 or newer); Debian 12's own is older.
@@ -100,7 +101,7 @@ need_nvcc() {
     say "${nvcc_packages[0]} and what it needs into $folder" >&2
     rm -rf "$folder"
     python3 -m venv "$folder"
-    "$folder/bin/pip" install --quiet --disable-pip-version-check "${nvcc_packages[@]}" >&2
+    "$folder/bin/pip" install --quiet --no-compile --disable-pip-version-check "${nvcc_packages[@]}" >&2
     printf '%s\n' "${nvcc_packages[@]}" >"$folder/packages.txt"
   fi
   local toolkit=("$PWD/$folder"/lib/python3*/site-packages/nvidia/cu13)
@@ -123,7 +124,7 @@ need_environment() {
   say "$requirements into $folder"
   rm -rf "$folder"
   python3 -m venv "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$requirements"
+  "$folder/bin/pip" install --quiet --no-compile --disable-pip-version-check --requirement "$requirements"
   cp "$requirements" "$folder/requirements.txt"
 }
 
@@ -151,7 +152,7 @@ need_python_over() {
   shift
   if ! cmp -s <(cat "$python_requirements" <(printf '%s\n' "$@")) "$folder/requirements.txt"; then
     make_environment_over_pinned "$folder"
-    [[ $# == 0 ]] || "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"
+    [[ $# == 0 ]] || "$folder/bin/pip" install --quiet --no-compile --disable-pip-version-check "$@"
     cat "$python_requirements" <(printf '%s\n' "$@") >"$folder/requirements.txt"
   fi
 }
@@ -166,7 +167,7 @@ need_python_releases() {
   need_python_over .venv-python-newest
   local packages=(transformers jax kernels)
   if newest_torch_is_small; then packages+=(torch); fi
-  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --upgrade "${packages[@]}" ||
+  .venv-python-newest/bin/pip install --quiet --no-compile --disable-pip-version-check --upgrade "${packages[@]}" ||
     say "the newest ${packages[*]}: not to be had"
 }
 
@@ -178,7 +179,7 @@ need_vllm() {
   fi
   say "$vllm_requirements into $folder"
   make_environment_over_pinned "$folder"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement "$vllm_requirements"
+  "$folder/bin/pip" install --quiet --no-compile --disable-pip-version-check --no-deps --requirement "$vllm_requirements"
   cat "$python_requirements" "$vllm_requirements" >"$folder/requirements.txt"
 }
 
@@ -193,13 +194,13 @@ need_sglang() {
   rm -rf "$folder"
   python3 -m venv "$folder"
   printf '%s\n' "${below[@]/#/$PWD/}" >"$(echo "$folder"/lib/python3*/site-packages)/zz_below.pth"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps "${sglang_packages[@]}"
+  "$folder/bin/pip" install --quiet --no-compile --disable-pip-version-check --no-deps "${sglang_packages[@]}"
   cat .venv-vllm/requirements.txt <(printf '%s\n' "${sglang_packages[@]}") >"$folder/requirements.txt"
 }
 
 # A build for CUDA needs gigabytes of packages; one for the CPU comes where pip is pointed at PyTorch's index of these.
 newest_torch_is_small() {
-  .venv-python-newest/bin/pip install --quiet --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
+  .venv-python-newest/bin/pip install --quiet --no-compile --disable-pip-version-check --dry-run --no-deps --upgrade --report - torch |
     python3 -c 'if True:
       import json, sys
       for torch in (each["metadata"] for each in json.load(sys.stdin)["install"]):
@@ -226,14 +227,9 @@ case ${1:-} in
     need_sglang
     ;;
   check)
-    need_packages "${build_packages[@]}" "${check_packages[@]}" "${format_packages[@]}"
+    need_packages "${build_packages[@]}" "${check_packages[@]}" "${python_packages[@]}"
     need_sanitizer_runtime
     need_clang_format
-    need_python
-    need_python_releases
-    need_vllm
-    need_sglang
-    need_docs
     ;;
   *)
     echo "usage: tools/setup.sh build|format|python|engines|docs|check|nvcc" >&2

@@ -63,7 +63,7 @@ TEST(Conformance, AppendWithEveryPolicyFixupAndWorkerCount) {
 /// Decode steps, for which a GPU has variants of their own. Rows of the output may begin at any multiple of 4 bytes.
 TEST(Conformance, AppendInDecodeStepsOfEveryLayout) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
-  EveryNth some(7);
+  EveryNth some(17);
   for (const DType dtype : dtypes()) {
     for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
       if (type != KvType::kAsQueries && dtype == DType::kFloat32) continue;

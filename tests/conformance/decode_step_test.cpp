@@ -39,7 +39,7 @@ Case step_case(KvType type, std::int32_t head_dim, const StepLayout& layout) {
 }
 
 TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
-  EveryNth some(11);
+  EveryNth some(23);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3, KvType::kE5M2}) {
     for (const std::int32_t head_dim : kStepDims) {
       for (const std::int32_t n_q : {1, 2, 3, 5, 13, 30}) {  // of 4 heads each: blocks of 8, 8, 16, 32, 64 and 128 rows
@@ -59,7 +59,7 @@ TEST(Conformance, R06_DecodeStepsOfEveryTypeRowBlockAndLayout) {
 
 /// Windows and left padding: tiles begin at tokens that divide nothing.
 TEST(Conformance, R06_DecodeStepsThatBeginAnywhere) {
-  EveryNth some(5);
+  EveryNth some(11);
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {
     for (const std::int32_t head_dim : kStepDims) {
       for (const StepLayout& layout : kStepLayouts) {
@@ -85,7 +85,7 @@ TEST(Conformance, R04_EvenLinesOfAnyLength) {
     std::int32_t kv_heads;
     std::int32_t group;
   };
-  EveryNth some(11);
+  EveryNth some(23);
   for (const std::int32_t head_dim : {64, 96, 128, 256}) {
     for (const Outputs& outputs : {Outputs{1, 1, 8}, {1, 8, 4}, {3, 2, 1}, {2, 5, 12}}) {
       for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"bshd", 0}, {"bshd", 16}, {"bhsd", 64}}) {
@@ -109,7 +109,7 @@ TEST(Conformance, R04_EvenLinesOfAnyLength) {
 
 /// Batches around 32 sequences and a multiple of them, alike, uneven and with empty ones: a warp of a GPU sums up to four a lane.
 TEST(Conformance, R04_BatchesAroundLanesOfAWarp) {
-  EveryNth some(7);
+  EveryNth some(13);
   for (const std::int32_t sequences : {32, 33, 36, 65, 127, 128, 129}) {
     for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"hsd", 0}, {"bshd", 0}, {"bshd", 16}}) {
       for (const std::int32_t kv_heads : {1, 3}) {

@@ -160,6 +160,7 @@ TEST(Conformance, R44_BatchInvariantBitsDependOnTheSequenceAlone) {
 /// of many.
 TEST(Conformance, R44_BatchInvariantBitsAreTheSameInEveryLayout) {
   if (!target_serves({.policy = Policy::fixed_chunk()})) GTEST_SKIP() << "the target has no fixed_chunk";
+  const std::int32_t tokens = full_or_reduced(2777, 1001);  // chunks are of 256
   const TestExecutor executor(ExecutorKind::kPool, 4);
   for (const DType dtype : dtypes()) {
     for (const auto& [q_heads, head_dim, kv_type] :
@@ -169,7 +170,7 @@ TEST(Conformance, R44_BatchInvariantBitsAreTheSameInEveryLayout) {
                        .kv_type = kv_type,
                        .q_heads = q_heads,
                        .head_dim = head_dim,
-                       .lens = {2777},
+                       .lens = {tokens},
                        .k_layout = "bhsd",
                        .v_layout = "bhsd",
                        .input = Input::kPeaks,
@@ -183,7 +184,7 @@ TEST(Conformance, R44_BatchInvariantBitsAreTheSameInEveryLayout) {
       const auto bits = first.output_bits(0);
       std::vector<Case> others(7, alone);
       others[0].workers = 7;
-      others[1].lens = {2777, 5, 0, 4099};
+      others[1].lens = {tokens, 5, 0, tokens + 1322};
       others[1].ids = {7, 1, 2, 3};
       others[1].workers = 40;
       others[2].k_layout = others[2].v_layout = "bshd";
@@ -248,10 +249,12 @@ void expect_bits_of_last_arriver_from_two_kernels(const Case& c) {
 }
 
 TEST(Conformance, R45_LastArriverAndTwoKernelsGiveTheSameBits) {
+  EveryNth some(7);
   for (const std::int32_t head_dim : dims_of_equal_tiles()) {
     for (const DType dtype : dtypes()) {
       for (const Policy& policy : all_policies()) {
         for (const std::int32_t workers : {1, 5, 33, 80}) {
+          if (some.skips()) continue;
           expect_bits_of_last_arriver_from_two_kernels(
               {.dtype = dtype, .head_dim = head_dim, .lens = {1511, 0, 613}, .n_q = {3}, .policy = policy, .workers = workers});
         }

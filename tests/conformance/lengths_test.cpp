@@ -14,7 +14,7 @@ namespace lean::support {
 namespace {
 
 std::int32_t tile_tokens_of(const Case& c) {
-  return backend_of(target())->tiling_of(TestProblem(c).problem(), {}).config.tile_tokens;
+  return backend_of(target())->tiling_of(TestProblem(c, Contents::kFill).problem(), {}).config.tile_tokens;
 }
 
 /// Every row of the sequence is written as empty: zeros (not minus zero), and minus infinity.
@@ -48,11 +48,12 @@ TEST(Conformance, R01_EmptyBatchIsOkAndWritesNothing) {
 }
 
 TEST(Conformance, R02_EmptySequenceGivesZeroAndMinusInf) {
+  EveryNth some(5);
   for (const DType dtype : dtypes()) {
     for (const auto& lens : {std::vector<std::int32_t>{0}, {0, 0, 0}, {0, 613, 0, 1, 0}, {97, 0}}) {
       for (const Policy& policy : all_policies()) {
         for (const Fixup fixup : kFixups) {
-          if (!pairs(policy, fixup)) continue;
+          if (!pairs(policy, fixup) || some.skips()) continue;
           Case c{.dtype = dtype, .lens = lens, .n_q = {2}, .policy = policy, .fixup = fixup, .workers = 5};
           const TestExecutor executor(c.executor);
           TestProblem built(c);

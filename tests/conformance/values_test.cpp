@@ -276,10 +276,12 @@ TEST(Conformance, R12_DenormalsAndNegativeZeros) {
 }
 
 TEST(Conformance, R48_ShapesOfScores) {
+  EveryNth some(5);
   for (const DType dtype : dtypes()) {
     for (const Input input :
          {Input::kPeaks, Input::kAscending, Input::kDescending, Input::kEqual, Input::kNormal, Input::kSignature}) {
       for (const float q_std : {0.1F, 1.0F, 10.0F}) {
+        if (some.skips()) continue;
         Case c{.dtype = dtype, .q_heads = 6, .lens = {full_or_reduced(4099, 613), 1009, 61}, .input = input, .q_std = q_std};
         const TestExecutor executor(c.executor);
         TestProblem built(c);
@@ -366,7 +368,7 @@ TEST(Conformance, TheBoundKnowsWeightsThatAreFlushedAndRowsOfOneElement) {
   for (const DType dtype : dtypes()) {
     for (const std::uint64_t seed : {1U, 2U, 3U}) {
       Case c{.dtype = dtype, .q_heads = 64, .kv_heads = 8, .head_dim = 1, .input = Input::kNormal, .seed = seed};
-      c.lens.assign(full_or_reduced(440U, 40U), 1000);
+      c.lens.assign(full_or_reduced(440U, 12U), 1000);
       if (!target_serves(c)) continue;
       expect_right_on_every_isa(c);
     }

@@ -111,7 +111,7 @@ bool served(const TestProblem& built, const Options& options) {
 
 bool target_serves(const Case& c) {
   const TestExecutor executor(c.executor, 1);
-  return supports(TestProblem(c).problem(), options_of(c, executor)).code != StatusCode::kUnsupported;
+  return supports(TestProblem(c, Contents::kFill).problem(), options_of(c, executor)).code != StatusCode::kUnsupported;
 }
 
 Tally tally() { return {served_calls, refused_calls}; }

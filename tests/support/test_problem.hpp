@@ -22,10 +22,13 @@ struct At {
   std::int32_t dim = 0;
 };
 
+/// Whether q, k and v hold the case's data, or its fill alone: for questions that no element answers.
+enum class Contents { kData, kFill };
+
 class TestProblem {
  public:
   /// Throws std::invalid_argument when the case cannot be built (a layout that is none, ...).
-  explicit TestProblem(const Case& description);
+  explicit TestProblem(const Case& description, Contents contents = Contents::kData);
 
   [[nodiscard]] const Case& description() const { return case_; }
   [[nodiscard]] const Problem& problem() const { return problem_; }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/reduced.hpp"
 
 namespace lean::explain {
 namespace {
@@ -245,7 +246,7 @@ void expect_drawable(const std::string& svg) {
 
 TEST(ExplainSvg, IsWellFormedAndStaysInItsFrameForAnyBatchAndAnyWorkers) {
   Stream random(3);
-  for (std::int32_t round = 0; round < 30; ++round) {
+  for (std::int32_t round = 0; round < support::full_or_reduced(30, 6); ++round) {
     const Batch batch = random_batch(random);
     std::vector<ScheduleMap> maps;
     for (const std::int32_t workers : {1, 2, 8, 132}) {
