@@ -11,7 +11,6 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
-#include "restore_thread.h"
 #include "schedule_text.hpp"
 
 namespace lean::python {

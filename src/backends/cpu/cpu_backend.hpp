@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/cpu/call_plan.hpp"
+#include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "tile/tiling.hpp"
 
@@ -18,6 +19,6 @@ namespace lean::cpu {
 [[nodiscard]] tile::Tiling tiling_of(const Problem& problem, const Options& options) noexcept;
 
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
-[[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+[[nodiscard]] Status read_header(const Workspace& workspace, const Options& options, fixup::StateHeader& header) noexcept;
 
 }  // namespace lean::cpu
