@@ -97,6 +97,20 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options_).code, LEAN_OK);
 }
 
+TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
+  const std::int32_t capacity = problem_.kv_capacity;
+  const std::int32_t lengths[] = {0, capacity + 400, 0, 0, 0, 0, 0, 0};
+  ASSERT_LE(problem_.batch, std::int64_t{std::size(lengths)});
+  ASSERT_GE(problem_.batch, 2);
+  problem_.kv_lengths = lengths;
+  ASSERT_EQ(decode(problem_, options_).code, LEAN_OK);
+  const lean_status status = lean_sticky_status(&c_workspace_, &options_);
+  EXPECT_EQ(status.code, LEAN_BAD_LENGTHS);
+  const std::string entry = "kv_lengths[1] = " + std::to_string(capacity + 400) + ": allowed 0 to " + std::to_string(capacity);
+  EXPECT_EQ(std::string(status.message).find(entry), 0U) << status.message;
+  EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options_).code, LEAN_OK);
+}
+
 TEST_F(CApi, R31_NullPointersAreRefused) {
   std::size_t bytes = 0;
   EXPECT_EQ(lean_supports(nullptr, &options_).code, LEAN_INVALID_ARGUMENT);
