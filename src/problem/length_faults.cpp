@@ -49,7 +49,9 @@ Status status_of(const LengthFault& fault, const char* what_was_done) noexcept {
   char allowed[160];
   switch (fault.rule) {
     case Rule::kZero: std::snprintf(allowed, sizeof(allowed), "must be 0%s", what_was_done); break;
-    case Rule::kAscends: std::snprintf(allowed, sizeof(allowed), "must not be smaller than the entry before%s", what_was_done); break;
+    case Rule::kAscends:
+      std::snprintf(allowed, sizeof(allowed), "must not be smaller than the entry before%s", what_was_done);
+      break;
     case Rule::kLongest:
       std::snprintf(allowed, sizeof(allowed), "the sequence must not be longer than q_tokens or kv_capacity%s", what_was_done);
       break;

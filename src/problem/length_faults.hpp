@@ -15,7 +15,16 @@
 namespace lean {
 
 struct LengthFault {
-  enum class Array : std::uint32_t { kNone, kCuQTokens, kCuKvTokens, kPageIndptr, kKvLengths, kKvLeftPad, kBlockTable, kPageIndices };
+  enum class Array : std::uint32_t {
+    kNone,
+    kCuQTokens,
+    kCuKvTokens,
+    kPageIndptr,
+    kKvLengths,
+    kKvLeftPad,
+    kBlockTable,
+    kPageIndices
+  };
   enum class Rule : std::uint32_t {
     kMost,     // 0 to `most`
     kZero,     // a cumulative array's first entry

@@ -98,17 +98,14 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
 }
 
 TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
-  const std::int32_t capacity = problem_.kv_capacity;
-  const std::int32_t lengths[] = {0, capacity + 400, 0, 0, 0, 0, 0, 0};
-  ASSERT_LE(problem_.batch, std::int64_t{std::size(lengths)});
-  ASSERT_GE(problem_.batch, 2);
-  problem_.kv_lengths = lengths;
+  ASSERT_NE(problem_.cu_kv_tokens, nullptr);
+  const_cast<std::int32_t*>(problem_.cu_kv_tokens)[2] = 5;
   ASSERT_EQ(decode(problem_, options_).code, LEAN_OK);
   const lean_status status = lean_sticky_status(&c_workspace_, &options_);
   EXPECT_EQ(status.code, LEAN_BAD_LENGTHS);
-  const std::string entry = "kv_lengths[1] = " + std::to_string(capacity + 400) + ": allowed 0 to " + std::to_string(capacity);
-  EXPECT_EQ(std::string(status.message).find(entry), 0U) << status.message;
+  EXPECT_STREQ(status.message, "cu_kv_tokens[2] = 5: must not be smaller than the entry before; it was clamped");
   EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options_).code, LEAN_OK);
+  EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
 }
 
 TEST_F(CApi, R31_NullPointersAreRefused) {

@@ -15,8 +15,7 @@ namespace lean::cuda {
 __device__ __forceinline__ bool report_sticky(fixup::StateHeader& header, StatusCode code) {
   using Code = ::cuda::atomic_ref<fixup::Counter, ::cuda::thread_scope_device>;
   fixup::Counter none = 0;
-  return Code(header.sticky_code)
-      .compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
+  return Code(header.sticky_code).compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
 }
 
 /// Whoever met the fault says that there is one; which entry it was is looked up here, once until the next reset, by the thread whose
