@@ -12,6 +12,7 @@
 
 #include "cuda_host/calls.hpp"
 #include "cuda_host/fake_runtime.hpp"
+#include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "support/random.hpp"
 
