@@ -44,7 +44,7 @@ LEAN_HD [[nodiscard]] inline MergeStep merge_step(State a, State b) noexcept {
   return {.merged = {.m = big.m, .l = std::fma(small.l, factor, big.l)},
           .factor = factor,
           .first_is_big = first_is_big,
-          .small_is_empty = small.m == kNegInf};
+          .small_is_empty = small.m == kNegInf && small.l == 0.0F};
 }
 
 LEAN_HD [[nodiscard]] inline State merge(State a, State b) noexcept { return merge_step(a, b).merged; }
