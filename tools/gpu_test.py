@@ -42,7 +42,8 @@ SANITIZED_CONFORMANCE = "Conformance.R02_*:Conformance.R21_Negative*:Conformance
 SANITIZER_RUNS = (
     ("memcheck", (), "gpu_tests", "Sanitized.*"),
     ("memcheck", (), "conformance_tests", SANITIZED_CONFORMANCE),
-    ("racecheck", (), "gpu_tests", "Sanitized.R18_ExactAllocationsOfShortPages:Sanitized.R04_*"),
+    ("racecheck", (), "gpu_tests",
+     "Sanitized.R18_ExactAllocationsOfShortPages:Sanitized.R18_ExactAllocationsOfThePlainKernel:Sanitized.R04_*"),
     ("synccheck", (), "gpu_tests", "Sanitized.R18_*:Sanitized.R04_*"),
     ("initcheck", (), "gpu_tests", "Sanitized.R14_*:Sanitized.R04_*"),
 )

@@ -37,6 +37,7 @@ class Mutant:
     preset: str = "cpu"
     quick: bool = False  # also part of `make test`
     full_size: bool = False  # what the test's small sizes do not show
+    gpu: bool = False  # its test runs on one: passed over where there is none
 
     def test_key(self):
         return (self.preset, tuple(self.targets), tuple(self.test), self.full_size)
@@ -141,6 +142,10 @@ def main() -> int:
         print(f"mutant {stale.name}: {stale.file} does not have its text exactly once")
         return 2
     mutants = [m for m in everything if re.search(options.only, m.name) and (m.quick or not options.quick)]
+    if not options.list and shutil.which("nvidia-smi") is None:
+        for mutant in [m for m in mutants if m.gpu]:
+            print(f"mutant {mutant.name}: passed over, needs a GPU")
+        mutants = [m for m in mutants if not m.gpu]
     if options.list:
         for mutant in mutants:
             print(f"{mutant.name}: {mutant.why}")

@@ -12,12 +12,14 @@ from lean_attention._decode import decode, supports
 _ROW_ELEMENTS = 8  # 16 bytes of a 16-bit type: what the CUDA backend wants rows to begin at
 
 _answers: dict[tuple, bool] = {}
+_MOST_ANSWERS = 4096  # a caller whose numbers never repeat must not fill the memory
 
 
 def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> bool:
     """Whether decode() of these tensors, laid out "bhsd", would be accepted; no for inputs that need a gradient.
 
-    The library is asked once for each kind of call: devices, types, heads, alignment, and which arguments are there.
+    The library is asked once for each kind of call: devices, types, heads, alignment, which arguments are there, and
+    how sizes agree; not for each batch and length.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
@@ -28,10 +30,12 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
         shapes = (query.shape[1], key.shape[1], tokens, query.shape[3], value.shape[3])
         return _accepts_like(query.device, query.dtype, key.dtype, shapes, rules)
     kind = (
-        query.shape[1], key.shape[1], query.shape[2] > 1, rules,
+        query.shape[1], key.shape[1], query.shape[2] > 1, rules, _agreement(query, key, value, arguments),
         *((t.device, t.dtype, t.shape[3], t.data_ptr() % 16, *(s % _ROW_ELEMENTS for s in t.stride())) for t in tensors),
     )  # fmt: skip
     if kind not in _answers:
+        if len(_answers) >= _MOST_ANSWERS:
+            _answers.clear()
         _answers[kind] = _supported(query, key, value, arguments)
     return _answers[kind]
 
@@ -75,6 +79,19 @@ def _kind_of(argument: Any) -> Any:
     if isinstance(argument, (tuple, list)):
         return tuple(part >= 0 for part in argument)
     return bool(argument)
+
+
+def _agreement(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]) -> tuple:
+    """Of batch and lengths what decides whether a call is supported: which are equal. And numbers, which have ranges."""
+    batch, q_heads, q_tokens, dim = query.shape
+    sizes = (1, batch, q_heads, q_tokens, key.shape[2])
+    axes = tuple(
+        tuple(size == known for size in argument.shape for known in sizes)
+        for argument in arguments.values()
+        if isinstance(argument, torch.Tensor)
+    )
+    numbers = tuple(argument for argument in arguments.values() if isinstance(argument, (int, float)))
+    return key.shape[0] == batch, key.shape[:3] == value.shape[:3], key.shape[3] == dim, q_tokens == 0, axes, numbers
 
 
 @torch.compiler.assume_constant_result

@@ -76,9 +76,9 @@ void* handle_of(PyObject* stream) {
 void* stream_of(PyObject* framework, PyObject* q) {
   if (framework == Py_None || tells_stream(q)) return nullptr;
   static PyObject* const name = interned("stream");
-  const Reference method(checked(PyObject_GetAttr(framework, name)));
+  const Reference method(checked(lean_get_attribute(framework, name)));
   if (method.get() == Py_None) return nullptr;
-  const Reference stream(checked(PyObject_CallFunctionObjArgs(method.get(), q, nullptr)));
+  const Reference stream(checked(lean_call_with(method.get(), q, nullptr)));
   return stream.get() == Py_None ? nullptr : handle_of(stream.get());
 }
 

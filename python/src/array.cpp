@@ -24,7 +24,7 @@ constexpr int kNumpyWritable = 0x400;
 
 /// An attribute, or null when the object has none.
 Reference attribute(PyObject* object, PyObject* name) {
-  Reference value(PyObject_GetAttr(object, name));
+  Reference value(lean_get_attribute(object, name));
   if (value == nullptr) {
     if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw ErrorIsSet{};
     PyErr_Clear();
@@ -126,7 +126,7 @@ Kind kind_of_type(PyTypeObject* type) {
   kind.masked = derives_from(type, "numpy.ma", "MaskedArray");
   kind.of_torch = derives_from(type, "torch", "Tensor");
   if (kind.of_torch) {
-    const Reference own(checked(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__torch_dispatch__")));
+    const Reference own = attribute(reinterpret_cast<PyObject*>(type), "__torch_dispatch__");
     const Reference core(checked(PyImport_ImportModule("torch._C")));
     kind.without_memory = own != attribute(core.get(), "_disabled_torch_dispatch_impl");
   }
@@ -179,7 +179,7 @@ bool is_negative(PyObject* tensor, const Array& array) {
     if (array.shape[axis] > 1 && array.strides[axis] % 2 != 0) return false;
   }
   static PyObject* const name = interned("is_neg");
-  const Reference answer(checked(PyObject_CallMethodObjArgs(tensor, name, nullptr)));
+  const Reference answer(checked(lean_call_method(tensor, name, nullptr)));
   return answer.get() == Py_True;
 }
 
@@ -216,7 +216,8 @@ Reference keywords_for(PyObject* object, void* stream, bool versioned) {
     const Reference version(checked(Py_BuildValue("(ii)", 1, 1)));
     if (PyDict_SetItemString(keywords.get(), "max_version", version.get()) < 0) throw ErrorIsSet{};
   }
-  const Reference device(checked(PyObject_CallMethod(object, "__dlpack_device__", nullptr)));
+  static PyObject* const name = interned("__dlpack_device__");
+  const Reference device(checked(lean_call_method(object, name, nullptr)));
   const Reference device_type(checked(PySequence_GetItem(device.get(), 0)));
   const long type = PyLong_AsLong(device_type.get());
   if (type == -1 && PyErr_Occurred() != nullptr) throw ErrorIsSet{};
@@ -229,10 +230,10 @@ Reference keywords_for(PyObject* object, void* stream, bool versioned) {
 /// A capsule of __dlpack__, versioned where the producer knows versions.
 Reference capsule_of(PyObject* object, PyObject* method, void* stream) {
   const Reference nothing(checked(PyTuple_New(0)));
-  Reference capsule(PyObject_Call(method, nothing.get(), keywords_for(object, stream, true).get()));
+  Reference capsule(lean_call(method, nothing.get(), keywords_for(object, stream, true).get()));
   if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {  // a producer older than DLPack 1.0
     PyErr_Clear();
-    capsule.reset(PyObject_Call(method, nothing.get(), keywords_for(object, stream, false).get()));
+    capsule.reset(lean_call(method, nothing.get(), keywords_for(object, stream, false).get()));
   }
   checked(capsule.get());
   return capsule;
@@ -345,7 +346,8 @@ Array read_array(PyObject* object, const char* name, void* stream) {
   if (!kind.of_torch || !is_negative(object, array)) return array;
   if (array.on_cuda() && stream != nullptr)
     raise(PyExc_ValueError, "%s: is a lazy negative (is_neg()): pass its resolve_neg(), made on the stream that is given", name);
-  Reference resolved(checked(PyObject_CallMethod(object, "resolve_neg", nullptr)));
+  static PyObject* const resolve = interned("resolve_neg");
+  Reference resolved(checked(lean_call_method(object, resolve, nullptr)));
   array = read_any(resolved.get(), kind, name, stream);
   if (array.owner == nullptr) array.owner = std::move(resolved);  // else the capsule holds it
   array.of_torch = array.was_negative = true;
@@ -367,7 +369,8 @@ DType dtype_of(const Array& array, const char* name) {
 bool tells_stream(PyObject* object) { return kind_of(object).api != nullptr; }
 
 void refuse_gradient(PyObject* tensor, const char* name) {
-  const Reference wanted(checked(PyObject_GetAttrString(tensor, "requires_grad")));
+  static PyObject* const requires_grad = interned("requires_grad");
+  const Reference wanted(checked(lean_get_attribute(tensor, requires_grad)));
   if (wanted.get() == Py_True) {
     raise(PyExc_RuntimeError, "%s: requires a gradient, and there is no backward pass: pass its detach()", name);
   }

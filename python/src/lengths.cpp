@@ -21,7 +21,7 @@ std::int32_t to_int32(std::int64_t value, Argument which, std::size_t index) {
 }
 
 std::int32_t int32_of(PyObject* number, Argument which, std::size_t index) {
-  const Reference integer(PyNumber_Index(number));
+  const Reference integer(lean_number_index(number));
   if (integer == nullptr) {
     PyErr_Clear();
     raise(PyExc_TypeError, "%s[%zu] = %R: an integer is needed", which.name(), index, number);
@@ -67,8 +67,9 @@ std::vector<std::int32_t> copied(const Array& ints, Argument which) {
 
 /// framework.method(q, values), or of one argument where `second` is null.
 Reference Call::from_framework(const char* method, PyObject* first, PyObject* second) const {
-  const Reference bound(checked(PyObject_GetAttrString(framework_, method)));
-  return Reference(checked(PyObject_CallFunctionObjArgs(bound.get(), first, second, nullptr)));
+  const Reference name(interned(method));
+  const Reference bound(checked(lean_get_attribute(framework_, name.get())));
+  return Reference(checked(lean_call_with(bound.get(), first, second)));
 }
 
 std::int64_t Call::length_of(Argument which) {

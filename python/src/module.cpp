@@ -12,7 +12,6 @@
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
 #include "peer_exchange.hpp"
-#include "restore_thread.h"
 #include "schedule_text.hpp"
 
 namespace lean::python {

@@ -18,7 +18,7 @@ Reference encoded(PyObject* options) {
     return Reference(options);
   }
   static PyObject* const name = interned("encoded");
-  Reference found(PyObject_GetAttr(options, name));
+  Reference found(lean_get_attribute(options, name));
   if (found == nullptr || !PyTuple_Check(found.get())) {
     PyErr_Clear();
     raise(PyExc_TypeError, "options: %R: lean_attention.Options(...) is needed", options);

@@ -7,6 +7,8 @@
 
 #include <memory>
 
+#include "interpreter_end.h"
+
 namespace lean::python {
 
 struct Decref {

@@ -13,7 +13,7 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .workspace_size = Call::workspace_size,
                                      .decode = Call::decode,
                                      .clear_state = cpu::clear_state,
-                                     .read_sticky = cpu::read_sticky,
+                                     .read_header = cpu::read_header,
                                      .tiling_of = cpu::tiling_of,
                                      .merge_states = cpu::merge_states,
                                      .shard_lengths = cpu::shard_lengths,

@@ -1,6 +1,7 @@
 // The backends of this build, as the API sees them: one table of functions each.
 #pragma once
 
+#include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "softmax/finished_states.hpp"
 #include "tile/tiling.hpp"
@@ -15,8 +16,8 @@ struct BackendEntry {
   /// The call, in a workspace that is yet to be checked.
   Status (*decode)(const Problem&, const Options&, const Workspace&) noexcept;
   Status (*clear_state)(const Workspace&, const Options&) noexcept;
-  /// The sticky code of the workspace's state.
-  Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
+  /// The header of the workspace's state, once what was enqueued is done.
+  Status (*read_header)(const Workspace&, const Options&, fixup::StateHeader& header) noexcept;
   /// How the call would be cut up, refused or not.
   tile::Tiling (*tiling_of)(const Problem&, const Options&) noexcept;
   /// Two finished results as one, where the backend's memory has them; what they are was checked.

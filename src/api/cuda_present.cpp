@@ -14,7 +14,7 @@ const BackendEntry* cuda_backend() noexcept {
                                       .workspace_size = Call::workspace_size,
                                       .decode = Call::decode,
                                       .clear_state = cuda::clear_state,
-                                      .read_sticky = cuda::read_sticky,
+                                      .read_header = cuda::read_header,
                                       .tiling_of = cuda::tiling_of,
                                       .merge_states = cuda::merge_states,
                                       .shard_lengths = cuda::enqueue_shard_lengths,

@@ -4,6 +4,7 @@
 #include "api/workspace_checks.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
+#include "problem/length_fault_text.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean {
@@ -58,8 +59,8 @@ Status reset_workspace(const Workspace& workspace, const Options& options) noexc
 
 namespace {
 
-/// What was seen is in the caller's arrays, on a device perhaps: check_lengths() names the entry.
-const char* text_of_sticky(StatusCode code) noexcept {
+/// Where the state does not say which entry it was: it changed meanwhile, and check_lengths() may still name it.
+const char* text_without_entry(StatusCode code) noexcept {
   switch (code) {
     case StatusCode::kBadPageIndex:
       return "pages: an id lay outside [0, page_count); its tokens were skipped; check_lengths() on a copy in host memory names it";
@@ -71,17 +72,24 @@ const char* text_of_sticky(StatusCode code) noexcept {
   }
 }
 
+Status status_of_sticky(const fixup::StateHeader& header) noexcept {
+  const auto code = static_cast<StatusCode>(header.sticky_code);
+  const Status named =
+      status_of(header.fault, code == StatusCode::kBadPageIndex ? "; its tokens were skipped" : "; it was clamped");
+  if (named.code == code) return named;
+  Status status{.code = code};
+  std::snprintf(status.message, sizeof(status.message), "%s", text_without_entry(code));
+  return status;
+}
+
 }  // namespace
 
 Status sticky_status(const Workspace& workspace, const Options& options) noexcept {
   const BackendEntry* backend = nullptr;
   if (const Status status = check_state(workspace, options, backend); !status.ok()) return status;
-  StatusCode code = StatusCode::kOk;
-  if (const Status status = backend->read_sticky(workspace, options, code); !status.ok()) return status;
-  if (code == StatusCode::kOk) return {};
-  Status status{.code = code};
-  std::snprintf(status.message, sizeof(status.message), "%s", text_of_sticky(code));
-  return status;
+  fixup::StateHeader header;
+  if (const Status status = backend->read_header(workspace, options, header); !status.ok()) return status;
+  return header.sticky_code == 0 ? Status{} : status_of_sticky(header);
 }
 
 }  // namespace lean

@@ -12,6 +12,7 @@
 #include "fixup/arrival.hpp"
 #include "fixup/chunk_tree.hpp"
 #include "fixup/partial.hpp"
+#include "problem/length_faults.hpp"
 
 namespace lean::fixup {
 
@@ -21,7 +22,9 @@ inline constexpr std::int64_t kAlignmentBytes = 256;
 struct StateHeader {
   Counter owner = 0;        // not 0 while a call holds the workspace
   Counter sticky_code = 0;  // StatusCode of the first fault seen in device-resident data
+  LengthFault fault;        // of a length or page id: which entry it was, by whoever set the code, after that; not found: unknown
 };
+static_assert(sizeof(StateHeader) <= kStateHeaderBytes);
 
 /// Nodes a chunked partial consists of, kept in its slot.
 struct NodeList {

@@ -2,7 +2,7 @@
 //
 // A state (m, l) of a set of scores, log2 domain: m = max, l = sum of exp2(s - m). Together with the un-scaled output
 // O = sum of exp2(s - m) v it stands for attention over the set. merge() is the paper's f(x, y). Laws, tested:
-// empty() is the identity; bitwise commutative (one fma, the larger maximum always in the addend);
+// empty() is the identity, whatever stands in its O; bitwise commutative (one fma, the larger maximum always in the addend);
 // associative within rounding; never NaN from empty states. The one guard against (-inf) - (-inf) lives here.
 #pragma once
 
@@ -28,6 +28,7 @@ struct MergeStep {
   State merged;
   float factor = 0.0F;  // exp2(m_small - m_big), in [0, 1]
   bool first_is_big = true;
+  bool small_is_empty = false;  // its O is left out, by selection: 0 x NaN is NaN
 };
 
 /// exp2(m_small - m_big) for m_small <= m_big, with exp2(-inf - -inf) = 0: an empty side adds nothing.
@@ -40,14 +41,19 @@ LEAN_HD [[nodiscard]] inline MergeStep merge_step(State a, State b) noexcept {
   const State big = first_is_big ? a : b;
   const State small = first_is_big ? b : a;
   const float factor = rescale_factor(small.m, big.m);
-  return {.merged = {.m = big.m, .l = std::fma(small.l, factor, big.l)}, .factor = factor, .first_is_big = first_is_big};
+  return {.merged = {.m = big.m, .l = std::fma(small.l, factor, big.l)},
+          .factor = factor,
+          .first_is_big = first_is_big,
+          .small_is_empty = small.m == kNegInf && small.l == 0.0F};
 }
 
 LEAN_HD [[nodiscard]] inline State merge(State a, State b) noexcept { return merge_step(a, b).merged; }
 
 /// One element of O under a merge step.
 LEAN_HD [[nodiscard]] inline float merge_element(const MergeStep& step, float a, float b) noexcept {
-  return step.first_is_big ? std::fma(b, step.factor, a) : std::fma(a, step.factor, b);
+  const float big = step.first_is_big ? a : b;
+  const float small = step.first_is_big ? b : a;
+  return step.small_is_empty ? big : std::fma(small, step.factor, big);
 }
 
 /// A finished row: o = O x scale, lse in natural log.

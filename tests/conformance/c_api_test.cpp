@@ -97,6 +97,17 @@ TEST_F(CApi, GivesTheBitsOfTheCppInterface) {
   EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options_).code, LEAN_OK);
 }
 
+TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
+  ASSERT_NE(problem_.cu_kv_tokens, nullptr);
+  const_cast<std::int32_t*>(problem_.cu_kv_tokens)[2] = 5;
+  ASSERT_EQ(decode(problem_, options_).code, LEAN_OK);
+  const lean_status status = lean_sticky_status(&c_workspace_, &options_);
+  EXPECT_EQ(status.code, LEAN_BAD_LENGTHS);
+  EXPECT_STREQ(status.message, "cu_kv_tokens[2] = 5: must not be smaller than the entry before; it was clamped");
+  EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options_).code, LEAN_OK);
+  EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
+}
+
 TEST_F(CApi, R31_NullPointersAreRefused) {
   std::size_t bytes = 0;
   EXPECT_EQ(lean_supports(nullptr, &options_).code, LEAN_INVALID_ARGUMENT);

@@ -278,8 +278,12 @@ TEST(Conformance, R25_TheStickyCodeStaysUntilReset) {
   built.kv_lengths()[1] = 99;
   ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   built.kv_lengths()[1] = 53;
+  built.kv_lengths()[0] = -3;  // later than the other
   ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
-  EXPECT_EQ(sticky_status(workspace.get(), options).code, StatusCode::kBadLengths);
+  built.kv_lengths()[0] = 37;
+  const Status sticky = sticky_status(workspace.get(), options);
+  EXPECT_EQ(sticky.code, StatusCode::kBadLengths);
+  EXPECT_STREQ(sticky.message, "kv_lengths[1] = 99: allowed 0 to 53 (the tokens there is room for); it was clamped");
   EXPECT_TRUE(reset_workspace(workspace.get(), options).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
   ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());

@@ -138,7 +138,8 @@ TEST(Conformance, R26_TheStickyCodeNamesThePagesUntilReset) {
   ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   const Status sticky = sticky_status(workspace.get(), options);
   EXPECT_EQ(sticky.code, StatusCode::kBadPageIndex);
-  EXPECT_NE(std::string(sticky.message).find("page"), std::string::npos) << sticky.message;
+  EXPECT_EQ(std::string(sticky.message).find("pages.block_table[1, 2] = 99: allowed 0 to "), 0U) << sticky.message;
+  EXPECT_NE(std::string(sticky.message).find("; its tokens were skipped"), std::string::npos) << sticky.message;
   EXPECT_TRUE(reset_workspace(workspace.get(), options).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
 }

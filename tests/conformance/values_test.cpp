@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "api/backends.hpp"
 #include "backends/reference/load.hpp"
 #include "base/float_types.hpp"
 #include "problem/address.hpp"
@@ -195,6 +196,27 @@ TEST(Conformance, R10_UnreachableMemoryChangesNoBit) {
           }
         }
       }
+    }
+  }
+}
+
+/// The last token is alone in its chunk, and only the last query sees it: the other query's part there is empty, with 0 x NaN in O.
+TEST(Conformance, R07_WhatAnEmptyPartHoldsReachesNoRow) {
+  for (const DType dtype : dtypes()) {
+    for (const std::int32_t tiles : {1, 2, 5, 8}) {
+      Case c{.dtype = dtype, .lens = {1}, .n_q = {2}, .causal = true, .policy = Policy::fixed_chunk(1), .workers = 5};
+      const TestExecutor executor(c.executor);
+      const Options options = options_of(c, executor);
+      const TestProblem shape(c);
+      if (!served(shape, options)) continue;
+      c.lens = {backend_of(options.backend)->tiling_of(shape.problem(), options).config.tile_tokens * tiles + 1};
+      TestProblem built(c);
+      for (std::int32_t head = 0; head < c.kv_heads; ++head) built.set_v({0, head, c.lens[0] - 1, 3}, kNan);
+      built.remember();
+      const reference::Answer answer = reference::decode(built.problem());
+      ASSERT_TRUE(run_and_check(built, answer, options)) << reproducer(c);
+      EXPECT_FALSE(std::isnan(built.o({0, 1, 0, 3}))) << reproducer(c);
+      EXPECT_TRUE(std::isnan(built.o({0, 1, 1, 3}))) << reproducer(c);
     }
   }
 }

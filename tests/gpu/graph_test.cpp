@@ -95,6 +95,16 @@ TEST(Graph, R38_EveryPolicyAndFixupReplays) {
   }
 }
 
+/// The kernel that serves what no variant does: dims of any number, in pages of any size, and lengths that change.
+TEST(Graph, R38_ThePlainKernelReplays) {
+  for (const std::int32_t page_tokens : {0, 7}) {
+    Case c = full_case();
+    c.head_dim = 59;
+    c.page_tokens = page_tokens;
+    expect_replays_match(c, full_or_reduced(100, 5));
+  }
+}
+
 TEST(Graph, R38_TwoGraphsAlive) {
   Case other = full_case();
   other.dtype = DType::kFloat16;

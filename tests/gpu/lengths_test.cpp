@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <climits>
+#include <string>
 
 #include "gpu/device_run.hpp"
 #include "support/tables.hpp"
@@ -43,7 +44,10 @@ void expect_clamped(Case c, Array array, int index, std::int32_t value) {
     put(call, array, index, value);
     EXPECT_FALSE(call.bits(stream.get()).empty());
     EXPECT_TRUE(call.matches());
-    EXPECT_EQ(sticky_status(call.workspace(), options).code, StatusCode::kBadLengths);
+    const Status sticky = sticky_status(call.workspace(), options);
+    EXPECT_EQ(sticky.code, StatusCode::kBadLengths);
+    const std::string entry = "[" + std::to_string(index) + "] = " + std::to_string(value) + ": ";
+    EXPECT_NE(std::string(sticky.message).find(entry), std::string::npos) << sticky.message;
     ASSERT_TRUE(reset_workspace(call.workspace(), options).ok());
     EXPECT_TRUE(sticky_status(call.workspace(), options).ok());
     EXPECT_TRUE(call.clean());
@@ -87,7 +91,8 @@ TEST(Lengths, R25_TheStickyCodeStaysUntilReset) {
   stream.wait();
   put(call, Array::kLengths, 1, 53);
   EXPECT_EQ(call.bits(stream.get()), good);
-  EXPECT_EQ(sticky_status(call.workspace(), options).code, StatusCode::kBadLengths);
+  EXPECT_STREQ(sticky_status(call.workspace(), options).message,
+               "kv_lengths[1] = 99: allowed 0 to 53 (the tokens there is room for); it was clamped");
   EXPECT_TRUE(reset_workspace(call.workspace(), options).ok());
   EXPECT_EQ(call.bits(stream.get()), good);
   EXPECT_TRUE(sticky_status(call.workspace(), options).ok());

@@ -71,6 +71,30 @@ TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_c
 TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(Rows::kWithGaps)); }
 TEST(Sanitized, R18_ExactAllocationsOfShortPages) { expect_matches(variant_cases(Rows::kShortPages)); }
 
+/// What the plain kernel serves: dims of any number, value dims of their own, pages of a few tokens; more warps than have tokens.
+TEST(Sanitized, R18_ExactAllocationsOfThePlainKernel) {
+  std::vector<Case> cases;
+  for (const auto& [dtype, kv_type] : {std::pair{DType::kBFloat16, KvType::kAsQueries}, {DType::kFloat16, KvType::kE4M3}}) {
+    for (const auto& [d, dv] : {std::pair{59, 0}, {200, 72}, {320, 264}}) {
+      for (const std::int32_t page_tokens : {0, 7}) {
+        cases.push_back({.dtype = dtype,
+                         .kv_type = kv_type,
+                         .kv_scales = kv_type == KvType::kAsQueries ? support::KvScales::kNone : support::KvScales::kHead,
+                         .q_heads = 6,
+                         .head_dim = d,
+                         .value_dim = dv,
+                         .lens = {1030, 0, 129},
+                         .n_q = {3},
+                         .pad = {1, 0, 0},
+                         .page_tokens = page_tokens,
+                         .causal = true,
+                         .workers = 5});
+      }
+    }
+  }
+  expect_matches(cases);
+}
+
 TEST(Sanitized, R04_EveryPolicy) {
   const Stream stream;
   for (const Policy& policy : support::all_policies()) {

@@ -81,6 +81,22 @@ def test_other_schedules(policy):
     attention(q, k, v, dtype="bfloat16").check(decode(q, k, v, options=Options(policy=policy)))
 
 
+@pytest.mark.parametrize("dim", [64, 59])  # of a variant's, and of the plain kernel
+def test_sticky_status_names_the_first_entry(dim):
+    q, k, v = tensors(dim=dim, kv_tokens=128)
+    lean_attention.sticky_status(q)  # forgets what others left
+    decode(q, k, v, seqlens=lengths(128, 500))
+    decode(q, k, v, seqlens=lengths(-1, 5))
+    found = lean_attention.sticky_status(q)
+    assert (found.code, found.message.split(" (")[0]) == ("bad_lengths", "seqlens[1] = 500: allowed 0 to 128")
+    pool = torch.zeros(4, 16, 2, dim, dtype=q.dtype, device="cuda")
+    table = torch.tensor([[0, 1], [2, 99]], dtype=torch.int32, device="cuda")
+    decode(q.transpose(1, 2), pool, pool, seqlens=lengths(20, 20), block_table=table, layout="bshd")
+    found = lean_attention.sticky_status(q)
+    assert (found.code, found.message.split(";")[0]) == ("bad_page_index", "block_table[1, 1] = 99: allowed 0 to 3")
+    assert lean_attention.sticky_status(q)
+
+
 # --- streams and graphs ----------------------------------------------------------------------------------------------
 
 

@@ -438,6 +438,38 @@ while min(calls) < 3:
         subprocess.run([sys.executable, "-c", script], check=True, timeout=90)
 
 
+def test_the_interpreter_ends_while_daemon_threads_are_inside_an_array():
+    script = """
+import threading, time
+import numpy as np
+from lean_attention import decode
+
+entered = [0]
+class Slow:
+    dtype = np.dtype(np.float32)
+    def __init__(self, array):
+        self.array = array
+    def __dlpack_device__(self):
+        return (1, 0)
+    def __dlpack__(self, **_):
+        entered[0] += 1
+        time.sleep(0.002)
+        return self.array.__dlpack__()
+
+q, k, v = (Slow(np.ones((2, heads, tokens, 64), np.float32)) for heads, tokens in ((4, 1), (2, 30), (2, 30)))
+out = np.ones((2, 4, 1, 64), np.float32)
+def compute():
+    while True:
+        decode(q, k, v, out=out)
+for _ in range(2):
+    threading.Thread(target=compute, daemon=True).start()
+while entered[0] < 10:
+    time.sleep(0.001)
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=90)
+
+
 def test_calls_keep_no_reference():
     q, k, v = arrays()
     wrapped = [DlpackOnly(x) for x in (q, k, v)]

@@ -174,6 +174,7 @@ def test_cumulative_lengths_in_words():
         ("window: 4: a pair", dict(window=4)),
         ("max_seqlen_q: 'x': an integer", dict(q=np.ones((6, 2, 40), np.float32), cu_seqlens_q=[0, 1, 2], max_seqlen_q="x")),
         ("scale: 'large': a number", dict(scale="large")),
+        ("scale = .*: allowed 0, -0, or a size of 1e-37 or more", dict(scale=1e-40)),
         ("softcap = 1e-60: is 0 in float32", dict(softcap=1e-60)),
         ("cu_seqlens_q: .*int.* is no array", dict(q=np.ones((6, 2, 40), np.float32), cu_seqlens_q=4)),
         ("leftpad: .*str.* is no array", dict(leftpad="1")),

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from conftest import arrays, has, needs  # noqa: E402
 from oracle import attention  # noqa: E402
 
+import lean_attention._accepts  # noqa: E402
 import lean_attention.torch_ops  # noqa: E402
 from lean_attention import Options, decode  # noqa: E402
 
@@ -285,3 +286,36 @@ def test_the_first_call_of_a_process_may_be_a_compiled_one(door):
         pytest.skip("not in this build: pages")
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(FIRST_CALLS[door])], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _call(batch=2, kv_batch=None, tokens=9, value_tokens=None, **arguments):
+    kv = [torch.randn(kv_batch or batch, 2, n, 16) for n in (tokens, value_tokens or tokens)]
+    return [torch.randn(batch, 4, 1, 16), *kv], arguments
+
+
+def _mask(*shape):
+    return torch.ones(shape, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _call(batch=3, kv_batch=2),
+        _call(value_tokens=8),
+        _call(mask=_mask(3, 1, 1, 9)),
+        _call(mask=_mask(2, 1, 1, 8)),
+        _call(mask=_mask(2, 2, 1, 9)),
+        _call(scale=2e38),
+    ],
+)
+def test_accepts_does_not_answer_by_a_call_of_other_sizes(monkeypatch, other):
+    accepts = lean_attention._accepts.accepts
+    monkeypatch.setattr(lean_attention._accepts, "_answers", {})
+    tensors, arguments = other
+    good = {name: _mask(2, 1, 1, 9) if name == "mask" else 0.5 for name in arguments}
+    for _ in range(2):
+        assert not accepts(*tensors, **arguments)
+        for batch, tokens in ((2, 9), (5, 17)):
+            rules = {name: _mask(batch, 1, 1, tokens) if name == "mask" else value for name, value in good.items()}
+            assert accepts(*_call(batch, tokens=tokens)[0], **rules)
+    assert len(lean_attention._accepts._answers) <= 3

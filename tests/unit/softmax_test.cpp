@@ -102,6 +102,22 @@ TEST(SoftmaxMerge, TheEmptyStateIsTheIdentityBitForBit) {
   }
 }
 
+/// Rows that see nothing of a part may have 0 x NaN in its O.
+TEST(SoftmaxMerge, R07_WhatAnEmptyStatesOHoldsNeverMatters) {
+  Stream random(5);
+  for (std::int32_t round = 0; round < 1'000; ++round) {
+    const Partial p = random_partial(random);
+    if (p.state.m == kNegInf) continue;
+    for (const float o : {kNan, kInf, -kInf, kLargest}) {
+      const Partial empty{.state = State::empty(), .o = o};
+      for (const Partial& same : {merged(p, empty), merged(empty, p)}) {
+        ASSERT_EQ(bits(same.state.l), bits(p.state.l));
+        ASSERT_EQ(bits(same.o), bits(p.o));
+      }
+    }
+  }
+}
+
 TEST(SoftmaxMerge, CommutesBitForBit) {
   Stream random(2);
   for (std::int32_t round = 0; round < full_or_reduced(500'000, 50'000); ++round) {

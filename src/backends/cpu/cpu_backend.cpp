@@ -5,11 +5,13 @@
 #include <cstring>
 #include <memory>
 
+#include "backends/cpu/sticky.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/worker.hpp"
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/length_faults.hpp"
 #include "problem/sequence.hpp"
 #include "problem/token_shard.hpp"
 #include "schedule/plan.hpp"
@@ -74,14 +76,7 @@ class WorkspaceLease {
   Status status_;
 };
 
-/// A word of an array that another thread may write at the same time.
-struct OneLoad {
-  [[nodiscard]] static std::int32_t load(const std::int32_t* at) noexcept {
-    return std::atomic_ref<std::int32_t>(*const_cast<std::int32_t*>(at)).load(std::memory_order_relaxed);
-  }
-};
-
-/// Reads the lengths of all sequences; one sticky code for those that had to be clamped.
+/// Reads the lengths of all sequences; one sticky code for those that had to be clamped, and which the first was.
 Lengths read_lengths(const Problem& problem, std::byte* memory, fixup::StateHeader& header) noexcept {
   const BasicLengthSource<true, OneLoad> source(problem);
   auto* const sequences = reinterpret_cast<Sequence*>(memory);
@@ -90,7 +85,7 @@ Lengths read_lengths(const Problem& problem, std::byte* memory, fixup::StateHead
     std::construct_at(sequences + b, source(b));
     clamped = clamped || sequences[b].clamped;
   }
-  if (clamped && header.sticky_code == 0) header.sticky_code = static_cast<fixup::Counter>(StatusCode::kBadLengths);
+  if (clamped && first_to_report(header, StatusCode::kBadLengths)) header.fault = first_bad_length<OneLoad>(problem);
   return {sequences};
 }
 
@@ -180,8 +175,8 @@ Status clear_state(const Workspace& workspace, const Options&) noexcept {
   return {};
 }
 
-Status read_sticky(const Workspace& workspace, const Options&, StatusCode& code) noexcept {
-  code = static_cast<StatusCode>(static_cast<const fixup::StateHeader*>(workspace.state)->sticky_code);
+Status read_header(const Workspace& workspace, const Options&, fixup::StateHeader& header) noexcept {
+  header = *static_cast<const fixup::StateHeader*>(workspace.state);
   return {};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/cpu/call_plan.hpp"
+#include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "softmax/finished_states.hpp"
 #include "tile/tiling.hpp"
@@ -23,7 +24,7 @@ namespace lean::cpu {
                                    const Options& options) noexcept;
 
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
-[[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+[[nodiscard]] Status read_header(const Workspace& workspace, const Options& options, fixup::StateHeader& header) noexcept;
 
 /// On the calling thread.
 [[nodiscard]] Status merge_states(const softmax::FinishedStates& states, const Options& options) noexcept;

@@ -2,10 +2,11 @@
 // follow each other in the class as in the paper.
 #include "backends/cpu/worker.hpp"
 
-#include <atomic>
+#include <algorithm>
 #include <cstring>
 
 #include "backends/cpu/elements.hpp"
+#include "backends/cpu/sticky.hpp"
 #include "backends/cpu/thread_atomic.hpp"
 #include "backends/cpu/tile_loop.hpp"
 #include "fixup/arrival.hpp"
@@ -14,6 +15,7 @@
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
 #include "problem/kv_scales.hpp"
+#include "problem/length_faults.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/state.hpp"
 
@@ -45,7 +47,7 @@ class Worker {
         hand_over(segment);
       }
     }
-    if (tiles_.met_bad_page()) report(StatusCode::kBadPageIndex);
+    if (tiles_.met_bad_page()) report_bad_page();
     hand_in();
   }
 
@@ -61,11 +63,9 @@ class Worker {
   }
 
  private:
-  /// The first fault stays; workers may report at the same time.
-  void report(StatusCode code) const noexcept {
-    fixup::Counter none = 0;
-    std::atomic_ref<fixup::Counter>(call_.slots.header().sticky_code)
-        .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
+  void report_bad_page() const noexcept {
+    fixup::StateHeader& header = call_.slots.header();
+    if (first_to_report(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page<OneLoad>(call_.problem);
   }
 
   /// Once, at the end: neighbours' sums share a cache line.
@@ -90,6 +90,10 @@ class Worker {
     const auto merge_row = [this](const softmax::MergeStep& step, float* into, const float* other) {
       const float* big = step.first_is_big ? into : other;
       const float* small = step.first_is_big ? other : into;
+      if (step.small_is_empty) {
+        if (big != into) std::copy_n(big, memory_.layout.config.value_dim, into);
+        return;
+      }
       call_.kernels.add_scaled(big, small, step.factor, into, memory_.layout.config.value_dim);
     };
     return [this, merge_row](std::int32_t left, std::int32_t right) {

@@ -201,6 +201,22 @@ std::int32_t few_tokens_of(const Problem& problem, const Options& options) noexc
   return few < problem.q_tokens ? few : 0;
 }
 
+void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
+  const std::int32_t few = few_tokens_of(problem, plan.options);
+  plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
+  if (few == 0) return;
+  Problem decoding = problem;
+  decoding.q_tokens = few;
+  plan.launches[1] = plan_launch(decoding, {.most = few}, plan);
+  plan.launch_count = 2;
+}
+
+/// The build has kernels for the call, and the device too little shared memory for two stages of any of them: rows of more than 240
+/// dims of 16 bits where a CTA may have 99 KB (compute capability 8.6, 8.9, 12.0).
+bool lacks_room(const CallPlan& plan) noexcept {
+  return std::ranges::any_of(plan, [](const LaunchPlan& launch) { return launch.any_call != nullptr && launch.kernel == nullptr; });
+}
+
 }  // namespace
 
 CallPlan plan_call(const Problem& problem, const Options& options, const Device& device) noexcept {
@@ -211,13 +227,10 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
                 .plain = !has_variants(problem) || !lies_well(problem),
                 .plain_tile = plain_tile(problem)};
   if (options.workers == 0) plan.options.workers = device.multiprocessors;
-  const std::int32_t few = few_tokens_of(problem, options);
-  plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
-  if (few == 0) return plan;
-  Problem decoding = problem;
-  decoding.q_tokens = few;
-  plan.launches[1] = plan_launch(decoding, {.most = few}, plan);
-  plan.launch_count = 2;
+  plan_launches(problem, plan);
+  if (plan.plain || !lacks_room(plan)) return plan;
+  plan.plain = true;
+  plan_launches(problem, plan);
   return plan;
 }
 
@@ -226,7 +239,7 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// - for the same rows a step's row block is no larger than any call's, and so are its partials;
 /// - steps cut the line (is_flat()), so workers alone count their slots;
 /// - chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp);
-/// - the plain kernel needs none.
+/// - the plain kernel needs none, and where it serves for want of shared memory, it does so wherever tensors lie.
 /// Two launches follow each other, so the larger of their needs is enough; the first, of more rows, has as many counters as the
 /// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
 /// random calls against it.

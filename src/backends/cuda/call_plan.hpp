@@ -42,7 +42,7 @@ struct Ring {
 struct LaunchPlan {
   QueryRange queries{};
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
-  const KernelEntry* kernel = nullptr;    // serves them in this call; null: too little shared memory for any, or the call is plain
+  const KernelEntry* kernel = nullptr;    // serves them in this call; null: the call is plain
   schedule::LineShape line{};
   bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
   bool short_line = false;    // and warps build it
@@ -64,7 +64,7 @@ struct CallPlan {
   Device device{};
   KvCopies copies{};
   bool vector_queries = false;  // eight neighbouring ones may be loaded at once, from where they lie once new tokens are appended
-  bool plain = false;           // no variant serves the call's dims, or how its rows lie: the plain kernel does
+  bool plain = false;           // no variant serves the call's dims, how its rows lie, or fits the device: the plain kernel does
   tile::TileConfig plain_tile{};
   LaunchPlan launches[2]{};
   std::int32_t launch_count = 1;

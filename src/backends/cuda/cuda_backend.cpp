@@ -1,4 +1,4 @@
-// The CUDA backend as the API asks it: a call refused or decided, how it is cut up, a state cleared, its sticky code read.
+// The CUDA backend as the API asks it: a call refused or decided, how it is cut up, a state cleared, its header read.
 #include "backends/cuda/cuda_backend.hpp"
 
 #include <cuda_runtime_api.h>
@@ -30,15 +30,11 @@ Status clear_state(const Workspace& workspace, const Options& options) noexcept 
                      "cudaMemsetAsync");
 }
 
-Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept {
-  fixup::StateHeader header;
+Status read_header(const Workspace& workspace, const Options& options, fixup::StateHeader& header) noexcept {
   auto* const stream = static_cast<cudaStream_t>(options.stream);
   const cudaError_t error = cudaMemcpyAsync(&header, workspace.state, sizeof(header), cudaMemcpyDeviceToHost, stream);
   if (error != cudaSuccess) return cuda_status(error, "cudaMemcpyAsync");
-  code = static_cast<StatusCode>(header.sticky_code);
-  const Status status = cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  code = static_cast<StatusCode>(header.sticky_code);
-  return status;
+  return cuda_status(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 }  // namespace lean::cuda

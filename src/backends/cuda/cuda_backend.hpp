@@ -7,6 +7,7 @@
 
 #include "backends/cuda/call_plan.hpp"
 #include "backends/cuda/launch.hpp"
+#include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "tile/tiling.hpp"
 
@@ -21,6 +22,6 @@ namespace lean::cuda {
 /// Enqueues zeroing on options.stream.
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
 /// Waits for options.stream.
-[[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+[[nodiscard]] Status read_header(const Workspace& workspace, const Options& options, fixup::StateHeader& header) noexcept;
 
 }  // namespace lean::cuda

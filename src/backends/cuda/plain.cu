@@ -109,7 +109,7 @@ __device__ void find_output(const DeviceCall& call, std::int64_t index, std::int
   output.row_block = static_cast<std::int32_t>(index % blocks);
   output.sequence = head / problem.kv_heads;
   output.kv_head = static_cast<std::int32_t>(head % problem.kv_heads);
-  output.lengths = DeviceLengths(problem, call.plan.queries, call.fixup.slots.header())(output.sequence);
+  output.lengths = DeviceLengths(call)(output.sequence);
   const std::int64_t first = std::int64_t{output.row_block} * block_rows;
   const std::int64_t rows = std::int64_t{output.lengths.q_tokens} * call.shape.group - first;
   output.rows = static_cast<std::int32_t>(clamp_to(rows, 0, block_rows));
@@ -154,7 +154,7 @@ __device__ bool find_rows(const DeviceCall& call, const SegmentRecord& output, s
     id = page_ids(problem.pages, output.lengths, output.sequence)[page];
     row = token - std::int64_t{page} * problem.pages.page_tokens;
     there = in_pool(problem.pages, id);
-    if (!there) report_sticky(call.fixup.slots.header(), StatusCode::kBadPageIndex);
+    if (!there) report_bad_page(problem, call.fixup.slots.header(), output.sequence);
   }
   const auto row_of = [&](const TensorView& tensor) -> const std::byte* {
     if (!there) return nullptr;

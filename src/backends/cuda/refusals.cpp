@@ -49,9 +49,6 @@ Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept {
   if (options.workers > kMaxWorkers) {
     return refuse(kUnsupported, "options.workers", options.workers, "the CUDA backend takes 1024 at most");
   }
-  if (!plan.has_kernel()) {
-    return refuse(kUnsupported, "head_dim", problem.head_dim, "this device has too little shared memory for it");
-  }
   if (options.dependent_launch && !plan.device.launches_dependents()) {
     return refuse(kUnsupported, "options.dependent_launch", 1, "needs a device of compute capability 9.0 or newer");
   }

@@ -1,19 +1,30 @@
-// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, which the host reads when it
-// likes (sticky_status()). Any thread of any kernel may; the first fault stays until reset_workspace().
+// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and which entry it was, which
+// the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays until reset_workspace().
+// backends/cpu/sticky.hpp does the same on a CPU.
 #pragma once
 
 #include <cuda/atomic>
 
 #include "fixup/workspace.hpp"
 #include "lean/status.hpp"
+#include "problem/length_faults.hpp"
 
 namespace lean::cuda {
 
-/// A compare-and-swap: two CTAs may find different faults at once.
-__device__ __forceinline__ void report_sticky(fixup::StateHeader& header, StatusCode code) {
+/// Whether the code is the state's first. A compare-and-swap: two CTAs may find different faults at once.
+__device__ __forceinline__ bool report_sticky(fixup::StateHeader& header, StatusCode code) {
   using Code = ::cuda::atomic_ref<fixup::Counter, ::cuda::thread_scope_device>;
   fixup::Counter none = 0;
-  Code(header.sticky_code).compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
+  return Code(header.sticky_code).compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
+}
+
+/// Whoever met the fault says that there is one; which entry it was is looked up here, once until the next reset, by the thread whose
+/// code is the first. Functions that are called, so that whoever walks a line or copies tiles keeps nothing for them.
+__device__ __noinline__ void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
+  if (report_sticky(header, StatusCode::kBadLengths)) header.fault = first_bad_length(problem);
+}
+__device__ __noinline__ void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
+  if (report_sticky(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page(problem, sequence);
 }
 
 }  // namespace lean::cuda

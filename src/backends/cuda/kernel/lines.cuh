@@ -20,8 +20,9 @@ namespace lean::cuda {
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:
-  __device__ BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader& header) noexcept
-      : source_(problem), queries_(queries), header_(&header) {}
+  /// The call outlives this.
+  __device__ explicit BasicDeviceLengths(const DeviceCall& call) noexcept
+      : source_(call.problem), queries_(call.plan.queries), call_(&call) {}
 
   __device__ Sequence operator()(std::int64_t sequence) const noexcept {
     const Sequence lengths = unreported(sequence);
@@ -35,12 +36,12 @@ class BasicDeviceLengths {
     if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
     return lengths;
   }
-  __device__ void report() const noexcept { report_sticky(*header_, StatusCode::kBadLengths); }
+  __device__ void report() const noexcept { report_bad_length(call_->problem, call_->fixup.slots.header()); }
 
  private:
   BasicLengthSource<kCumulative> source_;
   QueryRange queries_;
-  fixup::StateHeader* header_;
+  const DeviceCall* call_;
 };
 
 using DeviceLengths = BasicDeviceLengths<true>;
