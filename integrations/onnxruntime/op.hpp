@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string>
 
+#include "ops.hpp"
 #include "ort.hpp"
 
 namespace lean::ort {
@@ -19,21 +20,21 @@ struct MadeKernel {
   Kernel kernel;
 };
 
-template <class Kernel>
+template <class Kernel, Place kPlace>
 OrtStatus* create(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, void** kernel) noexcept {
   std::string where = std::string("lean_attention: ") + Kernel::kName + ": ";
   return guarded(where, [&] {
-    const Node node(*info);
+    const Node node(*info, kPlace);
     where = text("lean_attention: ", Kernel::kName, " node '", node.name(), "': ");
     *kernel = new MadeKernel<Kernel>{where, Kernel(node)};
   });
 }
 
-template <class Kernel>
+template <class Kernel, Place kPlace>
 OrtStatus* compute(void* kernel, OrtKernelContext* context) noexcept {
   const auto& made = *static_cast<const MadeKernel<Kernel>*>(kernel);
   return guarded(made.where, [&] {
-    Run run(*context);
+    Run run(*context, kPlace);
     made.kernel.compute(run);
   });
 }
@@ -43,15 +44,17 @@ OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) noexcept {
   return guarded(text("lean_attention: ", Kernel::kName, ": "), [&] { Kernel::infer(Inference(*context)); });
 }
 
-/// The operator in the form of the C interface, for the CPU provider.
-template <class Kernel>
+/// The operator in the form of the C interface, for the CPU provider or that of CUDA.
+template <class Kernel, Place kPlace>
 [[nodiscard]] const OrtCustomOp& op() {
   static const OrtCustomOp made = [] {
     constexpr auto any_type = [](const OrtCustomOp*, std::size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
     OrtCustomOp op{};
     op.version = kApiVersion;
     op.GetName = [](const OrtCustomOp*) { return Kernel::kName; };
-    op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+    op.GetExecutionProviderType = [](const OrtCustomOp*) {
+      return kPlace == Place::kGpu ? "CUDAExecutionProvider" : "CPUExecutionProvider";
+    };
     op.GetInputType = any_type;
     op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
     op.GetOutputType = any_type;
@@ -70,14 +73,19 @@ template <class Kernel>
     op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
-    op.CreateKernelV2 = create<Kernel>;
-    op.KernelComputeV2 = compute<Kernel>;
+    op.CreateKernelV2 = create<Kernel, kPlace>;
+    op.KernelComputeV2 = compute<Kernel, kPlace>;
     op.InferOutputShapeFn = infer<Kernel>;
     op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
     op.GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
     return op;
   }();
   return made;
+}
+
+template <class Kernel>
+[[nodiscard]] Ops ops() {
+  return {op<Kernel, Place::kCpu>(), op<Kernel, Place::kGpu>()};
 }
 
 }  // namespace lean::ort

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <string>
 
-#include "op.hpp"
+#include "integrations/runtime/device.hpp"
 #include "ops.hpp"
 
 namespace lean::ort {
@@ -21,10 +21,13 @@ bool is_new_enough(const char* version) {
 }
 
 /// Lives as long as the process: a session may outlive the options that it was made with.
-OrtCustomOpDomain* new_domain(const char* name, std::initializer_list<const OrtCustomOp*> ops) {
+OrtCustomOpDomain* new_domain(const char* name, std::initializer_list<Ops> all) {
   OrtCustomOpDomain* domain = nullptr;
   check(api().CreateCustomOpDomain(name, &domain));
-  for (const OrtCustomOp* op : ops) check(api().CustomOpDomain_Add(domain, op));
+  for (const Ops& ops : all) {
+    check(api().CustomOpDomain_Add(domain, &ops.cpu));
+    if (runtime::device::built()) check(api().CustomOpDomain_Add(domain, &ops.cuda));
+  }
   return domain;
 }
 
@@ -44,10 +47,10 @@ bool asks_for_override(const OrtSessionOptions& options) {
 
 void register_ops(OrtSessionOptions& options) {
   static OrtCustomOpDomain* const own =
-      new_domain("lean_attention", {&group_query_attention(), &attention(), &multi_head_attention(), &paged_attention()});
+      new_domain("lean_attention", {group_query_attention(), attention(), multi_head_attention(), paged_attention()});
   static OrtCustomOpDomain* const microsoft =
-      new_domain("com.microsoft", {&group_query_attention(), &multi_head_attention(), &paged_attention()});
-  static OrtCustomOpDomain* const onnx = new_domain("", {&attention()});
+      new_domain("com.microsoft", {group_query_attention(), multi_head_attention(), paged_attention()});
+  static OrtCustomOpDomain* const onnx = new_domain("", {attention()});
   check(api().AddCustomOpDomain(&options, own));
   if (!asks_for_override(options)) return;
   check(api().AddCustomOpDomain(&options, microsoft));
