@@ -75,19 +75,27 @@ def model_of(
     return helper.make_model(graph, opset_imports=imports, ir_version=11).SerializeToString()
 
 
-def session_of(model: bytes, ours: bool = True, override: bool = False, **settings: Any) -> onnxruntime.InferenceSession:
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def session_of(
+    model: bytes, ours: bool = True, override: bool = False, provider: Any = CPU, **settings: Any
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for name, value in settings.items():
         setattr(options, name, value)
     if ours:
         lean_attention.ort.register(options, override=override)
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=[provider, *([CPU] if provider != CPU else [])])
 
 
-def run_node(op: str, feeds: dict[str, Optional[np.ndarray]], outputs: Sequence[str], **arguments: Any) -> list[np.ndarray]:
+def run_node(
+    op: str, feeds: dict[str, Optional[np.ndarray]], outputs: Sequence[str], provider: Any = CPU, **arguments: Any
+) -> list[np.ndarray]:
     """`arguments` as model_of() has them; domain com.microsoft or "" means ONNX Runtime's own operator."""
-    session = session_of(model_of(op, feeds, outputs, **arguments), ours=arguments.get("domain", OWN) == OWN)
+    model = model_of(op, feeds, outputs, **arguments)
+    session = session_of(model, ours=arguments.get("domain", OWN) == OWN, provider=provider)
     fed = {name: x for name, x in feeds.items() if x is not None and name not in arguments.get("constants", ())}
     return session.run(None, fed)
 
