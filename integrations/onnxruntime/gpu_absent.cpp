@@ -7,13 +7,13 @@ namespace {
 [[noreturn]] void absent() { throw runtime::device::Absent("this build has no CUDA backend"); }
 }  // namespace
 
-void count(void*, const GivenCounts&, std::int64_t, std::int32_t*) { absent(); }
-void split_padding(void*, const PaddedRows&) { absent(); }
-void mark_seen(void*, const SeenKeys&, bool*) { absent(); }
-void to_floats(void*, const void*, DType, std::int64_t, float*) { absent(); }
-void copy(void*, const void*, void*, std::size_t) { absent(); }
-void copy_tokens(void*, const TensorView&, const TensorView&, const Extent&, const Counts&) { absent(); }
-void zero_tokens(void*, const TensorView&, const Extent&, const Counts&, std::int64_t) { absent(); }
+void count(const Stream&, const GivenCounts&, std::int64_t, std::int32_t*) { absent(); }
+void split_padding(const Stream&, const PaddedRows&) { absent(); }
+void mark_seen(const Stream&, const SeenKeys&, bool*) { absent(); }
+void to_floats(const Stream&, const void*, DType, std::int64_t, float*) { absent(); }
+void copy(const Stream&, const void*, void*, std::size_t) { absent(); }
+void copy_tokens(const Stream&, const TensorView&, const TensorView&, const Extent&, const Counts&) { absent(); }
+void zero_tokens(const Stream&, const TensorView&, const Extent&, const Counts&, std::int64_t) { absent(); }
 std::shared_ptr<const float> keep(const std::vector<float>&) { absent(); }
 std::vector<std::byte> read_back(const void*, std::size_t) { absent(); }
 

@@ -20,19 +20,35 @@ void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw runtime::device::Error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// kernel(arguments...) on as many threads as there are items, up to a limit.
+/// kernel(arguments...) on as many threads as there are items, up to a limit. The kernel begins with follow_earlier_kernels().
 template <class... P, class... A>
-void launch(void* stream, std::int64_t items, void (*kernel)(P...), const A&... arguments) {
+void launch(const Stream& stream, std::int64_t items, void (*kernel)(P...), const A&... arguments) {
   if (items == 0) return;
-  const auto ctas = static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMostCtas));
-  kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  check(cudaGetLastError(), "kernel launch");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMostCtas)));
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &attribute;
+  config.numAttrs = stream.dependents ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, P(arguments)...), "cudaLaunchKernelEx");
+}
+
+/// Lets the kernel after this one be launched, and waits for those before: neither means anything where kernels are not dependents.
+__device__ void follow_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
 }
 
 __device__ std::int64_t first_item() { return std::int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 __device__ std::int64_t items_at_once() { return std::int64_t{gridDim.x} * kThreads; }
 
 __global__ void count_kernel(GivenCounts given, std::int64_t batch, std::int32_t* to) {
+  follow_earlier_kernels();
   for (std::int64_t b = first_item(); b < batch; b += items_at_once()) {
     std::int64_t tokens = given.int64 ? static_cast<const std::int64_t*>(given.values)[b]
                                       : std::int64_t{static_cast<const std::int32_t*>(given.values)[b]};
@@ -43,6 +59,7 @@ __global__ void count_kernel(GivenCounts given, std::int64_t batch, std::int32_t
 }
 
 __global__ void split_padding_kernel(PaddedRows given) {
+  follow_earlier_kernels();
   for (std::int64_t b = first_item(); b < given.batch; b += items_at_once()) {
     const std::int32_t most = max(0, min(given.rows, given.totals[b]));
     const std::int32_t tokens = given.tokens != nullptr ? max(0, min(most, given.tokens[b])) : most;
@@ -56,11 +73,13 @@ __global__ void split_padding_kernel(PaddedRows given) {
 }
 
 __global__ void mark_seen_kernel(SeenKeys keys, bool* seen) {
+  follow_earlier_kernels();
   for (std::int64_t i = first_item(); i < keys.rows * keys.keys; i += items_at_once())
     seen[i] = keys.lengths ? i % keys.keys < keys.given[i / keys.keys] : keys.given[i] != 0;
 }
 
 __global__ void to_floats_kernel(const std::uint16_t* from, bool bf16, std::int64_t count, float* to) {
+  follow_earlier_kernels();
   for (std::int64_t i = first_item(); i < count; i += items_at_once())
     to[i] = bf16 ? __bfloat162float(__ushort_as_bfloat16(from[i])) : __half2float(__ushort_as_half(from[i]));
 }
@@ -94,6 +113,7 @@ struct Work {
 /// Copies tokens before the sequence's count; where `from` is null, zeroes those from it on.
 template <class T>
 __global__ void rows_kernel(Rows<const T> from, Rows<T> to, Work work, Counts counts) {
+  follow_earlier_kernels();
   for (std::int64_t i = first_item(); i < work.count(); i += items_at_once()) {
     const std::int64_t piece = i % work.pieces, row = i / work.pieces;
     const std::int64_t token = row % work.tokens, head = row / work.tokens % work.heads, b = row / work.tokens / work.heads;
@@ -122,14 +142,14 @@ Rows<T> rows_of(const TensorView& view) {
 }
 
 template <class T>
-void launch_rows(void* stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
+void launch_rows(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
                  const Counts& counts) {
   const std::int64_t row_bytes = extent.dim * bytes_of(to.dtype);
   const Work work{extent.batch, extent.heads, tokens, row_bytes / static_cast<std::int64_t>(sizeof(T))};
   launch(stream, work.count(), rows_kernel<T>, rows_of<const T>(from), rows_of<T>(to), work, counts);
 }
 
-void move_rows(void* stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
+void move_rows(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
                const Counts& counts) {
   const std::int64_t row_bytes = extent.dim * bytes_of(to.dtype);
   const bool pieces = in_pieces(to, row_bytes) && (from.data == nullptr || in_pieces(from, row_bytes));
@@ -139,29 +159,29 @@ void move_rows(void* stream, const TensorView& from, const TensorView& to, const
 
 }  // namespace
 
-void count(void* stream, const GivenCounts& given, std::int64_t batch, std::int32_t* to) {
+void count(const Stream& stream, const GivenCounts& given, std::int64_t batch, std::int32_t* to) {
   launch(stream, batch, count_kernel, given, batch, to);
 }
 
-void split_padding(void* stream, const PaddedRows& given) { launch(stream, given.batch, split_padding_kernel, given); }
+void split_padding(const Stream& stream, const PaddedRows& given) { launch(stream, given.batch, split_padding_kernel, given); }
 
-void mark_seen(void* stream, const SeenKeys& keys, bool* seen) {
+void mark_seen(const Stream& stream, const SeenKeys& keys, bool* seen) {
   launch(stream, keys.rows * keys.keys, mark_seen_kernel, keys, seen);
 }
 
-void to_floats(void* stream, const void* from, DType dtype, std::int64_t count, float* to) {
+void to_floats(const Stream& stream, const void* from, DType dtype, std::int64_t count, float* to) {
   launch(stream, count, to_floats_kernel, static_cast<const std::uint16_t*>(from), dtype == DType::kBFloat16, count, to);
 }
 
-void copy(void* stream, const void* from, void* to, std::size_t bytes) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+void copy(const Stream& stream, const void* from, void* to, std::size_t bytes) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)), "cudaMemcpyAsync");
 }
 
-void copy_tokens(void* stream, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens) {
+void copy_tokens(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens) {
   move_rows(stream, from, to, extent, tokens.most, tokens);
 }
 
-void zero_tokens(void* stream, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end) {
+void zero_tokens(const Stream& stream, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end) {
   move_rows(stream, {.dtype = to.dtype}, to, extent, end, begins);
 }
 

@@ -111,6 +111,29 @@ void run_in_pool(void* context, std::int32_t worker_count, void (*run)(void*, st
   for (std::int32_t worker = 0; worker < worker_count; ++worker) run(argument, worker);
 }
 
+/// Whether the library launches kernels as dependents on the current device, of this index: asked with a problem that every build
+/// has a kernel for.
+bool launches_dependents(std::int32_t device) {
+  thread_local std::int32_t asked = -1;
+  thread_local bool answer = false;
+  if (asked == device) return answer;
+  static const std::uint16_t input = 0;
+  static std::uint16_t output = 0;
+  const TensorView one{.data = &input, .dtype = DType::kFloat16, .strides = {.sequence = 1, .head = 1, .token = 1}};
+  const Problem problem{.batch = 1,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .q = one,
+                        .k = one,
+                        .v = one,
+                        .o = {.data = &output, .dtype = DType::kFloat16, .strides = one.strides},
+                        .kv_capacity = 1};
+  answer = supports(problem, {.backend = Backend::kCuda, .dependent_launch = true}).ok();
+  asked = device;
+  return answer;
+}
+
 }  // namespace
 
 const OrtApi& api() noexcept { return *g_api; }
@@ -243,8 +266,9 @@ ONNXTensorElementDataType Node::computed_type(std::size_t index, const char* nam
 
 Run::Run(OrtKernelContext& context, Place place) : context_(context), place_(place) {
   if (!on_gpu()) return;
-  check(api().KernelContext_GetGPUComputeStream(&context_, &stream_));
+  check(api().KernelContext_GetGPUComputeStream(&context_, &stream_.handle));
   device_ = runtime::device::current();  // the provider's, which it makes current before a run
+  stream_.dependents = launches_dependents(device_);
 }
 
 Tensor Run::input(std::size_t index) const {
@@ -271,7 +295,7 @@ void* Run::scratch(std::size_t bytes) {
     constexpr std::size_t kAlignment = kWorkspaceAlignment;
     const std::size_t begin = device_scratch_bytes_;
     device_scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return static_cast<std::byte*>(runtime::device::scratch_for(device_, stream_, device_scratch_bytes_)) + begin;
+    return static_cast<std::byte*>(runtime::device::scratch_for(device_, stream_.handle, device_scratch_bytes_)) + begin;
   }
   scratch_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
   return scratch_.back().get();
@@ -285,7 +309,8 @@ void Run::copy(const void* from, void* to, std::size_t bytes) {
 void Run::decode(const Problem& problem) {
   static const std::int32_t threads = thread_count();
   const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
-  const Options options = on_gpu() ? Options{.backend = Backend::kCuda, .stream = stream_} : Options{.executor = &executor};
+  Options options{.executor = &executor};
+  if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle, .dependent_launch = stream_.dependents};
   check(runtime::decode(problem, options, device_));
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lean/lean.hpp"
+#include "stream.hpp"
 
 namespace lean::ort {
 
@@ -139,8 +140,8 @@ class Run {
   Run(OrtKernelContext& context, Place place);
 
   [[nodiscard]] bool on_gpu() const noexcept { return place_ == Place::kGpu; }
-  /// A cudaStream_t; null on the CPU.
-  [[nodiscard]] void* stream() const noexcept { return stream_; }
+  /// On a GPU.
+  [[nodiscard]] const gpu::Stream& stream() const noexcept { return stream_; }
 
   [[nodiscard]] Tensor input(std::size_t index) const;
   /// data is null when nobody reads the output.
@@ -169,7 +170,7 @@ class Run {
  private:
   OrtKernelContext& context_;
   Place place_;
-  void* stream_ = nullptr;
+  gpu::Stream stream_{};
   std::int32_t device_ = -1;
   std::size_t device_scratch_bytes_ = 0;  // given out in this run
   std::vector<std::unique_ptr<std::byte[]>> scratch_;

@@ -184,7 +184,9 @@ def test_paged_attention_is_that_of_the_cpu(bounds, packed):
 def test_a_decoder_generates_the_same_64_tokens_with_and_without(kind):
     model = decoder(kind, np.float16)
     prompt = np.random.default_rng(1).integers(0, VOCABULARY, (2, 5))
-    ours, theirs = (generate(session_of(model, ours=x, override=x, provider=CUDA), kind, prompt, steps=64)[0] for x in (True, False))
+    without = CUDA if kind == "gqa" else CPU  # ONNX Runtime's own Attention does not serve every form on a GPU
+    sessions = [session_of(model, override=True, provider=CUDA), session_of(model, ours=False, provider=without)]
+    ours, theirs = (generate(session, kind, prompt, steps=64)[0] for session in sessions)
     np.testing.assert_array_equal(ours, theirs)
     assert len(np.unique(ours)) > 8
 
