@@ -150,7 +150,8 @@ void attend(Run& run, const Attend& call) {
   const std::int64_t end = call.past_tokens + call.queries;
   std::int64_t longest = call.valid == nullptr && call.causal ? std::min(end, keys) : keys;
   if (!has_positions(call) && call.mask.data != nullptr) longest = std::min(longest, call.mask.keys);
-  if (call.valid != nullptr && !run.on_gpu()) longest = std::min<std::int64_t>(longest, *std::max_element(call.valid, call.valid + call.batch));
+  if (call.valid != nullptr && !run.on_gpu())
+    longest = std::min<std::int64_t>(longest, *std::max_element(call.valid, call.valid + call.batch));
   const bool same_positions = call.valid != nullptr || longest == end || !has_positions(call);
   const bool short_mask = call.mask.data != nullptr && call.mask.keys < longest;
   if (same_positions && !short_mask) {
@@ -159,7 +160,8 @@ void attend(Run& run, const Attend& call) {
     return decode_up_to(run, longest, problem);
   }
   do_not(run.on_gpu(), short_mask ? call.mask.name : "K", ": ", short_mask ? call.mask.keys : call.new_tokens,
-         short_mask ? " keys" : " new tokens", " with ", call.queries, " queries and positions (causal, windows): allowed on the CUDA ",
+         short_mask ? " keys" : " new tokens", " with ", call.queries,
+         " queries and positions (causal, windows): allowed on the CUDA ",
          "provider as many new tokens as queries, and a mask of all ", keys, " keys");
   const MaskOfRules rules(run, call, problem);
   run.decode(problem);

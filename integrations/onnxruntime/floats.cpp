@@ -64,11 +64,7 @@ const float* FloatsInput::of(Run& run, std::int64_t count) const {
 }
 
 Rotary::Rotary(const Node& node, std::size_t cos, std::size_t sin, bool interleaved)
-    : cos_index_(cos),
-      sin_index_(sin),
-      cos_(node, cos, "cos_cache"),
-      sin_(node, sin, "sin_cache"),
-      interleaved_(interleaved) {}
+    : cos_index_(cos), sin_index_(sin), cos_(node, cos, "cos_cache"), sin_(node, sin, "sin_cache"), interleaved_(interleaved) {}
 
 void Rotary::set(Run& run, std::int64_t tokens, Problem& problem) const {
   const Tensor cos = run.input(cos_index_);

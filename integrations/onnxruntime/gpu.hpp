@@ -27,11 +27,11 @@ void count(const Stream& stream, const GivenCounts& given, std::int64_t batch, s
 /// tokens, and after each one with the padding, which has no keys.
 struct PaddedRows {
   std::int64_t batch = 0;
-  std::int32_t rows = 0;                  // S
-  const std::int32_t* totals = nullptr;   // [B], tokens of each sequence after the call
-  const std::int32_t* tokens = nullptr;   // [B], rows that are tokens; null: as many as there are of S and the total
-  std::int32_t* lengths = nullptr;        // [2 B]: written
-  std::int32_t* cu_q_tokens = nullptr;    // [2 B + 1]: written
+  std::int32_t rows = 0;                 // S
+  const std::int32_t* totals = nullptr;  // [B], tokens of each sequence after the call
+  const std::int32_t* tokens = nullptr;  // [B], rows that are tokens; null: as many as there are of S and the total
+  std::int32_t* lengths = nullptr;       // [2 B]: written
+  std::int32_t* cu_q_tokens = nullptr;   // [2 B + 1]: written
 };
 void split_padding(const Stream& stream, const PaddedRows& given);
 

@@ -134,9 +134,7 @@ bool in_pieces(const TensorView& view, std::int64_t row_bytes) {
 
 template <class T>
 Rows<T> rows_of(const TensorView& view) {
-  const auto pieces = [&](std::int64_t elements) {
-    return elements * bytes_of(view.dtype) / static_cast<std::int64_t>(sizeof(T));
-  };
+  const auto pieces = [&](std::int64_t elements) { return elements * bytes_of(view.dtype) / static_cast<std::int64_t>(sizeof(T)); };
   return {static_cast<T*>(const_cast<void*>(view.data)), pieces(view.strides.sequence), pieces(view.strides.head),
           pieces(view.strides.token)};
 }

@@ -132,8 +132,9 @@ void GroupQueryAttention::check_node(const Node& node) const {
   do_not(node.integer("kv_cache_bit_width", 0) != 0,
          "kv_cache_bit_width: int8 and int4 caches are not read; a float8e4m3fn cache is");
   demand(node.has_input(kPastKey) == node.has_input(kPastValue), "past_key and past_value: both or neither");
-  do_not(node.on_gpu() && node.has_input(kPositionIds) && grouped_.rotates(),
-         "position_ids: a token is rotated by its place in the cache, and ids on a GPU are not compared with that: leave them away");
+  do_not(
+      node.on_gpu() && node.has_input(kPositionIds) && grouped_.rotates(),
+      "position_ids: a token is rotated by its place in the cache, and ids on a GPU are not compared with that: leave them away");
 }
 
 Sizes GroupQueryAttention::sizes_of(Run& run, const Tensor& query) const {
@@ -147,7 +148,8 @@ Sizes GroupQueryAttention::sizes_of(Run& run, const Tensor& query) const {
   demand(sizes.longest >= sizes.tokens && sizes.longest > 0, "total_sequence_length = ", sizes.longest, ": must be at least the ",
          sizes.tokens, " tokens of query");
   check_past(run, sizes);
-  for (const auto& [name, given] : {std::pair("seqlens_k", run.input(kSeqlensK)), std::pair("query_seqlens", run.input(kQuerySeqlens))})
+  for (const auto& [name, given] :
+       {std::pair("seqlens_k", run.input(kSeqlensK)), std::pair("query_seqlens", run.input(kQuerySeqlens))})
     demand(!given || (given.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 && given.elements() == sizes.batch), name, ": is ",
            given.type, " ", given.shape, ": must be int32 [", sizes.batch, "]");
   if (run.on_gpu())
@@ -226,8 +228,8 @@ void GroupQueryAttention::set_bias(const Run& run, const Sizes& sizes, Problem& 
   const std::int64_t heads = grouped_.q_heads();
   demand(shape.size() == 4 && (shape[0] == 1 || shape[0] == sizes.batch) && (shape[1] == 1 || shape[1] == heads) &&
              shape[2] == sizes.tokens && shape[3] >= sizes.longest,
-         "attention_bias: shape ", shape, ": must be [", sizes.batch, " or 1, ", heads, " or 1, ", sizes.tokens, ", ", sizes.longest,
-         " or more]");
+         "attention_bias: shape ", shape, ": must be [", sizes.batch, " or 1, ", heads, " or 1, ", sizes.tokens, ", ",
+         sizes.longest, " or more]");
   Scores& scores = problem.scores;
   scores.mask = bias.data;
   scores.mask_dtype = dtype_of(bias.type, "attention_bias");

@@ -161,8 +161,8 @@ Sizes PagedAttention::sizes_of(Run& run) const {
 /// For all the host knows without the hint, one sequence may bring all new tokens.
 void PagedAttention::count_on_gpu(Run& run, Sizes& sizes) const {
   auto* const totals = run.scratch_of<std::int32_t>(sizes.batch);
-  gpu::count(run.stream(), {.values = run.input(kPastSeqlens).data, .starts = run.input(kCuSeqlens).as<std::int32_t>()}, sizes.batch,
-             totals);
+  gpu::count(run.stream(), {.values = run.input(kPastSeqlens).data, .starts = run.input(kCuSeqlens).as<std::int32_t>()},
+             sizes.batch, totals);
   sizes.totals = totals;
   sizes.most_fresh = sizes.tokens;
   const Tensor bounds = run.input(kMetadata);
