@@ -44,6 +44,7 @@ void Grouped::check_cache(const Node& node) const {
   const bool quantised = cache_type != type;
   do_not(quantised && cache_type != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN, in_.k_cache_name, ": is ", cache_type,
          ": allowed the type of query, or float8e4m3fn");
+  do_not(quantised && !node.infers(), in_.k_cache_name, ": is ", cache_type, ": allowed with ONNX Runtime 1.28 and newer");
   demand(!node.has_input(in_.v_cache) || node.input_type(in_.v_cache) == cache_type, in_.v_cache_name, ": is ",
          node.has_input(in_.v_cache) ? node.input_type(in_.v_cache) : type, ": must be ", cache_type, " as ", in_.k_cache_name);
   for (const auto& [attribute, name, scale] :

@@ -20,11 +20,11 @@ struct MadeKernel {
   Kernel kernel;
 };
 
-template <class Kernel, Place kPlace>
+template <class Kernel, Place kPlace, bool kInfers>
 OrtStatus* create(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, void** kernel) noexcept {
   std::string where = std::string("lean_attention: ") + Kernel::kName + ": ";
   return guarded(where, [&] {
-    const Node node(*info, kPlace);
+    const Node node(*info, kPlace, kInfers);
     where = text("lean_attention: ", Kernel::kName, " node '", node.name(), "': ");
     *kernel = new MadeKernel<Kernel>{where, Kernel(node)};
   });
@@ -45,19 +45,19 @@ OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) noexcept {
 }
 
 /// The operator in the form of the C interface, for the CPU provider or that of CUDA.
-template <class Kernel, Place kPlace>
-[[nodiscard]] const OrtCustomOp& op() {
+template <class Kernel, Place kPlace, ONNXTensorElementDataType kType>
+[[nodiscard]] const OrtCustomOp* op() {
   static const OrtCustomOp made = [] {
-    constexpr auto any_type = [](const OrtCustomOp*, std::size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
+    constexpr bool kInfers = kType == ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     OrtCustomOp op{};
     op.version = kApiVersion;
     op.GetName = [](const OrtCustomOp*) { return Kernel::kName; };
     op.GetExecutionProviderType = [](const OrtCustomOp*) {
       return kPlace == Place::kGpu ? "CUDAExecutionProvider" : "CPUExecutionProvider";
     };
-    op.GetInputType = any_type;
+    op.GetInputType = [](const OrtCustomOp*, std::size_t i) { return i == 0 ? kType : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
     op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
-    op.GetOutputType = any_type;
+    op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return kType; };
     op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
     op.KernelDestroy = [](void* kernel) { delete static_cast<MadeKernel<Kernel>*>(kernel); };
     op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t i) {
@@ -73,19 +73,26 @@ template <class Kernel, Place kPlace>
     op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
-    op.CreateKernelV2 = create<Kernel, kPlace>;
+    op.CreateKernelV2 = create<Kernel, kPlace, kInfers>;
     op.KernelComputeV2 = compute<Kernel, kPlace>;
-    op.InferOutputShapeFn = infer<Kernel>;
+    if (kInfers) op.InferOutputShapeFn = infer<Kernel>;
     op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
     op.GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
     return op;
   }();
-  return made;
+  return &made;
+}
+
+template <class Kernel, ONNXTensorElementDataType... kTypes>
+[[nodiscard]] OpsOfProviders ops_of_types() {
+  return {{op<Kernel, Place::kCpu, kTypes>()...}, {op<Kernel, Place::kGpu, kTypes>()...}};
 }
 
 template <class Kernel>
 [[nodiscard]] Ops ops() {
-  return {op<Kernel, Place::kCpu>(), op<Kernel, Place::kGpu>()};
+  return {ops_of_types<Kernel, ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED>(),
+          ops_of_types<Kernel, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+                       ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16>()};
 }
 
 }  // namespace lean::ort

@@ -1,14 +1,21 @@
 // The operators, one file each.
 #pragma once
 
+#include <vector>
+
 #include "ort.hpp"
 
 namespace lean::ort {
 
-/// An operator on either provider: one class, one definition.
+struct OpsOfProviders {
+  std::vector<const OrtCustomOp*> cpu;
+  std::vector<const OrtCustomOp*> cuda;
+};
+
+/// An operator, of one class.
 struct Ops {
-  const OrtCustomOp& cpu;
-  const OrtCustomOp& cuda;
+  OpsOfProviders inferring;  // one of any type, which says the types and shapes of its outputs
+  OpsOfProviders typed;      // one of each type, which is that of all outputs; their shapes are not known before a run
 };
 
 [[nodiscard]] Ops group_query_attention();  // com.microsoft

@@ -113,9 +113,11 @@ struct Port {
 /// A node while its kernel is made: what the model says before a run.
 class Node {
  public:
-  Node(const OrtKernelInfo& info, Place place) : info_(info), place_(place) {}
+  Node(const OrtKernelInfo& info, Place place, bool infers) : info_(info), place_(place), infers_(infers) {}
 
   [[nodiscard]] bool on_gpu() const noexcept { return place_ == Place::kGpu; }
+  /// Whether the operator said the types of its outputs; else they are all that of the first input.
+  [[nodiscard]] bool infers() const noexcept { return infers_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::int64_t integer(const char* name, std::int64_t otherwise) const;
   [[nodiscard]] float number(const char* name, float otherwise) const;
@@ -131,6 +133,7 @@ class Node {
  private:
   const OrtKernelInfo& info_;
   Place place_;
+  bool infers_;
 };
 
 /// A node while it runs. On a GPU all is enqueued on the runtime's stream, nothing waits for it, and a captured graph may repeat it:

@@ -12,6 +12,9 @@ from onnx import TensorProto, helper
 
 import lean_attention.ort
 
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+IR_VERSION, OPSET = (11, 23) if RELEASE >= (1, 23) else (10, 21)
+
 OWN, MICROSOFT, ONNX = "lean_attention", "com.microsoft", ""
 TYPE_OF = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -48,7 +51,7 @@ def model_of(
     feeds: dict[str, Optional[np.ndarray]],
     outputs: Sequence[str],
     domain: str = OWN,
-    opset: int = 23,
+    opset: int = OPSET,
     constants: Sequence[str] = (),
     **attributes: Any,
 ) -> bytes:
@@ -72,7 +75,7 @@ def model_of(
     imports = [helper.make_opsetid(ONNX, opset)]
     if domain:
         imports.append(helper.make_opsetid(domain, 1))
-    return helper.make_model(graph, opset_imports=imports, ir_version=11).SerializeToString()
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()
 
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
