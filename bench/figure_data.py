@@ -182,6 +182,20 @@ def onnx_runtime(name: str) -> list:
     return list(rows.values())
 
 
+WAYS = {"one": "1 GPU", "tensor": "heads", "context_fused": "fused", "context": "all_gather", "context_all_to_all": "all_to_all",
+        "sdpa_context": "torch + all_gather", "context_alone": "shard"}  # bench/multi_gpu.py has what they are
+
+
+def two_gpus() -> list:
+    """Microseconds of a layer on two GPUs in each way, and on one, in the order of MiB. Rows that no two GPUs hold are left out."""
+    rows = {}
+    for line in lines("h100-multi-gpu.jsonl"):
+        row = rows.setdefault(line["row"], {"row": line["row"], "MiB": line["kv_bytes"] / 2**20, "us": {}})
+        if line.get("us"):
+            row["us"][WAYS[line["impl"].partition("/")[2]]] = line["us"]
+    return sorted((row for row in rows.values() if row["us"]), key=lambda row: row["MiB"])
+
+
 def rounded(value, digits: int = 4):
     """Numbers of few digits, so that data are compared as text."""
     if isinstance(value, dict):
@@ -199,6 +213,7 @@ FIGURES = {
     "cpu": cpu,
     "steps": steps,
     "onnx-runtime": lambda: onnx_runtime("h100-ort.jsonl"),
+    "two-gpus": two_gpus,
 }
 
 
@@ -303,7 +318,21 @@ def onnx_runtime_steps_table() -> str:
          f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
 
 
-TABLES = {"onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table, "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
+def two_gpus_table() -> str:
+    def text(us: float | None) -> str:
+        return "" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+    table = []
+    for row in two_gpus():
+        us = row["us"]
+        speedup = f"{us['1 GPU'] / us['fused']:.2f}" if "1 GPU" in us else ""
+        table.append([row["row"], f"{row['MiB']:.0f}", *(text(us.get(way)) for way in WAYS.values() if way != "shard"), speedup,
+                      f"{us['fused'] - us['shard']:.1f}"])
+    return markdown(["row", "K/V, MiB", *(way for way in WAYS.values() if way != "shard"), "1 GPU / fused", "fused - shard"], table)
+
+
+TABLES = {"two gpus": two_gpus_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+          "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "cpu": cpu_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table}
 

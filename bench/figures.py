@@ -176,8 +176,23 @@ def draw_onnx_runtime(figure, data, colours):
     figure.legend(frameon=False, labelcolor=colours["ink"], loc="outside upper center", ncols=2)
 
 
+def draw_two_gpus(figure, data, colours):
+    axes = figure.subplots()
+    shown = {"heads": "o", "fused": "D", "all_gather": "s", "torch + all_gather": "^"}
+    for (way, marker), colour in zip(shown.items(), [colours["ours"], colours["ours"], *colours["others"]]):
+        rows = [row for row in data if way in row["us"] and "1 GPU" in row["us"]]
+        axes.scatter([row["MiB"] for row in rows], [row["us"]["1 GPU"] / row["us"][way] for row in rows], marker=marker, s=24, label=way,
+                     facecolors=colour if way == "fused" else "none", edgecolors=colour)
+    for speedup in (1, 2):
+        axes.axhline(speedup, color=colours["ink"], linewidth=0.8)
+    axes.set(xscale="log", xlabel="MiB of K and V in a layer", ylabel="speedup of two GPUs over one\n(higher is better)", ylim=(0, 2.1))
+    ticks(axes.xaxis, [32, 128, 512, 2048, 8192, 32768])
+    axes.legend(frameon=False, labelcolor=colours["ink"], loc="lower right")
+
+
 DRAWN = {"read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
-         "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
+         "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0),
+         "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
 
 
 def draw(name: str, text: str, png: pathlib.Path | None) -> None:

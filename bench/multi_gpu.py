@@ -7,7 +7,8 @@ gloo, which shows that everything works and nothing about GPUs.
 
 Ways: one (a single rank with everything); tensor (TensorParallel: nothing is exchanged); context and context_all_to_all
 (ContextParallel: states are exchanged and merged in the call); sdpa_context (torch's flash attention on the shards of
-ContextParallel, then the same exchange; equal lengths only).
+ContextParallel, then the same exchange; equal lengths only). context_fused is ContextParallel with the exchange over peer memory;
+context_alone is its decode() without any exchange, what the exchange's time is counted from.
 
 Each row of a way is a line of --json when it is done. A run takes up to --minutes; started again with the same file it goes on with
 what is missing there. Lines of --quick runs say so, and are no results.
@@ -37,7 +38,8 @@ import lean_attention
 from lean_attention.distributed import ContextParallel, TensorParallel
 from lean_attention.distributed._exchange import EXCHANGES, Message, Rows
 
-WAYS = ("one", "tensor", "context", "context_all_to_all", "sdpa_context")
+WAYS = ("one", "tensor", "context", "context_all_to_all", "context_fused", "context_alone", "sdpa_context")
+EXCHANGE_OF = {"context_all_to_all": "all_to_all", "context_fused": "fused"}
 ROUNDS = 7
 L2_BYTES = 256 << 20  # what copies of K and V exceed together: twice an H200's L2 and more
 SMALL_CALLS, LARGE_CALLS, LARGE_BYTES = (
@@ -120,7 +122,12 @@ class Bench:
             return lambda k, v: lean_attention.decode(q, k, v, seqlens=lens)
         if way == "sdpa_context":
             return self.sdpa_call(row, q)
-        context = self.contexts["all_to_all" if way.endswith("all_to_all") else "all_gather"]
+        context = self.contexts[EXCHANGE_OF.get(way, "all_gather")]
+        if way == "context_fused" and context.exchange != "fused":
+            raise Refused("these GPUs do not reach each other's memory")
+        if way == "context_alone":
+            own = context.placement.local_tokens(lens, self.rank)
+            return lambda k, v: lean_attention.decode(q, k, v, seqlens=own, return_lse=True)
         if context.exchange == "all_to_all" and row.q_heads % self.ranks:
             raise Refused(f"{self.ranks} ranks do not divide {row.q_heads} heads")
         return lambda k, v: context.decode(q, k, v, seqlens=lens)
@@ -276,7 +283,7 @@ def rank_main(rank: int, ranks: int, store: str, options: argparse.Namespace) ->
     limit = datetime.timedelta(seconds=120)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=store, rank=rank, world_size=ranks, timeout=limit)
     control = dist.new_group(backend="gloo", timeout=limit)
-    bench = Bench(device, {name: ContextParallel(exchange=name) for name in ("all_gather", "all_to_all")}, control)
+    bench = Bench(device, {name: ContextParallel(exchange=name) for name in ("all_gather", "all_to_all", "fused")}, control)
     bench.check()
     done = from_first(done_in(options.json), control)
     for row in quick_rows() if options.quick else rows():

@@ -219,10 +219,11 @@ LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const l
  * LEAN_BAD_PAGE_INDEX. */
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
 
-/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense, in host memory;
- * dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. Codes: LEAN_INVALID_ARGUMENT. */
+/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense; dtype: LEAN_FLOAT32,
+ * LEAN_FLOAT16 or LEAN_BFLOAT16. Of options the backend counts (NULL: the CPU, all in host memory); with CUDA all is in the current
+ * device's memory, and the merge is enqueued on options->stream. Codes: LEAN_INVALID_ARGUMENT, LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
 LEAN_API lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, int64_t rows,
-                                       int32_t value_dim, int32_t dtype);
+                                       int32_t value_dim, int32_t dtype, const lean_options* options);
 
 /* Writes the schedule of a call as text, zero-terminated, and at most buffer_bytes of it. Returns the bytes needed with the final zero, 0
  * when the call would be refused; format is a lean_schedule_format. Lengths must be readable by the host. */

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lean/exchange.hpp"
 #include "lean/export.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
@@ -68,11 +69,14 @@ struct Workspace {
 [[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
 
 /// Merges two results over disjoint key sets: o_a, lse_a become those of the union. Dense: o [rows, value_dim] of type `dtype`
-/// (float32, float16 or bfloat16), lse [rows]; in host memory. A sink belongs to one of the calls only. Merging is as good as
-/// one call but for the rounding of o_a and o_b to their type. Codes: ok, invalid_argument.
+/// (float32, float16 or bfloat16), lse [rows] (-inf or +inf: no keys, and that row's o is not looked at). A sink belongs to one of
+/// the calls only. Merging is as good as one call but for the rounding of o_a and o_b to their type.
+/// Of options the backend counts: on the CPU all is in host memory, and done on return; with CUDA in the current device's, and
+/// enqueued on options.stream. Codes: ok, invalid_argument, unsupported (the build has no such backend), backend_error.
 /// Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
 [[nodiscard]] LEAN_API Status merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, std::int64_t rows,
-                                           std::int32_t value_dim, DType dtype = DType::kFloat32) noexcept;
+                                           std::int32_t value_dim, DType dtype = DType::kFloat32,
+                                           const Options& options = {}) noexcept;
 
 /// What explain_schedule() writes: text for a terminal, JSON, or a drawing as SVG.
 enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };

@@ -3,21 +3,16 @@
 #include <cuda_runtime_api.h>
 
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "integrations/runtime/cuda_memory.hpp"
 #include "integrations/runtime/device.hpp"
 
 namespace lean::runtime::device {
 namespace {
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 /// While it lives, this thread may allocate although a stream is being captured.
 class RelaxedCapture {
@@ -31,26 +26,31 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-struct GiveBack {
-  void operator()(void* memory) const noexcept { cudaFree(memory); }
-  void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
-};
-using Memory = std::unique_ptr<void, GiveBack>;
-using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, GiveBack>;
+}  // namespace
 
-/// Zeroed device memory. The zeroing is done when this returns, and is part of no capture.
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
 Memory allocate_zeroed(std::size_t bytes) {
   const RelaxedCapture relaxed;
   void* allocated = nullptr;
   check(cudaMalloc(&allocated, bytes), "workspace: cudaMalloc");
   Memory memory(allocated);
+  zero(memory.get(), bytes);
+  return memory;
+}
+
+void zero(void* memory, std::size_t bytes) {
+  const RelaxedCapture relaxed;
   cudaStream_t created = nullptr;
   check(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "workspace: cudaStreamCreate");
   const Stream stream(created);
-  check(cudaMemsetAsync(memory.get(), 0, bytes, stream.get()), "workspace: cudaMemsetAsync");
+  check(cudaMemsetAsync(memory, 0, bytes, stream.get()), "workspace: cudaMemsetAsync");
   check(cudaStreamSynchronize(stream.get()), "workspace: cudaStreamSynchronize");
-  return memory;
 }
+
+namespace {
 
 /// Device memory that grows to at least twice its size, so that all it ever held is below twice what it holds.
 struct Buffer {

@@ -16,10 +16,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
+from lean_attention._core import MAX_HEAD_DIM
 from lean_attention._vllm_call import halves, keys_then_values
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl
-
-LARGEST_HEAD = 576
 
 
 class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
@@ -27,8 +26,8 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
 
     def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
         super().refuse_configuration(config, kv_cache_dtype)
-        if self.head_size > LARGEST_HEAD:
-            raise NotImplementedError(f"head_size = {self.head_size}: lean_attention takes 1 to {LARGEST_HEAD}")
+        if self.head_size > MAX_HEAD_DIM:
+            raise NotImplementedError(f"head_size = {self.head_size}: lean_attention takes 1 to {MAX_HEAD_DIM}")
         if config.kv_transfer_config is not None:
             raise NotImplementedError("kv_transfer_config: another engine would expect CPU_ATTN's packed keys")
 
@@ -57,7 +56,7 @@ class LeanCpuBackend(CPUAttentionBackend):
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        return []  # any; beyond LARGEST_HEAD a layer is refused when it is built
+        return []  # any; beyond MAX_HEAD_DIM a layer is refused when it is built
 
     @classmethod
     def supports_sink(cls) -> bool:

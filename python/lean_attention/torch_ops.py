@@ -6,7 +6,7 @@ There is no backward pass: inputs that need a gradient are refused, and so are t
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -18,6 +18,7 @@ from lean_attention._options import Options
 # A process that has torch has its OpenMP runtime too: share its threads.
 _core.find_openmp()
 
+_QKV, _STATES = ("q", "k", "v"), ("o_a", "lse_a", "o_b", "lse_b")
 _APPEND = ("rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_absolute")
 _NOT_HERE = ("q", "k", "v", "append_k", "append_v", *_APPEND, "out", "lse", "return_lse", "stream")
 _COMMON = schema([name for name in DEFAULTS if name not in _NOT_HERE])
@@ -29,6 +30,7 @@ _library.define(
     "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, *, Tensor append_k, Tensor append_v, "
     f"{schema(_APPEND)}, {_COMMON}) -> (Tensor, Tensor)"
 )
+_library.define("merge_states(Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b) -> (Tensor, Tensor)")
 
 _plain_types = (torch.Tensor, torch.nn.Parameter)
 
@@ -75,10 +77,10 @@ def _refuse_transforms(*arguments: Any, **keywords: Any) -> None:
     )
 
 
-def refuse_gradients(q: Any, k: Any, v: Any, others: dict[str, Any]) -> None:
+def refuse_gradients(q: Any, k: Any, v: Any, others: dict[str, Any], names: Sequence[str] = _QKV) -> None:
     """Refuses what a result would have to be differentiated by, backward or forward."""
     if torch.is_grad_enabled():
-        for name, array in (("q", q), ("k", k), ("v", v), *others.items()):
+        for name, array in (*zip(names, (q, k, v)), *others.items()):
             if getattr(array, "requires_grad", False):
                 raise RuntimeError(f"{name}: requires a gradient, and there is no backward pass: call under torch.no_grad()")
     if forward_ad._current_level >= 0 and _have_tangent(q, k, v, *others.values()):
@@ -130,6 +132,14 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     return (result, result_lse) if return_lse else result
 
 
+def merge_states(framework: Any, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """lean_attention.merge_states() of o_a, lse_a, o_b, lse_b, whose shapes fit."""
+    if must_dispatch(states[0]):
+        return torch.ops.lean_attention.merge_states(*states)
+    refuse_gradients(*states[:3], dict(lse_b=states[3]), _STATES)
+    return _merge_states(*states, framework=framework)
+
+
 def _lengths(name: str, value: Any, batch: int, device: torch.device) -> torch.Tensor:
     """Lengths that are a list, or one number for every sequence."""
     values = value if isinstance(value, (list, tuple)) else [value] * batch
@@ -175,25 +185,47 @@ def _fake_decode_lse(
     return _new_out(q, v), _new_lse(q, arguments.get("cu_seqlens_q"), arguments.get("layout", "bhsd"))
 
 
-def _above(name: str) -> Any:
+_MERGED_AS_IS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _merge_states(
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor, framework: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    within = o_a.dtype if o_a.dtype == o_b.dtype and o_a.dtype in _MERGED_AS_IS else torch.float32
+    o = o_a.to(within, copy=True, memory_format=torch.contiguous_format)
+    lse = lse_a.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    other, other_lse = o_b.to(within).contiguous(), lse_b.to(torch.float32).contiguous()
+    rows = (-1, o.shape[-1])
+    _core.merge_states(framework, o.view(rows), lse.view(-1), other.view(rows), other_lse.view(-1))
+    return o.to(o_a.dtype), lse
+
+
+def _fake_merge_states(
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return o_a.new_empty(o_a.shape), o_a.new_empty(lse_a.shape, dtype=torch.float32)
+
+
+def _above(name: str, names: Sequence[str]) -> Any:
     """The operator's autograd kernel: refuses what needs a gradient, else calls the kernel below."""
     operator = getattr(torch.ops.lean_attention, name).default
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-        refuse_gradients(q, k, v, arguments)
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor, **arguments: Any) -> Any:
+        refuse_gradients(q, k, v, {**dict(zip(names[3:], others)), **arguments}, names)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(q, k, v, **arguments)
+            return operator(q, k, v, *others, **arguments)
 
     return call
 
 
-for _name, _kernel, _fake in (
-    ("decode", _decode, _fake_decode),
-    ("decode_lse", _decode_lse, _fake_decode_lse),
-    ("decode_append", _decode_lse, _fake_decode_lse),
+for _name, _kernel, _fake, _tensors in (
+    ("decode", _decode, _fake_decode, _QKV),
+    ("decode_lse", _decode_lse, _fake_decode_lse, _QKV),
+    ("decode_append", _decode_lse, _fake_decode_lse, _QKV),
+    ("merge_states", _merge_states, _fake_merge_states, _STATES),
 ):
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
-    _library.impl(_name, _above(_name), "Autograd")
+    _library.impl(_name, _above(_name, _tensors), "Autograd")
     _library.impl(_name, _refuse_transforms, "FuncTorchBatched")
     torch.library.register_fake(f"lean_attention::{_name}", _fake, lib=_library)

@@ -32,18 +32,6 @@ void check_size(const Array& array, Argument which, std::int64_t size, std::int6
   }
 }
 
-DType dtype_of(const Array& array, Argument which) {
-  switch (array.type) {
-    case ElementType::kFloat32: return DType::kFloat32;
-    case ElementType::kFloat16: return DType::kFloat16;
-    case ElementType::kBFloat16: return DType::kBFloat16;
-    case ElementType::kFloat8E4M3: return DType::kFloat8E4M3;
-    case ElementType::kFloat8E5M2: return DType::kFloat8E5M2;
-    default: break;
-  }
-  raise(PyExc_TypeError, "%s: %s: expected float32, float16, bfloat16 or float8", which.name(), array.type_text().c_str());
-}
-
 void check_writable(const Array& array, Argument which) {
   if (array.was_negative) {
     raise(PyExc_ValueError, "%s: is a lazy negative (is_neg()), whose memory does not hold its values: cannot be written to",
@@ -414,7 +402,7 @@ void Call::read_append() {
                  axis == axes.head ? "heads" : "an axis of q's");
     }
     check_size(added, which, size(added, added.ndim - 1), dims, "head dim");
-    return {.data = added.data, .dtype = dtype_of(added, which), .strides = strides_of(added, axes)};
+    return {.data = added.data, .dtype = dtype_of(added, which.name()), .strides = strides_of(added, axes)};
   };
   problem_.append.k = read("append_k", problem_.head_dim);
   problem_.append.v = read("append_v", problem_.value_dim);

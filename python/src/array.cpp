@@ -352,6 +352,18 @@ Array read_array(PyObject* object, const char* name, void* stream) {
   return array;
 }
 
+DType dtype_of(const Array& array, const char* name) {
+  switch (array.type) {
+    case ElementType::kFloat32: return DType::kFloat32;
+    case ElementType::kFloat16: return DType::kFloat16;
+    case ElementType::kBFloat16: return DType::kBFloat16;
+    case ElementType::kFloat8E4M3: return DType::kFloat8E4M3;
+    case ElementType::kFloat8E5M2: return DType::kFloat8E5M2;
+    default: break;
+  }
+  raise(PyExc_TypeError, "%s: %s: expected float32, float16, bfloat16 or float8", name, array.type_text().c_str());
+}
+
 bool tells_stream(PyObject* object) { return kind_of(object).api != nullptr; }
 
 void refuse_gradient(PyObject* tensor, const char* name) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dlpack.hpp"
+#include "lean/problem.hpp"
 #include "python.hpp"
 
 namespace lean::python {
@@ -55,6 +56,9 @@ struct Array {
 /// Reads `object`, which errors call `name`. `stream` is what a CUDA producer must have its data ready on: a
 /// cudaStream_t, null for the legacy default one.
 [[nodiscard]] Array read_array(PyObject* object, const char* name, void* stream);
+
+/// Throws TypeError for what is no float of the library's.
+[[nodiscard]] DType dtype_of(const Array& array, const char* name);
 
 /// Whether current_stream() knows the stream of this array's framework.
 [[nodiscard]] bool tells_stream(PyObject* object);

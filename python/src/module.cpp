@@ -11,6 +11,7 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
+#include "peer_exchange.hpp"
 #include "restore_thread.h"
 #include "schedule_text.hpp"
 
@@ -136,22 +137,43 @@ PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
 
-/// (o_a, lse_a, o_b, lse_b): dense float32 on the host; the first two are replaced.
+/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first two are
+/// replaced. lean_attention._merge has made them so.
 PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    check_count(count, 4);
+    check_count(count, 5);
     constexpr const char* kNames[] = {"o_a", "lse_a", "o_b", "lse_b"};
+    const CallDevice at = device_of(arguments[0], arguments[1], Py_None);
     std::array<Array, 4> arrays;
     for (std::size_t i = 0; i < arrays.size(); ++i) {
-      arrays[i] = read_array(arguments[i], kNames[i], nullptr);
-      if (arrays[i].type != ElementType::kFloat32 || arrays[i].ndim != (i % 2 == 0 ? 2 : 1)) {
-        raise(PyExc_ValueError, "%s: dense float32 %s is needed", kNames[i], i % 2 == 0 ? "[rows, dv]" : "[rows]");
+      arrays[i] = read_array(arguments[i + 1], kNames[i], at.stream);
+      const bool is_o = i % 2 == 0;
+      const auto& shape = arrays[i].shape;
+      const auto& strides = arrays[i].strides;
+      const bool dense = (shape[0] < 2 || strides[0] == (is_o ? shape[1] : 1)) && (!is_o || shape[1] < 2 || strides[1] == 1);
+      if (arrays[i].ndim != (is_o ? 2 : 1) || !dense || arrays[i].type != (is_o ? arrays[0].type : ElementType::kFloat32)) {
+        raise(PyExc_ValueError, "%s: dense %s is needed", kNames[i], is_o ? "[rows, dv] of one type" : "float32 [rows]");
+      }
+      if (!arrays[i].same_device(arrays[0])) {
+        raise(PyExc_ValueError, "%s: on %s, o_a on %s", kNames[i], arrays[i].device_text().c_str(), arrays[0].device_text().c_str());
       }
     }
-    const auto data = [&](std::size_t i) { return static_cast<float*>(arrays[i].data); };
-    check(merge_states(data(0), data(1), data(2), data(3), arrays[0].shape[0], static_cast<std::int32_t>(arrays[0].shape[1])));
+    if (at.index >= 0 && !device::built()) raise(PyExc_NotImplementedError, "o_a: is on a CUDA device: this build has no CUDA backend");
+    const device::Guard guard(at.index);
+    Options options;
+    options.backend = at.index < 0 ? Backend::kCpu : Backend::kCuda;
+    options.stream = at.stream;
+    const auto lse = [&](std::size_t i) { return static_cast<float*>(arrays[i].data); };
+    check(merge_states(arrays[0].data, lse(1), arrays[2].data, lse(3), arrays[0].shape[0],
+                       static_cast<std::int32_t>(arrays[0].shape[1]), dtype_of(arrays[0], "o_a"), options));
     return none();
   });
+}
+
+/// An entry that does what a function of another file says.
+template <Reference (*kBody)(PyObject* const*, Py_ssize_t)>
+PyObject* entry_of(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] { return kBody(arguments, count); });
 }
 
 PyObject* schedule_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -205,6 +227,13 @@ PyMethodDef g_methods[] = {
     {"jax_handlers", jax_handlers_entry, METH_NOARGS, nullptr},
     {"merge_states", as_method(merge_states_entry), METH_FASTCALL, nullptr},
     {"schedule", as_method(schedule_entry), METH_FASTCALL, nullptr},
+    {"exchange_bytes", as_method(entry_of<exchange_bytes_of>), METH_FASTCALL, nullptr},
+    {"make_exchange", as_method(entry_of<make_exchange>), METH_FASTCALL, nullptr},
+    {"open_exchange", as_method(entry_of<open_exchange>), METH_FASTCALL, nullptr},
+    {"exchange", as_method(entry_of<exchange>), METH_FASTCALL, nullptr},
+    {"shard_lengths", as_method(entry_of<shard_lengths_on_device>), METH_FASTCALL, nullptr},
+    {"exchange_fault", as_method(entry_of<exchange_fault>), METH_FASTCALL, nullptr},
+    {"clear_exchange", as_method(entry_of<clear_exchange>), METH_FASTCALL, nullptr},
     {"machine", machine_entry, METH_NOARGS, nullptr},
     {"clear_workspaces", clear_workspaces_entry, METH_NOARGS, nullptr},
     {"find_openmp", find_openmp_entry, METH_NOARGS, nullptr},
@@ -220,6 +249,7 @@ int execute(PyObject* module) {
     if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return -1;
   }
   if (PyModule_AddObjectRef(module, "ARGUMENTS", names.get()) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "MAX_HEAD_DIM", kMaxHeadDim) < 0) return -1;
   return PyModule_AddStringConstant(module, "VERSION", LEAN_VERSION_STRING);
 }
 

@@ -3,6 +3,7 @@
 
 #include "api/planned_call.hpp"
 #include "backends/cpu/cpu_backend.hpp"
+#include "base/message.hpp"
 
 namespace lean {
 
@@ -13,12 +14,21 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .decode = Call::decode,
                                      .clear_state = cpu::clear_state,
                                      .read_sticky = cpu::read_sticky,
-                                     .tiling_of = cpu::tiling_of};
+                                     .tiling_of = cpu::tiling_of,
+                                     .merge_states = cpu::merge_states,
+                                     .shard_lengths = cpu::shard_lengths,
+                                     .exchange = nullptr};
   switch (backend) {
     case Backend::kCpu: return &kCpu;
     case Backend::kCuda: return cuda_backend();
   }
   return nullptr;
+}
+
+Status find_backend(const Options& options, const BackendEntry*& backend) noexcept {
+  backend = backend_of(options.backend);
+  if (backend != nullptr) return {};
+  return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
 }
 
 }  // namespace lean

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lean/lean.hpp"
+#include "softmax/finished_states.hpp"
 #include "tile/tiling.hpp"
 
 namespace lean {
@@ -18,10 +19,19 @@ struct BackendEntry {
   Status (*read_sticky)(const Workspace&, const Options&, StatusCode& code) noexcept;
   /// How the call would be cut up, refused or not.
   tile::Tiling (*tiling_of)(const Problem&, const Options&) noexcept;
+  /// Two finished results as one, where the backend's memory has them; what they are was checked.
+  Status (*merge_states)(const softmax::FinishedStates&, const Options&) noexcept;
+  /// shard_lengths() of arrays that are checked, of one length at least.
+  Status (*shard_lengths)(const std::int32_t*, std::int32_t*, std::int64_t, const TokenShard&, const Options&) noexcept;
+  /// An exchange that is checked, of a row at least. Null: the backend has no memory that its devices share.
+  Status (*exchange)(const Exchange&, const ExchangedStates&, const Options&) noexcept;
 };
 
 /// Null when this build has no such backend.
 [[nodiscard]] const BackendEntry* backend_of(Backend backend) noexcept;
+
+/// The backend that options name, or that this build has none.
+[[nodiscard]] Status find_backend(const Options& options, const BackendEntry*& backend) noexcept;
 
 /// Defined in cuda_present.cpp or cuda_absent.cpp, whichever the build takes.
 [[nodiscard]] const BackendEntry* cuda_backend() noexcept;

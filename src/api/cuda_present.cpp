@@ -2,6 +2,9 @@
 #include "api/backends.hpp"
 #include "api/planned_call.hpp"
 #include "backends/cuda/cuda_backend.hpp"
+#include "backends/cuda/exchange.hpp"
+#include "backends/cuda/merge_states.hpp"
+#include "backends/cuda/shard_lengths.hpp"
 
 namespace lean {
 
@@ -12,7 +15,10 @@ const BackendEntry* cuda_backend() noexcept {
                                       .decode = Call::decode,
                                       .clear_state = cuda::clear_state,
                                       .read_sticky = cuda::read_sticky,
-                                      .tiling_of = cuda::tiling_of};
+                                      .tiling_of = cuda::tiling_of,
+                                      .merge_states = cuda::merge_states,
+                                      .shard_lengths = cuda::enqueue_shard_lengths,
+                                      .exchange = cuda::enqueue_exchange};
   return &kCuda;
 }
 

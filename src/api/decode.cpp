@@ -2,19 +2,12 @@
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
 #include "api/workspace_checks.hpp"
-#include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean {
 namespace {
-
-Status find_backend(const Options& options, const BackendEntry*& backend) noexcept {
-  backend = backend_of(options.backend);
-  if (backend != nullptr) return {};
-  return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
-}
 
 /// All that is checked of a call, of resolved options, before its backend is asked.
 Status check_call(const Problem& problem, const Options& options, const BackendEntry*& backend) noexcept {

@@ -1,13 +1,14 @@
-// Exchange: how partials of one output, computed on several devices, reach the rank that owns it and are merged there in the same
-// launch. The paper's fix-up one level up; its figure of eight GPUs shards heads and needs none.
+// Exchange: how partials of the same outputs, computed on several devices, reach every rank and are merged there, in one launch on each.
+// The paper's fix-up one level up; its figure of eight GPUs shards heads and needs none.
 //
-// Protocol (docs/fixup.md). Words and slots lie in memory that both sides reach. A sender stores its partial into one of two slots of
-// its own at the owner, then raises its `arrived` word to the call's epoch. The owner waits for each sender's word in rank order,
-// merges, and raises the `taken` words: a slot is stored to again two epochs later, once the owner has said so. Words only ever grow,
-// so an aborted call leaves nothing to clear. Every wait is bounded by a clock.
-// The atomics, system-wide, are abstract: std::atomic_ref on CPU threads, cuda::atomic_ref with thread_scope_system on GPUs.
+// Protocol (docs/fixup.md). Every rank stores its partial into a slot of its own at each of the others, then waits for theirs and merges
+// in rank order. A slot is made of words that are stored and loaded whole and carry the number of the call: a word is this call's or it
+// is not, whatever the order in which words become visible, so nothing is counted, fenced or cleared. Each rank both sends to all and
+// waits for all: who is in the next call but one has heard from everybody in the next, and two slots are enough. Every wait is bounded by a clock.
+// The atomics, system-wide, are abstract: std::atomic_ref on CPU threads, PTX on GPUs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/hd.hpp"
@@ -17,21 +18,8 @@ namespace lean::fixup {
 /// Number of a call among those that ranks make together: each is one more than the last, and may wrap.
 using Epoch = std::uint32_t;
 
-/// Slots of a sender at an owner: the owner may still read one while the sender fills the other.
+/// Slots of a sender at a receiver: the receiver may still read one while the sender, a call ahead, fills the other.
 inline constexpr Epoch kExchangeSlots = 2;
-
-/// What ended an exchange. The first one that is not kNone stays in the sticky word.
-enum class ExchangeFault : std::uint32_t {
-  kNone = 0,
-  kSlotNotFree = 1,  // the owner did not take what was sent two epochs before
-  kPeerLate = 2,     // a sender did not arrive
-};
-
-/// What a sender and an owner share for one output. Memory of words: zero before the first call.
-struct Mailbox {
-  Epoch* arrived = nullptr;  // at the owner; written by the sender: its slots up to this epoch are stored
-  Epoch* taken = nullptr;    // at the sender; written by the owner: slots up to this epoch are not read again
-};
 
 [[nodiscard]] LEAN_HD constexpr Epoch exchange_slot(Epoch epoch) noexcept { return epoch % kExchangeSlots; }
 
@@ -40,52 +28,106 @@ struct Mailbox {
   return static_cast<std::int32_t>(seen - wanted) >= 0;
 }
 
-/// Waits until `word` has come to `wanted`; false if it did not within `limit_ns`.
-/// TSystem: load_acquire(Epoch&), store_release(Epoch&, Epoch), set_first(uint32&, uint32), now_ns() -> int64 and relax().
+/// What ended an exchange.
+enum class ExchangeFault : std::uint32_t {
+  kNone = 0,
+  kPeerLate = 1,   // a rank did not come
+  kPeerAhead = 2,  // a rank stored what is not of this call but of a later one: it had given this rank up, or made other calls
+};
+
+/// Where words lie in the memory that each rank has for an exchange: blocks of kBlockWords words, each with a header of its own, which
+/// holds the block's epoch, and nothing that depends on how many blocks there are. Memory that is all zero is ready for epoch 1.
+struct ExchangeLayout {
+  static constexpr std::int64_t kWordBytes = 16;
+  static constexpr std::int32_t kBlockWords = 256;
+  static constexpr std::int64_t kHeaderBytes = 256;
+
+  std::int32_t ranks = 1;
+
+  [[nodiscard]] LEAN_HD constexpr std::int64_t block_bytes() const noexcept {
+    return kHeaderBytes + std::int64_t{kExchangeSlots} * ranks * kBlockWords * kWordBytes;
+  }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t epoch_offset(std::int64_t block) const noexcept { return block * block_bytes(); }
+  /// Of word `i` of a block, in that one of the slots of `sender`.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t word_offset(std::int64_t block, Epoch slot, std::int32_t sender,
+                                                           std::int32_t i) const noexcept {
+    return epoch_offset(block) + kHeaderBytes + ((std::int64_t{slot} * ranks + sender) * kBlockWords + i) * kWordBytes;
+  }
+};
+
+/// The time that a thread's waits may take together. It counts from the first look at the clock, which is the first time it waits.
+/// TSystem: now_ns() -> int64, and what receive() asks for.
 template <typename TSystem>
-LEAN_HD [[nodiscard]] bool wait_until_reached(Epoch& word, Epoch wanted, std::int64_t limit_ns) noexcept {
-  if (has_reached(TSystem::load_acquire(word), wanted)) return true;  // pairs with store_release of send and collect
-  const std::int64_t begin_ns = TSystem::now_ns();
-  do {
-    TSystem::relax();
-    if (has_reached(TSystem::load_acquire(word), wanted)) return true;
-  } while (TSystem::now_ns() - begin_ns < limit_ns);
-  return false;
+class Patience {
+ public:
+  LEAN_HD explicit Patience(std::int64_t limit_ns) noexcept : limit_ns_(limit_ns) {}
+
+  [[nodiscard]] LEAN_HD bool is_over() noexcept {
+    const std::int64_t now_ns = TSystem::now_ns();
+    if (!waits_) begin_ns_ = now_ns;
+    waits_ = true;
+    return now_ns - begin_ns_ >= limit_ns_;
+  }
+
+ private:
+  std::int64_t limit_ns_;
+  std::int64_t begin_ns_ = 0;
+  bool waits_ = false;
+};
+
+/// Stores a word, which carries its epoch, at every rank but one's own. word_at(rank): where.
+/// TSystem: Word, and store(place, Word), whole, for everybody who shares the memory.
+template <typename TSystem, typename TWordAt>
+LEAN_HD void send(const typename TSystem::Word& word, std::int32_t own_rank, std::int32_t ranks, const TWordAt& word_at) noexcept {
+  for (std::int32_t i = 1; i < ranks; ++i) {
+    const std::int32_t rank = own_rank + i < ranks ? own_rank + i : own_rank + i - ranks;  // ranks begin with different ones
+    TSystem::store(word_at(rank), word);                                                   // pairs with receive()
+  }
 }
 
-/// A sender's part. store(slot): puts this rank's partial into that one of its slots at the owner.
-/// On a fault nothing is stored, and the owner notices that nobody came.
-template <typename TSystem, typename TStore>
-LEAN_HD ExchangeFault send(const Mailbox& box, Epoch epoch, std::int64_t limit_ns, std::uint32_t& sticky, TStore&& store) noexcept {
-  if (!wait_until_reached<TSystem>(*box.taken, epoch - kExchangeSlots, limit_ns)) {
-    TSystem::set_first(sticky, static_cast<std::uint32_t>(ExchangeFault::kSlotNotFree));
-    return ExchangeFault::kSlotNotFree;
+/// Waits until the word at `from` is this epoch's, and takes it.
+/// TSystem: load(place) -> Word, whole, with a member `epoch`; relax().
+template <typename TSystem, typename TPlace>
+[[nodiscard]] LEAN_HD ExchangeFault receive(TPlace& from, Epoch epoch, Patience<TSystem>& patience,
+                                            typename TSystem::Word& word) noexcept {
+  word = TSystem::load(from);  // pairs with send()
+  while (word.epoch != epoch) {
+    if (has_reached(word.epoch, epoch)) return ExchangeFault::kPeerAhead;
+    if (patience.is_over()) return ExchangeFault::kPeerLate;
+    TSystem::relax();
+    word = TSystem::load(from);
   }
-  store(exchange_slot(epoch));
-  TSystem::store_release(*box.arrived, epoch);  // pairs with wait_until_reached in collect
   return ExchangeFault::kNone;
 }
 
-/// The owner's part: boxes[rank] for each of `ranks` ranks, its own unused. merge(rank, slot) is called in rank order, whoever came
-/// first, its own rank too, when all have come; if one has not within `limit_ns`, it is not called, so that the output is left alone.
-template <typename TSystem, typename TMerge>
-LEAN_HD ExchangeFault collect(const Mailbox* boxes, std::int32_t own_rank, std::int32_t ranks, Epoch epoch, std::int64_t limit_ns,
-                              std::uint32_t& sticky, TMerge&& merge) noexcept {
-  const std::int64_t begin_ns = TSystem::now_ns();
+/// What a collect() met: no fault, or the first rank, in rank order, that it met one with.
+struct Collected {
   ExchangeFault fault = ExchangeFault::kNone;
+  std::int32_t rank = 0;
+};
+
+/// merge(word) for each rank's word of this epoch, in rank order, whoever came first; one's own is `own`. After a fault the rest is left
+/// out: what was merged means nothing.
+template <typename TSystem, typename TWordAt, typename TMerge>
+[[nodiscard]] LEAN_HD Collected collect(const typename TSystem::Word& own, std::int32_t own_rank, std::int32_t ranks,
+                                        Patience<TSystem>& patience, const TWordAt& word_at, TMerge&& merge) noexcept {
   for (std::int32_t rank = 0; rank < ranks; ++rank) {
-    const std::int64_t left_ns = limit_ns - (TSystem::now_ns() - begin_ns);  // one limit for all of them
-    if (rank != own_rank && !wait_until_reached<TSystem>(*boxes[rank].arrived, epoch, left_ns)) fault = ExchangeFault::kPeerLate;
+    typename TSystem::Word word = own;
+    if (rank != own_rank) {
+      const ExchangeFault fault = receive<TSystem>(word_at(rank), own.epoch, patience, word);
+      if (fault != ExchangeFault::kNone) return {.fault = fault, .rank = rank};
+    }
+    merge(word);
   }
-  if (fault == ExchangeFault::kNone) {
-    for (std::int32_t rank = 0; rank < ranks; ++rank) merge(rank, exchange_slot(epoch));
-  } else {
-    TSystem::set_first(sticky, static_cast<std::uint32_t>(fault));
-  }
-  for (std::int32_t rank = 0; rank < ranks; ++rank) {  // after a fault too: this epoch's slots are not looked at any more
-    if (rank != own_rank) TSystem::store_release(*boxes[rank].taken, epoch);  // pairs with wait_until_reached in send
-  }
-  return fault;
+  return {};
+}
+
+/// A fault as the one word in which a device leaves it for the host: 0 is none.
+[[nodiscard]] LEAN_HD constexpr std::uint32_t fault_word(const Collected& collected) noexcept {
+  return static_cast<std::uint32_t>(collected.fault) + (static_cast<std::uint32_t>(collected.rank) << 8);
+}
+[[nodiscard]] LEAN_HD constexpr Collected fault_of(std::uint32_t word) noexcept {
+  return {.fault = static_cast<ExchangeFault>(word & 0xFFU), .rank = static_cast<std::int32_t>(word >> 8)};
 }
 
 }  // namespace lean::fixup

@@ -23,6 +23,11 @@ struct Sequence {
   [[nodiscard]] LEAN_HD constexpr std::int32_t kv_tokens() const noexcept { return kv_end - kv_begin; }
 };
 
+/// Where query token `token` stands among the keys of its sequence: the last one at the last key.
+LEAN_HD [[nodiscard]] constexpr std::int64_t query_position(const Sequence& lengths, std::int32_t token) noexcept {
+  return std::int64_t{lengths.kv_end} - lengths.q_tokens + token;
+}
+
 /// Whether any of the problem's lengths are cumulative: packed queries or tokens, page ids as CSR.
 [[nodiscard]] LEAN_HD constexpr bool has_cumulative_lengths(const Problem& problem) noexcept {
   return problem.cu_q_tokens != nullptr || problem.cu_kv_tokens != nullptr ||

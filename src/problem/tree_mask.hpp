@@ -11,7 +11,7 @@ namespace lean {
 
 /// The first key that the tree mask is about; all before it are seen.
 LEAN_HD [[nodiscard]] constexpr std::int64_t first_draft(const Sequence& lengths) noexcept {
-  return std::int64_t{lengths.kv_end} - lengths.q_tokens;
+  return query_position(lengths, 0);
 }
 
 /// Whether query token `token` sees `key`, an absolute token of the sequence, as far as the tree mask goes.

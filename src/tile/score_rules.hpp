@@ -23,11 +23,6 @@ LEAN_HD [[nodiscard]] inline float log2_slope(const Scores& scores, HeadPosition
   return softmax::to_log2(alibi_slope(scores, q_head));
 }
 
-/// Where query token `token` stands among the keys of its sequence: the last one at the last key.
-LEAN_HD [[nodiscard]] constexpr std::int64_t query_position(const Sequence& lengths, std::int32_t token) noexcept {
-  return first_draft(lengths) + token;
-}
-
 /// What the masks add to the score of query token `token` and `key`, an absolute token of the sequence that the query may see;
 /// -inf hides the key. `additive(scores, offset)` reads an element of an additive mask, of any of its types.
 template <typename TAdditive>

@@ -229,6 +229,7 @@ TEST(Conformance, R31_UnknownCallsOfOtherFunctionsAreRefused) {
   cuda.backend = Backend::kCuda;
   if (backend_of(Backend::kCuda) == nullptr) {
     EXPECT_EQ(supports(built.problem(), cuda).code, StatusCode::kUnsupported);
+    EXPECT_EQ(merge_states(nullptr, nullptr, nullptr, nullptr, 0, 8, DType::kFloat32, cuda).code, StatusCode::kUnsupported);
   }
   EXPECT_FALSE(reset_workspace({}, options_of(c, executor)).ok());
   EXPECT_FALSE(sticky_status({}, options_of(c, executor)).ok());

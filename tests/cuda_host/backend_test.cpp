@@ -107,6 +107,21 @@ TEST(CudaHost, R32_AResetAndAQuestionThatFailAreTold) {
   EXPECT_GE(count, 3);
 }
 
+TEST(CudaHost, R49_AMergeIsOneLaunchThatMayBeCaptured) {
+  float numbers[8] = {};
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    to_a_new_device();
+    EXPECT_TRUE(merge_states(numbers, numbers, numbers, numbers, 1, 8, dtype, cuda_options()).ok());
+    EXPECT_EQ(runtime().calls.size(), 1U);
+    EXPECT_EQ(runtime().launches().size(), 1U);
+    to_a_new_device();
+    EXPECT_TRUE(merge_states(numbers, numbers, numbers, numbers, 0, 8, dtype, cuda_options()).ok());
+    EXPECT_TRUE(runtime().calls.empty());
+    runtime().fails_at = 0;
+    EXPECT_EQ(merge_states(numbers, numbers, numbers, numbers, 1, 8, dtype, cuda_options()).code, StatusCode::kBackendError);
+  }
+}
+
 /// R34: where an error of before sticks, every call says so, and launches nothing.
 TEST(CudaHost, R34_AnErrorThatSticksIsToldByEveryCall) {
   for (const Asked& asked : asked_calls()) {

@@ -161,6 +161,42 @@ cudaError_t cudaFree(void* memory) {
   return error;
 }
 
+cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  const cudaError_t error = called({.name = "cudaHostAlloc"});
+  if (error != cudaSuccess) return error;
+  auto allocated = std::make_unique<std::byte[]>(bytes);
+  *memory = allocated.get();
+  runtime().memory[*memory] = std::move(allocated);
+  return error;
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  const cudaError_t error = called({.name = "cudaFreeHost"});
+  return runtime().memory.erase(memory) == 0 ? cudaErrorInvalidValue : error;
+}
+
+// A handle holds the address, which opens as itself: there is one process.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  std::memcpy(handle, &memory, sizeof(memory));
+  return called({.name = "cudaIpcGetMemHandle"});
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** opened, cudaIpcMemHandle_t handle, unsigned) {
+  const cudaError_t error = called({.name = "cudaIpcOpenMemHandle"});
+  if (error != cudaSuccess) return error;
+  std::memcpy(opened, &handle, sizeof(*opened));
+  runtime().opened.insert(*opened);
+  return error;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void* opened) {
+  const cudaError_t error = called({.name = "cudaIpcCloseMemHandle"});
+  const auto found = runtime().opened.find(opened);
+  if (found == runtime().opened.end()) return cudaErrorInvalidValue;
+  runtime().opened.erase(found);
+  return error;
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const cudaError_t error = called({.name = "cudaStreamCreateWithFlags"});
   if (error != cudaSuccess) return error;

@@ -49,6 +49,7 @@ struct FakeRuntime {
   bool sticks = false;  // every call after it fails too
   std::vector<Call> calls;
   std::map<void*, std::unique_ptr<std::byte[]>> memory;  // that nobody has freed yet
+  std::multiset<void*> opened;                           // by an IPC handle, and not closed yet
   std::set<cudaStream_t> streams;
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 

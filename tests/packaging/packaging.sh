@@ -63,6 +63,7 @@ find_package() {
   "$1" --build "$4/build"
   run_example "$4/build/decode_cpp"
   run_example "$4/build/shared_prefix"
+  run_example "$4/build/tensor_parallel"
   run_example "$4/build/serving_loop"
   run_example "$4/build/decode_c"
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,10 @@ import ranks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import lean_attention  # noqa: E402
+from lean_attention import _core  # noqa: E402
 from lean_attention.distributed import ContextParallel, Placement, TensorParallel, merge_in_order  # noqa: E402
+from lean_attention._arguments import DEFAULTS  # noqa: E402
+from lean_attention.distributed import _local_call, _peer_memory  # noqa: E402
 from lean_attention.distributed._local_call import (  # noqa: E402
     Form,
     Shard,
@@ -28,6 +33,7 @@ from lean_attention.distributed._local_call import (  # noqa: E402
     global_lengths,
     local_call,
 )
+from lean_attention.distributed._peer_memory import PeerExchange  # noqa: E402
 
 OPTIONS = lean_attention.Options(workers=2)  # as many on every machine, so that bits may be compared
 
@@ -445,7 +451,7 @@ def refusals() -> None:
             context.decode(queries, k, v, **call)
             pytest.fail(f"taken: {change}")
         assert torch.equal(context.decode(q, k, v, **arguments), expected)
-    for wrong in (dict(exchange="fused"), dict(block_tokens=0)):
+    for wrong in (dict(exchange="nvlink"), dict(block_tokens=0)):
         with pytest.raises(ValueError, match=f"^{next(iter(wrong))} = "):
             ContextParallel(**wrong)
     with pytest.raises(ValueError, match="^q_heads = 7: must be a multiple of kv_heads = 2"):
@@ -493,6 +499,63 @@ def refusals_and_disagreements() -> None:
 
 def test_wrong_calls_are_refused_on_every_rank():
     ranks.run(2, refusals_and_disagreements)
+
+
+def without_peer_memory() -> list:
+    """The exchange "fused" on CPUs: it says once why not, and computes the same."""
+    q, k, v, arguments = case("plain")
+    expected = ContextParallel().decode(q, *(ContextParallel().shard(x) for x in (k, v)), **arguments, return_lse=True)
+    context = ContextParallel(exchange="fused")
+    shards = [context.shard(x) for x in (k, v)]
+    with pytest.warns(RuntimeWarning, match="exchange = 'fused': q is on cpu, and peer memory is of GPUs: .* by 'all_gather'"):
+        result = context.decode(q, *shards, **arguments, return_lse=True)
+    assert context.exchange == "all_gather" and all(map(torch.equal, result, expected))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(context.decode(q, *shards, **arguments), expected[0])
+    context.check_exchange()
+    context.reset_exchange()
+    with pytest.raises(ValueError, match="^exchange = 'nvlink': allowed all_gather, all_to_all, fused"):
+        ContextParallel(exchange="nvlink")
+    with pytest.raises(ValueError, match="^fused_limit"):
+        ContextParallel(exchange="fused", fused_limit=datetime.timedelta(seconds=-1))
+    return peer_memory_that_fails()
+
+
+def peer_memory_that_fails() -> list:
+    """What keeps ranks from each other's memory is found by all of them alike: what _core does is made up, the agreement is not."""
+    rank, found = dist.get_rank(), []
+    for what in ("no memory", "other host", "not opened", "nothing"):
+        def make(*asked: int) -> tuple:
+            if what == "no memory" and rank == 1:
+                raise RuntimeError("cudaMalloc: out of memory")
+            return asked, bytes([rank])
+
+        def open_exchange(memory: tuple, other: int, handle: bytes) -> None:
+            assert other != rank and handle == bytes([other]) and memory[1:3] == (rank, 2)
+            if what == "not opened" and rank == 1:
+                raise RuntimeError("cudaIpcOpenMemHandle: peer access is not supported")
+
+        host = (f"host {rank if what == 'other host' else 0}",)
+        core = SimpleNamespace(exchange_bytes=_core.exchange_bytes, make_exchange=make, open_exchange=open_exchange)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_peer_memory, "_core", core)
+            patch.setattr(_peer_memory, "_host", lambda host=host: host)
+            peers = PeerExchange(ContextParallel()._agreement, rank, datetime.timedelta(seconds=1))
+            missing = [peers.prepare(torch.device("cuda", 0), rows, 128, torch.bfloat16) for rows in (10, 10**6, 10**5)]
+        assert len(set(missing)) == 1
+        found.append((what, missing[0], len(peers._held), peers._bytes >= _core.exchange_bytes(2, 10**6, 128, 2)))
+    return found
+
+
+def test_ranks_without_peer_memory_say_why_and_gather():
+    by_rank = ranks.run(2, without_peer_memory)
+    assert by_rank[0] == by_rank[1] == [
+        ("no memory", "rank 1: cudaMalloc: out of memory", 0, False),
+        ("other host", "rank 1 is on another host than rank 0", 0, False),
+        ("not opened", "rank 1: cudaIpcOpenMemHandle: peer access is not supported", 0, False),
+        ("nothing", None, 2, True),
+    ]  # fmt: skip
 
 
 TIMEOUT_S = 2.0
@@ -599,3 +662,13 @@ def test_models_that_transformers_shards_have_our_attention(tmp_path):
     for tokens, called in ranks.run(2, planned_model, str(tmp_path)):
         assert tokens == expected
         assert called == {(True, 4, 2)}
+
+
+def test_every_argument_is_said_of_a_shard_or_refused(monkeypatch):
+    assert set(DEFAULTS) == _local_call.SAID | set(_local_call._REFUSED) and not _local_call.SAID & set(_local_call._REFUSED)
+    monkeypatch.setitem(DEFAULTS, "block_mask", None)  # one that decode() may learn
+    form = _local_call.Form.of(torch.zeros(1, 2, 16), {})
+    with pytest.raises(NotImplementedError, match="block_mask: what it is of a shard is not known"):
+        _local_call.check_arguments(dict(block_mask=1, seqlens=[3]), form, torch.zeros(1, 2, 4, 16), Placement(2, 4))
+    with pytest.raises(NotImplementedError, match="rotary_cos: positions"):
+        _local_call.check_arguments(dict(rotary_cos=1, seqlens=[3]), form, torch.zeros(1, 2, 4, 16), Placement(2, 4))

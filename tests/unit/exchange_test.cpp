@@ -1,6 +1,5 @@
 // The exchange between ranks on threads: a thread is a rank, which makes one call after the other and meets the others nowhere else.
-// Partials are plain memory, so that ThreadSanitizer reports any order that is too weak; merging is neither commutative nor
-// associative, so that a wrong order, an old partial or one too new shows in the result.
+// Merging is neither commutative nor associative, so that a wrong order, an old word, one too new or one half stored shows in the result.
 #include "fixup/exchange.hpp"
 
 #include <gtest/gtest.h>
@@ -8,7 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -21,28 +20,23 @@ namespace {
 
 using cpu::ThreadSystem;
 using support::full_or_reduced;
+using Word = ThreadSystem::Word;
 
 constexpr std::int32_t kMostRanks = 5;
+constexpr std::int32_t kWords = 6;                 // of a partial
 constexpr std::int64_t kLong_ns = 60'000'000'000;  // a wait that ends only when the protocol is wrong
 constexpr std::int64_t kShort_ns = 20'000'000;
 
-using Words = std::array<std::uint64_t, 6>;
-
-Words partial_of(Epoch epoch, std::int32_t owner, std::int32_t rank) {
-  Words words{};
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    words[i] = support::mix((std::uint64_t{epoch} << 16) + static_cast<std::uint64_t>(owner * 100 + rank * 10) + i);
-  }
-  return words;
+Word word_of(Epoch epoch, std::int32_t rank, std::int32_t i) {
+  const std::uint64_t key = (std::uint64_t{epoch} << 16) + static_cast<std::uint64_t>(rank * 100 + i);
+  return {.data = static_cast<std::uint32_t>(support::mix(key)), .epoch = epoch};
 }
 
-void take_in(Words& whole, const Words& other) {
-  for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = 31 * whole[i] + other[i];
-}
+std::uint32_t merged(std::uint32_t whole, const Word& word) { return 31 * whole + word.data; }
 
-Words expected(Epoch epoch, std::int32_t owner, std::int32_t ranks) {
-  Words whole{};
-  for (std::int32_t rank = 0; rank < ranks; ++rank) take_in(whole, partial_of(epoch, owner, rank));
+std::uint32_t expected(Epoch epoch, std::int32_t ranks, std::int32_t i) {
+  std::uint32_t whole = 0;
+  for (std::int32_t rank = 0; rank < ranks; ++rank) whole = merged(whole, word_of(epoch, rank, i));
   return whole;
 }
 
@@ -54,76 +48,65 @@ void delay(std::uint64_t key) {
   if (spin == 0) std::this_thread::yield();
 }
 
-/// An output of one owner: the memory that it and its senders share.
-struct Output {
-  std::array<std::array<Words, kExchangeSlots>, kMostRanks> slots{};
-  std::array<Epoch, kMostRanks> arrived{};
-  std::array<Epoch, kMostRanks> taken{};
-  std::array<Mailbox, kMostRanks> boxes{};
-  std::uint32_t sticky = 0;
+/// What a rank has for the others to store to.
+struct Memory {
+  std::array<std::array<std::array<std::uint64_t, kWords>, kMostRanks>, kExchangeSlots> slots{};
 
-  explicit Output(Epoch first) {
-    for (std::size_t i = 0; i < kMostRanks; ++i) {
-      arrived[i] = taken[i] = first - 1;
-      boxes[i] = {.arrived = &arrived[i], .taken = &taken[i]};
-    }
+  [[nodiscard]] std::uint64_t& at(Epoch slot, std::int32_t sender, std::int32_t i) {
+    return slots[slot][static_cast<std::size_t>(sender)][static_cast<std::size_t>(i)];
   }
 };
 
-/// `ranks` threads, of which the first `owners` own an output each that all contribute to.
 struct Group {
   std::int32_t ranks;
-  std::int32_t owners;
-  Epoch first;
-  std::vector<std::unique_ptr<Output>> outputs;
-  std::vector<std::uint32_t> sender_sticky;
+  std::array<Memory, kMostRanks> memory{};
   std::atomic<std::int64_t> wrong = 0;
-  std::atomic<std::int64_t> merged = 0;
+  std::atomic<std::int64_t> merged_words = 0;
 
-  Group(std::int32_t rank_count, std::int32_t owner_count, Epoch first_epoch)
-      : ranks(rank_count), owners(owner_count), first(first_epoch), sender_sticky(static_cast<std::size_t>(rank_count)) {
-    for (std::int32_t owner = 0; owner < owners; ++owner) outputs.push_back(std::make_unique<Output>(first));
-  }
+  explicit Group(std::int32_t rank_count) : ranks(rank_count) {}
 
-  [[nodiscard]] Output& output(std::int32_t owner) { return *outputs[static_cast<std::size_t>(owner)]; }
-
-  ExchangeFault send_to(std::int32_t owner, std::int32_t rank, Epoch epoch, std::int64_t limit_ns) {
-    Output& to = output(owner);
-    const auto own = static_cast<std::size_t>(rank);
-    return send<ThreadSystem>(to.boxes[own], epoch, limit_ns, sender_sticky[own],
-                              [&](Epoch slot) { to.slots[own][slot] = partial_of(epoch, owner, rank); });
-  }
-
-  ExchangeFault collect_as(std::int32_t owner, Epoch epoch, std::int64_t limit_ns, std::uint64_t key = 0) {
-    Output& own = output(owner);
-    own.slots[static_cast<std::size_t>(owner)][exchange_slot(epoch)] = partial_of(epoch, owner, owner);
-    Words whole{};
-    const ExchangeFault fault =
-        collect<ThreadSystem>(own.boxes.data(), owner, ranks, epoch, limit_ns, own.sticky, [&](std::int32_t rank, Epoch slot) {
-          if (key != 0) delay(key + static_cast<std::uint64_t>(rank));  // while it reads, senders may be ahead
-          take_in(whole, own.slots[static_cast<std::size_t>(rank)][slot]);
-        });
-    if (fault == ExchangeFault::kNone) {
-      ++merged;
-      if (whole != expected(epoch, owner, ranks)) ++wrong;
+  void send_from(std::int32_t rank, Epoch epoch, std::uint64_t key = 0) {
+    for (std::int32_t n = 0; n < kWords; ++n) {
+      const auto i = static_cast<std::int32_t>((static_cast<std::uint64_t>(n) + key) % kWords);  // in any order
+      if (key != 0) delay(key + static_cast<std::uint64_t>(i));
+      send<ThreadSystem>(word_of(epoch, rank, i), rank, ranks, [&](std::int32_t to) -> std::uint64_t& {
+        return memory[static_cast<std::size_t>(to)].at(exchange_slot(epoch), rank, i);
+      });
     }
-    return fault;
+  }
+
+  Collected collect_at(std::int32_t rank, Epoch epoch, std::int64_t limit_ns, std::uint64_t key = 0) {
+    Patience<ThreadSystem> patience(limit_ns);
+    Collected first;
+    for (std::int32_t i = 0; i < kWords; ++i) {
+      std::uint32_t whole = 0;
+      if (key != 0) delay(key + static_cast<std::uint64_t>(i));  // while it reads, the others may be ahead
+      const Collected collected = collect<ThreadSystem>(
+          word_of(epoch, rank, i), rank, ranks, patience,
+          [&](std::int32_t from) -> std::uint64_t& {
+            return memory[static_cast<std::size_t>(rank)].at(exchange_slot(epoch), from, i);
+          },
+          [&](const Word& word) { whole = merged(whole, word); });
+      if (collected.fault == ExchangeFault::kNone) {
+        ++merged_words;
+        if (whole != expected(epoch, ranks, i)) ++wrong;
+      } else if (first.fault == ExchangeFault::kNone) {
+        first = collected;
+      }
+    }
+    return first;
   }
 
   void call(std::int32_t rank, Epoch epoch, std::uint64_t seed) {
-    const std::uint64_t key = support::mix(seed + 8 * std::uint64_t{epoch} + static_cast<std::uint64_t>(rank));
-    for (std::int32_t owner = 0; owner < owners; ++owner) {
-      if (owner == rank) continue;
-      delay(key + static_cast<std::uint64_t>(owner));
-      if (send_to(owner, rank, epoch, kLong_ns) != ExchangeFault::kNone) ++wrong;
-    }
-    if (rank < owners && collect_as(rank, epoch, kLong_ns, key) != ExchangeFault::kNone) ++wrong;
+    const std::uint64_t key = support::mix(seed + 8 * std::uint64_t{epoch} + static_cast<std::uint64_t>(rank)) | 1U;
+    send_from(rank, epoch, key);
+    if (collect_at(rank, epoch, kLong_ns, key).fault != ExchangeFault::kNone) ++wrong;
   }
 
-  void run(Epoch calls, std::uint64_t seed) {
+  void run(Epoch first, Epoch calls, std::uint64_t seed) {
     std::vector<std::thread> threads;
     for (std::int32_t rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([this, rank, calls, seed] {
+      threads.emplace_back([this, rank, first, calls, seed] {
         for (Epoch i = 0; i < calls && wrong == 0; ++i) call(rank, first + i, seed);
       });
     }
@@ -131,52 +114,91 @@ struct Group {
   }
 };
 
-void run_calls(std::int32_t ranks, std::int32_t owners, Epoch first, Epoch calls) {
-  Group group(ranks, owners, first);
-  group.run(calls, static_cast<std::uint64_t>(ranks * 10 + owners));
-  EXPECT_EQ(group.wrong, 0) << ranks << " ranks, " << owners << " owners";
-  EXPECT_EQ(group.merged, std::int64_t{calls} * owners) << ranks << " ranks, " << owners << " owners";
-  for (const auto& output : group.outputs) EXPECT_EQ(output->sticky, 0U);
+void run_calls(std::int32_t ranks, Epoch first, Epoch calls) {
+  Group group(ranks);
+  for (Memory& memory : group.memory) {
+    for (Epoch slot = 0; slot < kExchangeSlots; ++slot) {  // what the call before left, or one before the memory was used
+      for (std::int32_t rank = 0; rank < ranks; ++rank) {
+        for (std::int32_t i = 0; i < kWords; ++i) ThreadSystem::store(memory.at(slot, rank, i), {.data = 0, .epoch = first - 1});
+      }
+    }
+  }
+  group.run(first, calls, static_cast<std::uint64_t>(ranks));
+  EXPECT_EQ(group.wrong, 0) << ranks << " ranks";
+  EXPECT_EQ(group.merged_words, std::int64_t{calls} * ranks * kWords) << ranks << " ranks";
 }
 
-TEST(Exchange, R47_EveryOwnerMergesThisCallsPartialsInRankOrderForAnyDelay) {
-  for (std::int32_t ranks = 1; ranks <= kMostRanks; ++ranks) run_calls(ranks, ranks, 1, full_or_reduced(2'000U, 300U));
+TEST(Exchange, R47_EveryRankMergesThisCallsPartialsInRankOrderForAnyDelay) {
+  for (std::int32_t ranks = 1; ranks <= kMostRanks; ++ranks) run_calls(ranks, 1, full_or_reduced(2'000U, 300U));
 }
 
-TEST(Exchange, R47_SendersThatWaitForNobodyDoNotOverrunTheOwner) {
-  for (std::int32_t ranks = 2; ranks <= kMostRanks; ++ranks) run_calls(ranks, 1, 1, full_or_reduced(4'000U, 800U));
-}
+TEST(Exchange, R47_EpochsWrap) { run_calls(3, 0U - 50U, 100); }
 
-TEST(Exchange, R47_EpochsWrap) { run_calls(3, 2, 0U - 50U, 100); }
-
-TEST(Exchange, R47_ALateSenderIsACodeWithinTheLimitAndTheNextCallIsRight) {
-  Group group(3, 1, 1);
-  Output& output = group.output(0);
-  ASSERT_EQ(group.send_to(0, 1, 1, kLong_ns), ExchangeFault::kNone);
+TEST(Exchange, R47_ALateRankIsACodeWithinTheLimitAndTheNextCallIsRight) {
+  Group group(3);
+  for (const std::int32_t rank : {0, 1}) group.send_from(rank, 1);
   const std::int64_t begin_ns = ThreadSystem::now_ns();
-  EXPECT_EQ(group.collect_as(0, 1, kShort_ns), ExchangeFault::kPeerLate);  // rank 2 is not there
-  EXPECT_GE(ThreadSystem::now_ns() - begin_ns, kShort_ns);
-  EXPECT_EQ(group.merged, 0);
-  EXPECT_EQ(output.sticky, static_cast<std::uint32_t>(ExchangeFault::kPeerLate));
-  EXPECT_EQ(group.send_to(0, 2, 1, kLong_ns), ExchangeFault::kNone);  // too late: nobody reads it
-  for (Epoch epoch = 2; epoch < 6; ++epoch) {                         // nothing was cleared
-    for (const std::int32_t rank : {1, 2}) EXPECT_EQ(group.send_to(0, rank, epoch, kLong_ns), ExchangeFault::kNone);
-    EXPECT_EQ(group.collect_as(0, epoch, kLong_ns), ExchangeFault::kNone);
+  const Collected late = group.collect_at(0, 1, kShort_ns);  // rank 2 is not there
+  const std::int64_t waited_ns = ThreadSystem::now_ns() - begin_ns;
+  EXPECT_EQ(late.fault, ExchangeFault::kPeerLate);
+  EXPECT_EQ(late.rank, 2);
+  EXPECT_GE(waited_ns, kShort_ns);
+  EXPECT_LT(waited_ns, kShort_ns * kWords);  // one limit for all words
+  EXPECT_EQ(group.merged_words, 0);
+  group.send_from(2, 1);  // too late for rank 0
+  for (const std::int32_t rank : {1, 2}) EXPECT_EQ(group.collect_at(rank, 1, kLong_ns).fault, ExchangeFault::kNone);
+  for (Epoch epoch = 2; epoch < 6; ++epoch) {  // nothing was cleared
+    for (std::int32_t rank = 0; rank < 3; ++rank) group.send_from(rank, epoch);
+    for (std::int32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(group.collect_at(rank, epoch, kLong_ns).fault, ExchangeFault::kNone);
   }
   EXPECT_EQ(group.wrong, 0);
-  EXPECT_EQ(group.merged, 4);
-  EXPECT_EQ(output.sticky, static_cast<std::uint32_t>(ExchangeFault::kPeerLate));  // the first fault stays
+  EXPECT_EQ(group.merged_words, kWords * (2 + 4 * 3));
 }
 
-TEST(Exchange, R47_AnOwnerThatIsGoneIsACodeForItsSenders) {
-  Group group(2, 1, 1);
-  EXPECT_EQ(group.send_to(0, 1, 1, kShort_ns), ExchangeFault::kNone);
-  EXPECT_EQ(group.send_to(0, 1, 2, kShort_ns), ExchangeFault::kNone);  // there are two slots
-  const std::array<Words, kExchangeSlots> sent = group.output(0).slots[1];
-  EXPECT_EQ(group.send_to(0, 1, 3, kShort_ns), ExchangeFault::kSlotNotFree);
-  EXPECT_EQ(group.sender_sticky[1], static_cast<std::uint32_t>(ExchangeFault::kSlotNotFree));
-  EXPECT_EQ(group.output(0).slots[1], sent);
-  EXPECT_EQ(group.output(0).arrived[1], 2U);
+TEST(Exchange, R47_WhatALaterCallStoredIsACodeAtOnceAndNeverAResult) {
+  Group group(2);
+  for (Epoch epoch = 1; epoch <= 3; ++epoch) {
+    group.send_from(0, epoch);
+    EXPECT_EQ(group.collect_at(0, epoch, kShort_ns).fault, ExchangeFault::kPeerLate);
+  }
+  group.send_from(1, 1);  // rank 0 gave it up, and its third call lies where its first did
+  const Collected ahead = group.collect_at(1, 1, kLong_ns);
+  EXPECT_EQ(ahead.fault, ExchangeFault::kPeerAhead);
+  EXPECT_EQ(ahead.rank, 0);
+  EXPECT_EQ(group.merged_words, 0);
+}
+
+TEST(Exchange, R47_AFaultIsOneWordForTheHost) {
+  for (const ExchangeFault fault : {ExchangeFault::kPeerLate, ExchangeFault::kPeerAhead}) {
+    for (const std::int32_t rank : {0, 1, 15}) {
+      const std::uint32_t word = fault_word({.fault = fault, .rank = rank});
+      EXPECT_NE(word, 0U);
+      EXPECT_EQ(fault_of(word).fault, fault);
+      EXPECT_EQ(fault_of(word).rank, rank);
+    }
+  }
+  EXPECT_EQ(fault_word({}), 0U);
+}
+
+TEST(Exchange, R47_WordsAreDisjointAlignedAndInsideTheirBlock) {
+  for (const std::int32_t ranks : {1, 2, 3, 16}) {
+    const ExchangeLayout layout{ranks};
+    std::set<std::int64_t> offsets;
+    for (std::int64_t block = 0; block < 2; ++block) {
+      EXPECT_TRUE(offsets.insert(layout.epoch_offset(block)).second);
+      for (Epoch slot = 0; slot < kExchangeSlots; ++slot) {
+        for (std::int32_t sender = 0; sender < ranks; ++sender) {
+          for (std::int32_t i = 0; i < ExchangeLayout::kBlockWords; ++i) {
+            const std::int64_t offset = layout.word_offset(block, slot, sender, i);
+            EXPECT_TRUE(offsets.insert(offset).second);
+            EXPECT_EQ(offset % ExchangeLayout::kWordBytes, 0);
+            EXPECT_GE(offset, layout.epoch_offset(block) + ExchangeLayout::kHeaderBytes);
+            EXPECT_LE(offset + ExchangeLayout::kWordBytes, layout.epoch_offset(block + 1));
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -45,12 +45,21 @@ class Agreement:
         key = tuple(asked.items())
         if key in self._seen and not self._every_time:
             return
-        answers: list = [None] * len(self.ranks)
-        self._within_timeout("agreement on the arguments", lambda: dist.all_gather_object(answers, asked, group=self._group))
+        answers = self.gather("agreement on the arguments", asked)
         names = list(dict.fromkeys(name for answer in answers for name in answer))
         for name in names:
             self._compare(name, [answer.get(name) for answer in answers])
         self._seen.add(key)
+
+    def gather(self, what: str, value: Any) -> list:
+        """Every rank's value, by rank, on every rank; `what` it is for.
+
+        Raises:
+            RuntimeError: a rank did not come within the timeout.
+        """
+        answers: list = [None] * len(self.ranks)
+        self._within_timeout(what, lambda: dist.all_gather_object(answers, value, group=self._group))
+        return answers
 
     def _compare(self, name: str, values: list) -> None:
         differ = [rank for rank, value in zip(self.ranks, values) if value != values[0]]

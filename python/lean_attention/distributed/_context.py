@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import warnings
 import zlib
 from typing import Any, Optional
 
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lean_attention._decode import decode
+from lean_attention._options import Options
 from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
@@ -22,8 +25,10 @@ from lean_attention.distributed._local_call import (
     kv_head_axis,
     local_call,
 )
+from lean_attention.distributed._peer_memory import PeerExchange
 from lean_attention.distributed._placement import Placement
 
+FUSED = "fused"
 _OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
 
 
@@ -36,13 +41,16 @@ class ContextParallel:
     Args:
         group: a process group of torch.distributed, of any backend that moves the tensors. Default: all processes.
         block_tokens: see Placement. A multiple of the page size where K/V is paged.
-        exchange: "all_gather" (one exchange, every rank merges all heads) or "all_to_all" (two exchanges, each rank merges its
-            part of the heads; the ranks must divide Hq). The results are the same bits.
+        exchange: "all_gather" (one exchange, every rank merges all heads), "all_to_all" (two exchanges, each rank merges its
+            part of the heads; the ranks must divide Hq), or "fused" (GPUs of one host that reach each other's memory: one kernel
+            sends, waits and merges; no collective). The results are the same bits. Where "fused" cannot be, the first call says
+            why in a RuntimeWarning, and it is "all_gather" from there on: the attribute `exchange` tells.
         compare_every_call: for debugging: what ranks are asked for is compared in every call, which costs an exchange between
             hosts. Otherwise where this rank sees a kind of call (shapes, types, which arguments, their numbers) for the first
             time; ranks that come to differ later get an error when the timeout is over.
         timeout: how long ranks wait for each other where calls are compared. Default: the group's own timeout, which holds for
-            the exchange in any case.
+            the exchange in any case, but "fused".
+        fused_limit: how long a call of the exchange "fused" waits on the device for the other ranks. Default: 1 s.
 
     All ranks of the group make it together, and call it in the same order.
 
@@ -59,15 +67,20 @@ class ContextParallel:
         exchange: str = "all_gather",
         compare_every_call: bool = False,
         timeout: Optional[datetime.timedelta] = None,
+        fused_limit: datetime.timedelta = datetime.timedelta(seconds=1),
     ) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("group: this process is not in it")
         self._agreement = Agreement(self.group, timeout, compare_every_call)
-        self._agreement.reach({"block_tokens": block_tokens, "exchange": exchange, "compare_every_call": compare_every_call})
-        if exchange not in EXCHANGES:
-            raise ValueError(f"exchange = {exchange!r}: allowed {', '.join(EXCHANGES)}")
+        asked = {"block_tokens": block_tokens, "exchange": exchange, "compare_every_call": compare_every_call}
+        self._agreement.reach({**asked, "fused_limit": fused_limit})
+        if exchange not in (*EXCHANGES, FUSED):
+            raise ValueError(f"exchange = {exchange!r}: allowed {', '.join((*EXCHANGES, FUSED))}")
+        if fused_limit < datetime.timedelta(0):
+            raise ValueError(f"fused_limit = {fused_limit}: allowed 0 or more")
+        self._peers = PeerExchange(self._agreement, self.rank, fused_limit)
         self.placement = Placement(self.ranks, block_tokens)
         self.exchange = exchange
 
@@ -101,7 +114,8 @@ class ContextParallel:
         Raises:
             ValueError: also where ranks are asked for different things; the message names argument and ranks.
             RuntimeError: a rank ended or did not come within the group's timeout; or, where the exchange is in host memory, the
-                call was refused on another rank, or lengths differ between ranks.
+                call was refused on another rank, or lengths differ between ranks. With the exchange "fused": an earlier call met
+                that, whose rows then are NaN (check_exchange()).
             NotImplementedError, TypeError: as decode().
         """
         self._agreement.reach(self._asked(q, k, v, arguments))
@@ -114,6 +128,9 @@ class ContextParallel:
             raise ValueError(
                 f"exchange = 'all_to_all': {self.ranks} ranks do not divide {form.q_heads} heads: use 'all_gather'"
             )
+        if self.exchange == FUSED:
+            self._peers.check()
+            self._prepare_peers(q, v)
         lengths = global_lengths(arguments, form, q.device)
         refusal, state = None, None
         try:
@@ -126,6 +143,28 @@ class ContextParallel:
             if refusal is not None:
                 raise refusal from None
 
+    def check_exchange(self) -> None:
+        """Waits for the device, then raises RuntimeError where a call of the exchange "fused" has met a rank that did not come, or
+        came with another call. decode() does so too, of calls that have ended when it is called.
+        """
+        if self.exchange == FUSED:
+            torch.cuda.synchronize()
+            self._peers.check()
+
+    def reset_exchange(self) -> None:
+        """Begins anew after check_exchange() or decode() has raised that. All ranks call it, and none has a call in flight; graphs
+        that were captured stay good.
+        """
+        self._peers.reset()
+
+    def _prepare_peers(self, q: torch.Tensor, v: torch.Tensor) -> None:
+        missing = self._peers.prepare(q.device, q.shape[:-1].numel(), v.shape[-1], q.dtype)
+        if missing is not None:
+            self.exchange = "all_gather"
+            warnings.warn(
+                f"exchange = 'fused': {missing}: states are exchanged by 'all_gather'", RuntimeWarning, stacklevel=3
+            )
+
     def _own_state(
         self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
     ) -> State:
@@ -134,6 +173,8 @@ class ContextParallel:
         if arguments.get("append_k") is not None:
             append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         call = local_call(shard, form, lengths, k, arguments)
+        if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
+            call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
         out, lse = decode(q, k, v, **call, return_lse=True)
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
@@ -147,6 +188,8 @@ class ContextParallel:
         refusal: Optional[Exception],
     ) -> State:
         """The state of all keys, in q's layout."""
+        if self.exchange == FUSED:
+            return self._merged_by_peers(form, q, v, state)
         outer = list(q.shape[:-1])
         heads = outer.pop(form.head_axis)
         rows = Rows(heads, q.shape[:-1].numel() // heads, v.shape[-1], q.dtype)
@@ -162,6 +205,15 @@ class ContextParallel:
             raise RuntimeError(failure("the exchange", self._agreement.ranks, timeout_of(self.group), error)) from error
         out = out.reshape(heads, *outer, rows.value_dim).movedim(0, form.head_axis)
         return out.contiguous(), lse.reshape(heads, *outer).movedim(0, form.lse_head_axis).contiguous()
+
+    def _merged_by_peers(self, form: Form, q: torch.Tensor, v: torch.Tensor, state: Optional[State]) -> State:
+        if state is None:  # the others wait for this rank's rows, and see by them that there is no result
+            out = q.new_full((*q.shape[:-1], v.shape[-1]), torch.nan)
+            lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)
+        else:
+            out, lse = (x.movedim(0, form.head_axis).contiguous() for x in state)
+        out, lse = self._peers(out, lse)
+        return out, lse.movedim(form.head_axis, form.lse_head_axis).contiguous()
 
     def _returned(self, state: State, arguments: dict[str, Any]) -> Any:
         out, lse = state

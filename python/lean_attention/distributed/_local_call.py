@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 
+from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, refuse_unknown
 from lean_attention.distributed._placement import Placement
 
@@ -23,6 +24,13 @@ _REFUSED = {
     "rotary_sin": _ROTARY,
     "stream": "the exchange runs on torch's current stream: call under torch.cuda.stream()",
 }
+#: What the functions below say of a shard, and what means the same there as in the whole. A new argument of decode() is refused until
+#: it stands here.
+SAID = frozenset(
+    ("q", "k", "v", "seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "block_table", "page_indptr")
+    + ("page_indices", "scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "mask", "tree_mask", "append_k", "append_v")
+    + ("rotary_interleaved", "rotary_absolute", "k_scale", "v_scale", "layout", "out", "lse", "return_lse", "options")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +40,15 @@ class Shard:
     placement: Placement
     rank: int
 
-    def tokens(self, tokens: Any) -> Any:
-        return self.placement.local_tokens(tokens, self.rank)
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """How many of the first `tokens` (int32) of each sequence it holds. On a GPU by one kernel, where torch takes six."""
+        if tokens.device.type != "cuda" or tokens.dtype != torch.int32 or not tokens.is_contiguous():
+            return self.placement.local_tokens(tokens, self.rank)
+        held = torch.empty_like(tokens)
+        place, stream = self.placement, torch.cuda.current_stream(tokens.device).cuda_stream
+        at = (tokens.data_ptr(), held.data_ptr(), tokens.numel())
+        _core.shard_lengths(*at, self.rank, place.ranks, place.block_tokens, tokens.device.index, stream)
+        return held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +99,8 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
             refuse_unknown(name)
         if name in _REFUSED and value is not None:
             raise NotImplementedError(f"{name}: {_REFUSED[name]}")
+        if name not in SAID and value is not None and name not in _REFUSED:
+            raise NotImplementedError(f"{name}: what it is of a shard is not known")
     if arguments.get("seqlens") is None and arguments.get("cu_seqlens_k") is None:
         raise ValueError("seqlens: needed: a shard of k does not say how many tokens its sequence has")
     page = page_tokens(k, arguments, form)

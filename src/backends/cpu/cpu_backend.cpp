@@ -11,6 +11,7 @@
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
 #include "problem/sequence.hpp"
+#include "problem/token_shard.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
 #include "softmax/scale.hpp"
@@ -181,6 +182,12 @@ Status clear_state(const Workspace& workspace, const Options&) noexcept {
 
 Status read_sticky(const Workspace& workspace, const Options&, StatusCode& code) noexcept {
   code = static_cast<StatusCode>(static_cast<const fixup::StateHeader*>(workspace.state)->sticky_code);
+  return {};
+}
+
+Status shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_t count, const TokenShard& shard,
+                     const Options&) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) held[i] = tokens_held(shard, tokens[i]);
   return {};
 }
 

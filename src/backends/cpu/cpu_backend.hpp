@@ -4,6 +4,7 @@
 
 #include "backends/cpu/call_plan.hpp"
 #include "lean/lean.hpp"
+#include "softmax/finished_states.hpp"
 #include "tile/tiling.hpp"
 
 namespace lean::cpu {
@@ -17,7 +18,14 @@ namespace lean::cpu {
 /// How a call would be cut up, refused or not.
 [[nodiscard]] tile::Tiling tiling_of(const Problem& problem, const Options& options) noexcept;
 
+/// Of arrays in host memory, before it returns.
+[[nodiscard]] Status shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_t count, const TokenShard& shard,
+                                   const Options& options) noexcept;
+
 [[nodiscard]] Status clear_state(const Workspace& workspace, const Options& options) noexcept;
 [[nodiscard]] Status read_sticky(const Workspace& workspace, const Options& options, StatusCode& code) noexcept;
+
+/// On the calling thread.
+[[nodiscard]] Status merge_states(const softmax::FinishedStates& states, const Options& options) noexcept;
 
 }  // namespace lean::cpu

@@ -61,7 +61,7 @@ bool NewTokens::writes(std::int64_t token) const noexcept {
 
 void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept {
   if (!rotates_queries(problem.append, lengths)) return;
-  const std::int64_t token = std::int64_t{lengths.kv_end} - lengths.q_tokens + query_token;
+  const std::int64_t token = query_position(lengths, query_token);
   rotate_row(problem.append, rotary_position(problem.append, lengths, token), row);
   round_row(problem.q.dtype, row, problem.append.rotary_dim);
 }

@@ -39,7 +39,7 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
     const auto end = static_cast<std::int32_t>(clamp_to(seen.end - tile.token, begin, tile.tokens));
     ScoreRule rule{.scale = scale, .cap = tile::log2_cap(problem_.scores), .seen_begin = begin};
     if (problem_.scores.alibi_slopes != nullptr) {
-      const std::int64_t position = tile::query_position(output.lengths, at.token);
+      const std::int64_t position = query_position(output.lengths, at.token);
       rule.slope = tile::log2_slope(problem_.scores, output.q_head(at));
       rule.distance =
           static_cast<std::int32_t>(clamp_to(tile.token - position, -INT32_MAX, INT32_MAX - tile.tokens - kLaneMultiple));

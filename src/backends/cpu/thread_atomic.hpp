@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -31,16 +32,17 @@ struct ThreadAtomic {
 };
 
 struct ThreadSystem {
-  using Epoch = fixup::Epoch;
+  /// Stored and loaded as one number.
+  struct Word {
+    std::uint32_t data = 0;
+    fixup::Epoch epoch = 0;
+  };
 
-  static Epoch load_acquire(Epoch& word) noexcept { return std::atomic_ref<Epoch>(word).load(std::memory_order_acquire); }
-  static void store_release(Epoch& word, Epoch epoch) noexcept {
-    std::atomic_ref<Epoch>(word).store(epoch, std::memory_order_release);
+  static Word load(std::uint64_t& from) noexcept {
+    return std::bit_cast<Word>(std::atomic_ref<std::uint64_t>(from).load(std::memory_order_relaxed));
   }
-  /// Puts the value in where there is 0.
-  static void set_first(std::uint32_t& word, std::uint32_t value) noexcept {
-    std::uint32_t none = 0;
-    std::atomic_ref<std::uint32_t>(word).compare_exchange_strong(none, value, std::memory_order_relaxed);
+  static void store(std::uint64_t& to, const Word& word) noexcept {
+    std::atomic_ref<std::uint64_t>(to).store(std::bit_cast<std::uint64_t>(word), std::memory_order_relaxed);
   }
   static std::int64_t now_ns() noexcept {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -53,7 +53,7 @@ namespace lean::cuda {
   if (scores.softcap > 0.0F) x = softmax::soft_cap(x, tile::log2_cap(scores));
   if (scores.alibi_slopes != nullptr) {
     const float slope = tile::log2_slope(scores, {record.sequence, record.kv_head * call.shape.group + at.head_in_group});
-    x = fmaf(-slope, fabsf(static_cast<float>(tile::query_position(record.lengths, at.token) - key)), x);
+    x = fmaf(-slope, fabsf(static_cast<float>(query_position(record.lengths, at.token) - key)), x);
   }
   return x;
 }

@@ -1,0 +1,58 @@
+// Finished rows, (o, lse) of two calls over disjoint keys, as one: the number-by-number arithmetic of merge_states() for every
+// backend. Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/hd.hpp"
+#include "lean/problem.hpp"
+#include "softmax/scale.hpp"
+#include "softmax/state.hpp"
+
+namespace lean::softmax {
+
+/// What merge_states() was given: dense o [rows, value_dim] and lse [rows] of both; those of a become the result.
+struct FinishedStates {
+  void* o_a = nullptr;
+  float* lse_a = nullptr;
+  const void* o_b = nullptr;
+  const float* lse_b = nullptr;
+  std::int64_t rows = 0;
+  std::int32_t value_dim = 0;
+  DType dtype = DType::kFloat32;
+};
+
+/// The lse of a row without keys is -inf here and in most libraries, +inf in FlashAttention's.
+LEAN_HD [[nodiscard]] inline float known_lse(float lse) noexcept { return std::isinf(lse) ? kNegInf : lse; }
+
+/// How the two finished states of a row combine. A finished row is the state (lse, 1) whose O is divided by l already.
+class FinishedMerge {
+ public:
+  LEAN_HD FinishedMerge(float lse_a, float lse_b) noexcept
+      : a_(state_of(known_lse(lse_a))),
+        b_(state_of(known_lse(lse_b))),
+        step_(merge_step(a_, b_)),
+        scale_(output_scale(step_.merged)),
+        lse_(log_add(known_lse(lse_a), known_lse(lse_b))) {}
+
+  /// An element of the result's o. What an empty row's o holds is not looked at.
+  LEAN_HD [[nodiscard]] float element(float a, float b) const noexcept {
+    return scale_ * merge_element(step_, element_of(a_, a), element_of(b_, b));
+  }
+  LEAN_HD [[nodiscard]] float lse() const noexcept { return lse_; }
+
+ private:
+  LEAN_HD [[nodiscard]] static State state_of(float lse) noexcept {
+    return lse == kNegInf ? State::empty() : State{.m = to_log2(lse), .l = 1.0F};
+  }
+  LEAN_HD [[nodiscard]] static float element_of(State state, float element) noexcept { return state.l == 0.0F ? 0.0F : element; }
+
+  State a_;
+  State b_;
+  MergeStep step_;
+  float scale_;
+  float lse_;
+};
+
+}  // namespace lean::softmax

@@ -1,0 +1,157 @@
+// Exchanges over peer memory on a fake runtime: how the kernel is launched, and the memory of an embedding's ranks, which is given back
+// whichever call fails.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda_host/calls.hpp"
+#include "cuda_host/fake_runtime.hpp"
+#include "fixup/exchange.hpp"
+#include "integrations/runtime/device.hpp"
+#include "integrations/runtime/peer_memory.hpp"
+#include "lean/lean.hpp"
+
+namespace lean::cuda_host {
+namespace {
+
+using runtime::PeerMemory;
+using runtime::device::Error;
+
+/// Rows that the host never looks at.
+ExchangedStates states_of(std::int64_t rows, std::int32_t value_dim = 128, DType dtype = DType::kBFloat16) {
+  return {.o = address(1),
+          .lse = static_cast<const float*>(address(2)),
+          .merged_o = address(1),
+          .merged_lse = static_cast<float*>(address(3)),
+          .rows = rows,
+          .value_dim = value_dim,
+          .dtype = dtype};
+}
+
+Exchange exchange_of(std::int32_t ranks, const ExchangedStates& states, std::uint32_t& fault) {
+  Exchange exchange{.rank = ranks - 1, .ranks = ranks, .fault = &fault};
+  for (std::int32_t rank = 0; rank < ranks; ++rank) exchange.memory[rank] = address(static_cast<std::uintptr_t>(10 + rank));
+  exchange.memory_bytes = exchange_bytes(ranks, states.rows, states.value_dim, states.dtype);
+  return exchange;
+}
+
+TEST(CudaHostExchange, R47_ACallIsOneKernelThatMayStartEarlyAndFitsTheDevice) {
+  std::uint32_t fault = 0;
+  for (const FakeDevice& device : kDevices) {
+    for (const auto& [rows, dtype, grid] : {std::tuple{std::int64_t{32}, DType::kBFloat16, 4U},  // 32 x 32 words of 4 elements
+                                            std::tuple{std::int64_t{33}, DType::kFloat32, 9U},   // 33 x 64 words of 2
+                                            std::tuple{std::int64_t{1} << 20, DType::kFloat16, 0U}}) {
+      to_a_new_device(device);
+      const ExchangedStates states = states_of(rows, 128, dtype);
+      const Status status = exchange_states(exchange_of(2, states, fault), states, cuda_options());
+      ASSERT_TRUE(status.ok()) << status.message;
+      const std::vector<Call> launches = runtime().launches();
+      ASSERT_EQ(launches.size(), 1U);
+      EXPECT_NE(launches[0].kernel.find("exchange_kernel"), std::string_view::npos);
+      EXPECT_EQ(launches[0].threads, static_cast<unsigned>(fixup::ExchangeLayout::kBlockWords));
+      EXPECT_EQ(launches[0].grid, grid > 0 ? grid : 4U * static_cast<unsigned>(device.multiprocessors));
+      EXPECT_EQ(launches[0].dependent, device.major >= 9);
+    }
+  }
+}
+
+TEST(CudaHostExchange, R47_LengthsOfAShardAreOneKernelThatMayStartEarly) {
+  for (const FakeDevice& device : kDevices) {
+    to_a_new_device(device);
+    const Status status = shard_lengths(static_cast<const std::int32_t*>(address(1)), static_cast<std::int32_t*>(address(2)), 300,
+                                        {.rank = 1, .ranks = 2}, cuda_options());
+    ASSERT_TRUE(status.ok()) << status.message;
+    const std::vector<Call> launches = runtime().launches();
+    ASSERT_EQ(launches.size(), 1U);
+    EXPECT_NE(launches[0].kernel.find("shard_lengths_kernel"), std::string_view::npos);
+    EXPECT_EQ(launches[0].grid, 3U);
+    EXPECT_EQ(launches[0].dependent, device.major >= 9);
+  }
+}
+
+TEST(CudaHostExchange, R32_AFailedLaunchIsTold) {
+  std::uint32_t fault = 0;
+  const ExchangedStates states = states_of(10);
+  for (int at = 0;; ++at) {
+    to_a_new_device();
+    runtime().fails_at = at;
+    const Status status = exchange_states(exchange_of(2, states, fault), states, cuda_options());
+    if (static_cast<int>(runtime().calls.size()) <= at) {
+      EXPECT_TRUE(status.ok()) << status.message;
+      break;
+    }
+    EXPECT_NE(std::strstr(status.message, "made to fail"), nullptr) << status.message;
+  }
+}
+
+TEST(CudaHostExchange, R47_RanksOpenEachOthersMemoryAndGiveItBack) {
+  to_a_new_device();
+  runtime::device::clear_workspaces();
+  const std::size_t bytes = exchange_bytes(2, 100, 128, DType::kFloat32);
+  {
+    std::vector<std::unique_ptr<PeerMemory>> ranks;
+    for (const std::int32_t rank : {0, 1}) {
+      ranks.push_back(std::make_unique<PeerMemory>(
+          PeerMemory::Asked{.device_index = runtime().ordinal, .rank = rank, .ranks = 2, .bytes = bytes, .limit_ns = 7}));
+    }
+    ranks[0]->open(1, ranks[1]->handle());
+    ranks[1]->open(0, ranks[0]->handle());
+    for (const std::int32_t rank : {0, 1}) {
+      const Exchange& exchange = ranks[static_cast<std::size_t>(rank)]->exchange();
+      EXPECT_EQ(exchange.memory[0], ranks[0]->exchange().memory[0]);
+      EXPECT_EQ(exchange.memory[1], ranks[1]->exchange().memory[1]);
+      EXPECT_NE(exchange.memory[0], exchange.memory[1]);
+      EXPECT_GE(exchange.memory_bytes, bytes);
+      EXPECT_EQ(exchange.limit_ns, 7);
+      EXPECT_TRUE(exchange_status(exchange).ok());
+      *exchange.fault = fixup::fault_word({.fault = fixup::ExchangeFault::kPeerLate, .rank = 1 - rank});
+      static_cast<char*>(exchange.memory[rank])[100] = 1;
+      const Status late = exchange_status(exchange);
+      EXPECT_EQ(late.code, StatusCode::kBackendError);
+      EXPECT_EQ(std::string(late.message).find("exchange.rank = " + std::to_string(1 - rank)), 0U) << late.message;
+      ranks[static_cast<std::size_t>(rank)]->clear();
+      EXPECT_TRUE(exchange_status(exchange).ok());
+      EXPECT_EQ(static_cast<char*>(exchange.memory[rank])[100], 0);
+    }
+    EXPECT_THROW(ranks[0]->open(2, ranks[1]->handle()), Error);
+    EXPECT_THROW(PeerMemory(PeerMemory::Asked{.ranks = Exchange::kMaxRanks + 1}), Error);
+    EXPECT_EQ(runtime().opened.size(), 2U);
+  }
+  EXPECT_TRUE(runtime().opened.empty());
+  EXPECT_TRUE(runtime().memory.empty());
+}
+
+TEST(CudaHostExchange, R32_MemoryThatCannotBeHadOrOpenedLeavesNothingBehind) {
+  to_a_new_device();
+  runtime::device::clear_workspaces();
+  int failures = 0;
+  for (int at = 0;; ++at) {
+    runtime().begin();
+    runtime().fails_at = at;
+    bool had = true;
+    try {
+      PeerMemory memory(PeerMemory::Asked{.device_index = runtime().ordinal, .rank = 0, .ranks = 2, .bytes = 1000});
+      memory.open(1, memory.handle());
+    } catch (const Error& error) {
+      had = false;
+      EXPECT_NE(std::string(error.what()).find("made to fail"), std::string::npos) << error.what();
+    }
+    runtime().fails_at = -1;
+    EXPECT_TRUE(runtime().memory.empty()) << at;
+    EXPECT_TRUE(runtime().opened.empty()) << at;
+    EXPECT_TRUE(runtime().streams.empty()) << at;
+    if (static_cast<int>(runtime().calls.size()) <= at) {  // each has failed once; those that give back without a word
+      EXPECT_TRUE(had);
+      break;
+    }
+    failures += had ? 0 : 1;
+  }
+  EXPECT_EQ(failures, 9);
+}
+
+}  // namespace
+}  // namespace lean::cuda_host
