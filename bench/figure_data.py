@@ -173,6 +173,15 @@ def steps() -> dict:
     return found
 
 
+def onnx_runtime(name: str) -> list:
+    """Microseconds of a layer by ONNX Runtime's CUDA provider, with this library's operators and with its own."""
+    rows = {}
+    for line in lines(name):
+        row = rows.setdefault(line["row"], {"row": re.sub(r"^Phi3m | fp16| step$", "", line["row"]), "MB": line["kv_bytes"] / 1e6, "us": {}})
+        row["us"][line["impl"]] = line["us"]
+    return list(rows.values())
+
+
 WAYS = {"one": "1 GPU", "tensor": "heads", "context_fused": "fused", "context": "all_gather", "context_all_to_all": "all_to_all",
         "sdpa_context": "torch + all_gather", "context_alone": "shard"}  # bench/multi_gpu.py has what they are
 
@@ -203,6 +212,7 @@ FIGURES = {
     "serving": serving,
     "cpu": cpu,
     "steps": steps,
+    "onnx-runtime": lambda: onnx_runtime("h100-ort.jsonl"),
     "two-gpus": two_gpus,
 }
 
@@ -294,6 +304,20 @@ def ragged_table() -> str:
     return markdown(["average / longest", *(f"{ratio:.2f}" for ratio, _ in ratios)], [["fixed_split / lean", *(f"{over:.2f}" for _, over in ratios)]])
 
 
+def onnx_runtime_table() -> str:
+    table = []
+    for row in onnx_runtime("h100-ort.jsonl"):
+        ours, default, flash = (row["us"][impl] for impl in ("lean_ort", "onnxruntime", "onnxruntime_flash"))
+        table.append([by_name(row["row"]).replace("+", " + "), f"{row['MB']:.0f}", f"{ours:.1f}", f"{default:.1f}", f"{flash:.1f}", f"{default / ours:.2f}"])
+    return markdown(["sequences x tokens", "K and V, MB", "lean, us", "ONNX Runtime, us", "its flash kernel, us", "default / lean"], table)
+
+
+def onnx_runtime_steps_table() -> str:
+    return markdown(["sequences x tokens", "lean, ms", "ONNX Runtime, ms", "its flash kernel, ms", "default / lean"], [
+        [by_name(row["row"]).replace("+", " + "), *(f"{row['us'][impl] * 40 / 1e3:.2f}" for impl in ("lean_ort", "onnxruntime", "onnxruntime_flash")),
+         f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
+
+
 def two_gpus_table() -> str:
     def text(us: float | None) -> str:
         return "" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
@@ -307,7 +331,8 @@ def two_gpus_table() -> str:
     return markdown(["row", "K/V, MiB", *(way for way in WAYS.values() if way != "shard"), "1 GPU / fused", "fused - shard"], table)
 
 
-TABLES = {"two gpus": two_gpus_table, "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
+TABLES = {"two gpus": two_gpus_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+          "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "cpu": cpu_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table}
 

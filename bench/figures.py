@@ -162,6 +162,20 @@ def draw_steps(figure, data, colours):
     figure.legend(frameon=False, labelcolor=colours["ink"], loc="outside upper center", ncols=3)
 
 
+def draw_onnx_runtime(figure, data, colours):
+    axes = figure.subplots()
+    names = {"onnxruntime": "ONNX Runtime's default (XQA)", "onnxruntime_flash": "its flash kernel"}
+    for index, (impl, label) in enumerate(names.items()):
+        axes.scatter([row["us"][impl] / row["us"]["lean_ort"] for row in data], range(len(data)), marker="os"[index], s=30, label=label,
+                     facecolors="none", edgecolors=colours["others"][index])
+    axes.axvline(1, color=colours["ours"], linewidth=1.6)
+    axes.set(xscale="log", xlabel="time / lean's time   (right of the line: slower than lean)")
+    axes.set_yticks(range(len(data)), [figure_data.by_name(row["row"]).replace("+", " + ") for row in data])
+    axes.invert_yaxis()
+    ticks(axes.xaxis, [0.9, 1, 1.2, 1.5, 2, 3, 4])
+    figure.legend(frameon=False, labelcolor=colours["ink"], loc="outside upper center", ncols=2)
+
+
 def draw_two_gpus(figure, data, colours):
     axes = figure.subplots()
     shown = {"heads": "o", "fused": "D", "all_gather": "s", "torch + all_gather": "^"}
@@ -178,7 +192,7 @@ def draw_two_gpus(figure, data, colours):
 
 DRAWN = {"read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
          "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0),
-         "two-gpus": (draw_two_gpus, 7.6, 3.6)}
+         "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
 
 
 def draw(name: str, text: str, png: pathlib.Path | None) -> None:

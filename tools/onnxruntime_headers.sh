@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts ONNX Runtime's C header into a folder, from Debian's package libonnxruntime-dev: nothing is installed, and apt's own lists
-# stay as they are. No Python package has it. Where there is no Debian mirror, a release archive of ONNX Runtime holds it too.
+# stay as they are. No Python package has it. Where there is no apt-get, it comes from ONNX Runtime's repository by git.
 # Usage: tools/onnxruntime_headers.sh FOLDER     then cmake -DLEAN_ORT=ON -DLEAN_ORT_INCLUDE=FOLDER
 set -euo pipefail
 [[ $# == 1 ]] || {
@@ -9,6 +9,7 @@ set -euo pipefail
 }
 folder=$1
 suite=trixie  # the first with an interface that is new enough, 21
+tag=v1.22.0   # of the repository
 
 say() { echo "onnxruntime_headers: $*"; }
 
@@ -16,13 +17,17 @@ if [[ -f $folder/onnxruntime_c_api.h ]]; then
   say "$folder has them"
   exit 0
 fi
-command -v apt-get >/dev/null || {
-  say "no apt-get here: take include/ of a release archive of ONNX Runtime 1.21 or newer" >&2
-  exit 1
-}
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+if ! command -v apt-get >/dev/null; then
+  say "$tag of github.com/microsoft/onnxruntime into $folder"
+  git clone --quiet --depth 1 --branch "$tag" --filter=blob:none --sparse https://github.com/microsoft/onnxruntime "$work/source"
+  git -C "$work/source" sparse-checkout set include/onnxruntime/core/session
+  mkdir -p "$folder"
+  cp "$work"/source/include/onnxruntime/core/session/onnxruntime_*c_api.h "$folder/"
+  cp "$work"/source/LICENSE "$folder/COPYRIGHT"
+  exit 0
+fi
 mkdir -p "$work"/{lists,cache}/partial "$work"/cache/archives/partial
 
 # The mirror that this machine is configured with, in either format of apt's sources.

@@ -172,7 +172,7 @@ def test_python() -> Tally:
 
 def releases_of(environment: pathlib.Path) -> str:
     """What of the packages that the Python package works with is to be imported there."""
-    code = "from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in ('transformers', 'jax', 'torch')), sep=', ')"
+    code = "from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in ('transformers', 'jax', 'onnxruntime', 'torch')), sep=', ')"
     done = subprocess.run([environment / "bin" / "python", "-c", code], text=True, stdout=subprocess.PIPE, check=False)
     return done.stdout.strip()
 
@@ -188,7 +188,7 @@ def test_python_releases() -> list[Tally]:
             say(f"python: the pinned releases are the {which}: {pinned}")
             continue
         tallies.append(Tally(f"{which}: {releases or 'is not there'}"))
-        names = ["test_hf*", "test_jax"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
+        names = ["test_hf*", "test_jax", "test_ort_releases"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
         if which == "kernels":
             names = ["test_hf_kernel"]
         files = sorted(str(path) for name in names for path in (ROOT / "tests/python").glob(f"{name}.py"))

@@ -161,7 +161,7 @@ need_python_over() {
 # these stay as they are. Transformers takes few releases of `kernels`, so the two of a pair are named.
 need_python_releases() {
   local oldest
-  mapfile -t oldest < <(grep -oE '(transformers|jax)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
+  mapfile -t oldest < <(grep -oE '(transformers|jax|onnxruntime)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
   need_python_over .venv-python-oldest "${oldest[@]}"
   need_python_over .venv-python-kernels transformers==5.22.2 kernels==0.17.2
   need_python_over .venv-python-newest

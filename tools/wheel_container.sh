@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Prepares cibuildwheel's container (pyproject.toml): Highway, which its system does not have, and nvcc if LEAN_CUDA is not OFF.
+# Prepares cibuildwheel's container (pyproject.toml): Highway, which its system does not have, ONNX Runtime's C header, and nvcc if
+# LEAN_CUDA is not OFF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=/opt/python/cp312-cp312/bin:$PATH
@@ -10,6 +11,8 @@ cmake -S "$highway" -B "$highway/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTI
   -DHWY_ENABLE_CONTRIB=OFF -DCMAKE_POSITION_INDEPENDENT_CODE=ON
 cmake --build "$highway/build" --parallel
 cmake --install "$highway/build"
+
+tools/onnxruntime_headers.sh /opt/onnxruntime
 
 if [[ ${LEAN_CUDA:-AUTO} != OFF ]]; then
   nvcc=$(tools/setup.sh nvcc | tail -n 1)

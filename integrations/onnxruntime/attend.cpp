@@ -18,9 +18,8 @@ TensorView joined(Run& run, const Attend& call, const TensorView& past, const Te
   const auto bytes = static_cast<std::size_t>(call.batch * strides.sequence * bytes_of(fresh.dtype));
   const TensorView all{.data = present != nullptr ? present : run.scratch(bytes), .dtype = fresh.dtype, .strides = strides};
   const Extent extent{call.batch, call.kv_heads, dim};
-  const auto sequences = static_cast<std::size_t>(call.batch);
-  if (past.data != nullptr) copy_tokens(run, past, all, extent, std::vector(sequences, call.past_tokens));
-  copy_tokens(run, fresh, from_token(all, call.past_tokens), extent, std::vector(sequences, call.new_tokens));
+  if (past.data != nullptr) copy_tokens(run, past, all, extent, {.most = call.past_tokens});
+  copy_tokens(run, fresh, from_token(all, call.past_tokens), extent, {.most = call.new_tokens});
   return all;
 }
 
@@ -68,8 +67,8 @@ class MaskOfRules {
 
   static void fill_row(const Attend& call, const std::vector<float>& floats, const Row& row, float* values) {
     const std::int64_t keys = call.past_tokens + call.new_tokens;
-    const bool counted = !call.valid.empty();
-    const std::int64_t there = counted ? call.valid[static_cast<std::size_t>(row.sequence)] : keys;
+    const bool counted = call.valid != nullptr;
+    const std::int64_t there = counted ? call.valid[row.sequence] : keys;
     const std::int64_t position = (counted ? there - call.queries : call.past_tokens) + row.query;
     const Strides& strides = call.mask.strides;
     const std::int64_t first = row.sequence * strides.sequence + row.head * strides.head + row.query * strides.token;
@@ -97,6 +96,13 @@ void set_rules(const Attend& call, Problem& problem) {
   problem.scores.mask_is_boolean = call.mask.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
   if (!problem.scores.mask_is_boolean) problem.scores.mask_dtype = dtype_of(call.mask.type, call.mask.name);
   problem.scores.mask_strides = call.mask.strides;
+}
+
+/// What lies from token `tokens` on counts for nobody.
+void decode_up_to(Run& run, std::int64_t tokens, Problem& problem) {
+  problem.kv_capacity = static_cast<std::int32_t>(tokens);
+  if (tokens == 0) problem.k.data = problem.v.data = nullptr;
+  run.decode(problem);
 }
 
 }  // namespace
@@ -140,23 +146,24 @@ void attend(Run& run, const Attend& call) {
   if (call.batch == 0 || call.queries == 0) return;
   problem.scores = {.scale = call.scale, .softcap = call.softcap};
 
-  std::vector<std::int32_t> lengths = call.valid;
-  if (lengths.empty()) lengths.assign(static_cast<std::size_t>(call.batch), static_cast<std::int32_t>(keys));
   // The library counts queries back from the last token. A causal call sees nothing behind its last query: lengths end there.
   const std::int64_t end = call.past_tokens + call.queries;
-  if (call.valid.empty() && call.causal && end < keys) lengths.assign(lengths.size(), static_cast<std::int32_t>(end));
-  const bool same_positions = !call.valid.empty() || lengths[0] == end || !has_positions(call);
-  const std::int32_t longest = *std::max_element(lengths.begin(), lengths.end());
+  std::int64_t longest = call.valid == nullptr && call.causal ? std::min(end, keys) : keys;
+  if (!has_positions(call) && call.mask.data != nullptr) longest = std::min(longest, call.mask.keys);
+  if (call.valid != nullptr && !run.on_gpu())
+    longest = std::min<std::int64_t>(longest, *std::max_element(call.valid, call.valid + call.batch));
+  const bool same_positions = call.valid != nullptr || longest == end || !has_positions(call);
   const bool short_mask = call.mask.data != nullptr && call.mask.keys < longest;
-  if (short_mask && !has_positions(call))
-    for (std::int32_t& length : lengths) length = std::min(length, static_cast<std::int32_t>(call.mask.keys));
-  problem.kv_lengths = lengths.data();
-  if (same_positions && !(short_mask && has_positions(call))) {
+  if (same_positions && !short_mask) {
+    problem.kv_lengths = call.valid;
     set_rules(call, problem);
-    return run.decode(problem);
+    return decode_up_to(run, longest, problem);
   }
+  do_not(run.on_gpu(), short_mask ? call.mask.name : "K", ": ", short_mask ? call.mask.keys : call.new_tokens,
+         short_mask ? " keys" : " new tokens", " with ", call.queries,
+         " queries and positions (causal, windows): allowed on the CUDA ",
+         "provider as many new tokens as queries, and a mask of all ", keys, " keys");
   const MaskOfRules rules(run, call, problem);
-  lengths.assign(lengths.size(), static_cast<std::int32_t>(keys));
   run.decode(problem);
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "cache.hpp"
 #include "ort.hpp"
@@ -43,7 +42,7 @@ struct Attend {
   void* present_k = nullptr;  // [B, Hkv, P + L, d], null: nobody reads it
   void* present_v = nullptr;
 
-  std::vector<std::int32_t> valid{};  // tokens of each sequence that are there; empty: P + L
+  const std::int32_t* valid = nullptr;  // [B], tokens of each sequence that are there, where the node runs; null: P + L
   Mask mask{};
   float scale = 0.0F;
   float softcap = 0.0F;

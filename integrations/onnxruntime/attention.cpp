@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "attend.hpp"
+#include "gpu.hpp"
 #include "op.hpp"
 #include "ops.hpp"
 
@@ -15,7 +16,7 @@ class Attention {
  public:
   static constexpr const char* kName = "Attention";
   static constexpr Port kInputs[] = {
-      {"Q"}, {"K"}, {"V"}, {"attn_mask", true}, {"past_key", true}, {"past_value", true}, {"nonpad_kv_seqlen", true, true}};
+      {"Q"}, {"K"}, {"V"}, {"attn_mask", true}, {"past_key", true}, {"past_value", true}, {"nonpad_kv_seqlen", true}};
   static constexpr Port kOutputs[] = {{"Y"}, {"present_key", true}, {"present_value", true}, {"qk_matmul_output", true}};
 
   static void infer(const Inference& inference);
@@ -25,7 +26,7 @@ class Attention {
  private:
   [[nodiscard]] Attend sizes_of(const Tensor& q, const Tensor& k, const Tensor& v) const;
   void set_past(const Run& run, Attend& call) const;
-  void set_valid(const Run& run, Attend& call) const;
+  void set_valid(Run& run, Attend& call) const;
 
   std::int64_t q_heads_;
   std::int64_t kv_heads_;
@@ -73,8 +74,7 @@ Attention::Attention(const Node& node)
          "softmax_precision = ", precision, ": the softmax is in fp32: allowed 1 (float32), 10 (float16), 16 (bfloat16)");
   demand(node.has_input(kPastKey) == node.has_input(kPastValue), "past_key and past_value: both or neither");
   demand(!(node.has_input(kNonpad) && node.has_input(kPastKey)), "nonpad_kv_seqlen: not together with past_key");
-  const auto type = node.input_type(kQ);
-  do_not(bytes_of(dtype_of(type, "Q")) == 1, "Q: is ", type, ": allowed float32, float16, bfloat16");
+  const auto type = node.computed_type(kQ, "Q");
   for (const std::size_t i : {kK, kV, kPastKey, kPastValue})
     if (node.has_input(i))
       do_not(node.input_type(i) != type, kInputs[i].name, ": is ", node.input_type(i), ": must be ", type, " as Q");
@@ -149,15 +149,18 @@ void Attention::set_past(const Run& run, Attend& call) const {
   }
 }
 
-void Attention::set_valid(const Run& run, Attend& call) const {
+void Attention::set_valid(Run& run, Attend& call) const {
   const Tensor valid = run.input(kNonpad);
   if (!valid) return;
   demand(valid.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64 && valid.shape == Shape{call.batch}, "nonpad_kv_seqlen: is ", valid.type,
          " ", valid.shape, ": must be int64 [", call.batch, "]");
+  auto* const counts = run.scratch_of<std::int32_t>(call.batch);
+  call.valid = counts;
+  if (run.on_gpu()) return gpu::count(run.stream(), {.values = valid.data, .int64 = true}, call.batch, counts);
   for (std::int64_t b = 0; b < call.batch; ++b) {
     const std::int64_t tokens = valid.as<std::int64_t>()[b];
     demand(tokens >= 0 && tokens <= call.new_tokens, "nonpad_kv_seqlen[", b, "] = ", tokens, ": allowed 0 to ", call.new_tokens);
-    call.valid.push_back(static_cast<std::int32_t>(tokens));
+    counts[b] = static_cast<std::int32_t>(tokens);
   }
 }
 
@@ -187,6 +190,6 @@ void Attention::compute(Run& run) const {
 
 }  // namespace
 
-const OrtCustomOp& attention() { return op<Attention>(); }
+Ops attention() { return ops<Attention>(); }
 
 }  // namespace lean::ort

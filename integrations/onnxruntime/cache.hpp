@@ -1,11 +1,13 @@
-// Keys and values in memory as the operators lay them out, and copies of them on the runtime's threads.
+// Keys and values in memory as the operators lay them out, and copies of them by the processor that a node runs on.
 #pragma once
 
 #include <cstdint>
 
-#include "ort.hpp"
+#include "lean/problem.hpp"
 
 namespace lean::ort {
+
+class Run;
 
 /// Strides of [B, heads, tokens, dim].
 [[nodiscard]] constexpr Strides bhsd(std::int64_t heads, std::int64_t tokens, std::int64_t dim) noexcept {
@@ -34,11 +36,17 @@ struct Extent {
   std::int64_t dim = 0;
 };
 
-/// Copies the first tokens_of(sequence) tokens of each sequence and head. `to` is written; rows are dense in both.
-void copy_tokens(Run& run, const TensorView& from, const TensorView& to, const Extent& extent,
-                 const std::vector<std::int64_t>& tokens_of);
+/// Tokens of each sequence: at most `most`, and where of_sequence is there, at most of_sequence[b], in memory of the node's
+/// processor.
+struct Counts {
+  std::int64_t most = 0;
+  const std::int32_t* of_sequence = nullptr;  // [B]
+};
 
-/// Zeroes tokens [begin_of[b], end) of each sequence and head of `to`.
-void zero_tokens(Run& run, const TensorView& to, const Extent& extent, const std::vector<std::int64_t>& begin_of, std::int64_t end);
+/// Copies the first tokens of each sequence and head. `to` is written; rows are dense in both.
+void copy_tokens(Run& run, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens);
+
+/// Zeroes tokens from `begins` to `end` of each sequence and head of `to`.
+void zero_tokens(Run& run, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end);
 
 }  // namespace lean::ort

@@ -1,5 +1,6 @@
 // MultiHeadAttention of com.microsoft, with past keys and values or without.
 #include "attend.hpp"
+#include "gpu.hpp"
 #include "op.hpp"
 #include "ops.hpp"
 
@@ -78,8 +79,7 @@ MultiHeadAttention::MultiHeadAttention(const Node& node)
   do_not(node.has_output(kQk), "qk: scores are not given out, leave the output away");
   demand(node.has_input(kPastKey) == node.has_input(kPastValue), "past_key and past_value: both or neither");
   demand(!node.has_input(kValue) || node.has_input(kKey), "value: goes with key");
-  const auto type = node.input_type(kQuery);
-  do_not(bytes_of(dtype_of(type, "query")) == 1, "query: is ", type, ": allowed float32, float16, bfloat16");
+  const auto type = node.computed_type(kQuery, "query");
   for (const std::size_t i : {kKey, kValue, kPastKey, kPastValue})
     if (node.has_input(i))
       do_not(node.input_type(i) != type, kInputs[i].name, ": is ", node.input_type(i), ": must be ", type, " as query");
@@ -174,11 +174,15 @@ void MultiHeadAttention::set_mask(Run& run, Attend& call) const {
          call.batch, "], [", call.batch, ", ", keys, "] and [", call.batch, ", ", call.queries, ", ", keys, "]");
   do_not(static_cast<bool>(bias), "key_padding_mask: not together with attention_bias; put -inf into that");
   const std::int64_t queries = rows ? call.queries : 1;
-  auto* const seen = static_cast<bool*>(run.scratch(static_cast<std::size_t>(call.batch * queries * keys)));
+  auto* const seen = run.scratch_of<bool>(call.batch * queries * keys);
   const auto* const given = padding.as<std::int32_t>();
-  for (std::int64_t b = 0; b < call.batch; ++b)
-    for (std::int64_t i = 0; i < queries * keys; ++i)
-      seen[b * queries * keys + i] = lengths ? i < given[b] : given[b * queries * keys + i] != 0;
+  if (run.on_gpu()) {
+    gpu::mark_seen(run.stream(), {.given = given, .lengths = lengths, .rows = call.batch * queries, .keys = keys}, seen);
+  } else {
+    for (std::int64_t b = 0; b < call.batch; ++b)
+      for (std::int64_t i = 0; i < queries * keys; ++i)
+        seen[b * queries * keys + i] = lengths ? i < given[b] : given[b * queries * keys + i] != 0;
+  }
   call.mask = broadcast_mask({seen, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, {call.batch, 1, queries, keys}}, "key_padding_mask",
                              call.batch, heads_, call.queries);
 }
@@ -200,6 +204,6 @@ void MultiHeadAttention::compute(Run& run) const {
 
 }  // namespace
 
-const OrtCustomOp& multi_head_attention() { return op<MultiHeadAttention>(); }
+Ops multi_head_attention() { return ops<MultiHeadAttention>(); }
 
 }  // namespace lean::ort

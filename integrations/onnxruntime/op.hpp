@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string>
 
+#include "ops.hpp"
 #include "ort.hpp"
 
 namespace lean::ort {
@@ -19,21 +20,21 @@ struct MadeKernel {
   Kernel kernel;
 };
 
-template <class Kernel>
+template <class Kernel, Place kPlace, bool kInfers>
 OrtStatus* create(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, void** kernel) noexcept {
   std::string where = std::string("lean_attention: ") + Kernel::kName + ": ";
   return guarded(where, [&] {
-    const Node node(*info);
+    const Node node(*info, kPlace, kInfers);
     where = text("lean_attention: ", Kernel::kName, " node '", node.name(), "': ");
     *kernel = new MadeKernel<Kernel>{where, Kernel(node)};
   });
 }
 
-template <class Kernel>
+template <class Kernel, Place kPlace>
 OrtStatus* compute(void* kernel, OrtKernelContext* context) noexcept {
   const auto& made = *static_cast<const MadeKernel<Kernel>*>(kernel);
   return guarded(made.where, [&] {
-    Run run(*context);
+    Run run(*context, kPlace);
     made.kernel.compute(run);
   });
 }
@@ -43,18 +44,20 @@ OrtStatus* infer(const OrtCustomOp*, OrtShapeInferContext* context) noexcept {
   return guarded(text("lean_attention: ", Kernel::kName, ": "), [&] { Kernel::infer(Inference(*context)); });
 }
 
-/// The operator in the form of the C interface, for the CPU provider.
-template <class Kernel>
-[[nodiscard]] const OrtCustomOp& op() {
+/// The operator in the form of the C interface, for the CPU provider or that of CUDA.
+template <class Kernel, Place kPlace, ONNXTensorElementDataType kType>
+[[nodiscard]] const OrtCustomOp* op() {
   static const OrtCustomOp made = [] {
-    constexpr auto any_type = [](const OrtCustomOp*, std::size_t) { return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
+    constexpr bool kInfers = kType == ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
     OrtCustomOp op{};
     op.version = kApiVersion;
     op.GetName = [](const OrtCustomOp*) { return Kernel::kName; };
-    op.GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
-    op.GetInputType = any_type;
+    op.GetExecutionProviderType = [](const OrtCustomOp*) {
+      return kPlace == Place::kGpu ? "CUDAExecutionProvider" : "CPUExecutionProvider";
+    };
+    op.GetInputType = [](const OrtCustomOp*, std::size_t i) { return i == 0 ? kType : ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED; };
     op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
-    op.GetOutputType = any_type;
+    op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return kType; };
     op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
     op.KernelDestroy = [](void* kernel) { delete static_cast<MadeKernel<Kernel>*>(kernel); };
     op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t i) {
@@ -70,14 +73,26 @@ template <class Kernel>
     op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
     op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
-    op.CreateKernelV2 = create<Kernel>;
-    op.KernelComputeV2 = compute<Kernel>;
-    op.InferOutputShapeFn = infer<Kernel>;
+    op.CreateKernelV2 = create<Kernel, kPlace, kInfers>;
+    op.KernelComputeV2 = compute<Kernel, kPlace>;
+    if (kInfers) op.InferOutputShapeFn = infer<Kernel>;
     op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
     op.GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
     return op;
   }();
-  return made;
+  return &made;
+}
+
+template <class Kernel, ONNXTensorElementDataType... kTypes>
+[[nodiscard]] OpsOfProviders ops_of_types() {
+  return {{op<Kernel, Place::kCpu, kTypes>()...}, {op<Kernel, Place::kGpu, kTypes>()...}};
+}
+
+template <class Kernel>
+[[nodiscard]] Ops ops() {
+  return {ops_of_types<Kernel, ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED>(),
+          ops_of_types<Kernel, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+                       ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16>()};
 }
 
 }  // namespace lean::ort

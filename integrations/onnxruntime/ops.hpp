@@ -1,13 +1,26 @@
 // The operators, one file each.
 #pragma once
 
+#include <vector>
+
 #include "ort.hpp"
 
 namespace lean::ort {
 
-[[nodiscard]] const OrtCustomOp& group_query_attention();  // com.microsoft
-[[nodiscard]] const OrtCustomOp& attention();              // ONNX, opset 23 and newer
-[[nodiscard]] const OrtCustomOp& multi_head_attention();   // com.microsoft
-[[nodiscard]] const OrtCustomOp& paged_attention();        // com.microsoft
+struct OpsOfProviders {
+  std::vector<const OrtCustomOp*> cpu;
+  std::vector<const OrtCustomOp*> cuda;
+};
+
+/// An operator, of one class.
+struct Ops {
+  OpsOfProviders inferring;  // one of any type, which says the types and shapes of its outputs
+  OpsOfProviders typed;      // one of each type, which is that of all outputs; their shapes are not known before a run
+};
+
+[[nodiscard]] Ops group_query_attention();  // com.microsoft
+[[nodiscard]] Ops attention();              // ONNX, opset 23 and newer
+[[nodiscard]] Ops multi_head_attention();   // com.microsoft
+[[nodiscard]] Ops paged_attention();        // com.microsoft
 
 }  // namespace lean::ort

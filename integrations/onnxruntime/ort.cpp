@@ -7,7 +7,9 @@
 #include <bit>
 #include <cstring>
 
-#include "integrations/runtime/workspaces.hpp"
+#include "gpu.hpp"
+#include "integrations/runtime/call.hpp"
+#include "integrations/runtime/device.hpp"
 
 namespace lean::ort {
 namespace {
@@ -107,6 +109,29 @@ void run_in_pool(void* context, std::int32_t worker_count, void (*run)(void*, st
   if (status == nullptr) return;
   api().ReleaseStatus(status);
   for (std::int32_t worker = 0; worker < worker_count; ++worker) run(argument, worker);
+}
+
+/// Whether the library launches kernels as dependents on the current device, of this index: asked with a problem that every build
+/// has a kernel for.
+bool launches_dependents(std::int32_t device) {
+  thread_local std::int32_t asked = -1;
+  thread_local bool answer = false;
+  if (asked == device) return answer;
+  static const std::uint16_t input = 0;
+  static std::uint16_t output = 0;
+  const TensorView one{.data = &input, .dtype = DType::kFloat16, .strides = {.sequence = 1, .head = 1, .token = 1}};
+  const Problem problem{.batch = 1,
+                        .q_heads = 1,
+                        .kv_heads = 1,
+                        .head_dim = 1,
+                        .q = one,
+                        .k = one,
+                        .v = one,
+                        .o = {.data = &output, .dtype = DType::kFloat16, .strides = one.strides},
+                        .kv_capacity = 1};
+  answer = supports(problem, {.backend = Backend::kCuda, .dependent_launch = true}).ok();
+  asked = device;
+  return answer;
 }
 
 }  // namespace
@@ -231,6 +256,21 @@ Tensor Node::constant(std::size_t index) const {
   return is_constant != 0 ? read(value) : Tensor{};
 }
 
+ONNXTensorElementDataType Node::computed_type(std::size_t index, const char* name) const {
+  const auto type = input_type(index);
+  const DType dtype = dtype_of(type, name);
+  do_not(bytes_of(dtype) == 1, name, ": is ", type, ": allowed float32, float16, bfloat16");
+  do_not(on_gpu() && dtype == DType::kFloat32, name, ": is float32: allowed float16, bfloat16 on the CUDA provider");
+  return type;
+}
+
+Run::Run(OrtKernelContext& context, Place place) : context_(context), place_(place) {
+  if (!on_gpu()) return;
+  check(api().KernelContext_GetGPUComputeStream(&context_, &stream_.handle));
+  device_ = runtime::device::current();  // the provider's, which it makes current before a run
+  stream_.dependents = launches_dependents(device_);
+}
+
 Tensor Run::input(std::size_t index) const {
   std::size_t count = 0;
   check(api().KernelContext_GetInputCount(&context_, &count));
@@ -249,18 +289,29 @@ Tensor Run::output(std::size_t index, const Shape& shape) {
   return read(value);
 }
 
+/// On a GPU runs of one stream follow each other, so each takes the same memory from its beginning.
 void* Run::scratch(std::size_t bytes) {
+  if (on_gpu()) {
+    constexpr std::size_t kAlignment = kWorkspaceAlignment;
+    const std::size_t begin = device_scratch_bytes_;
+    device_scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return static_cast<std::byte*>(runtime::device::scratch_for(device_, stream_.handle, device_scratch_bytes_)) + begin;
+  }
   scratch_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
   return scratch_.back().get();
+}
+
+void Run::copy(const void* from, void* to, std::size_t bytes) {
+  if (on_gpu()) return gpu::copy(stream_, from, to, bytes);
+  std::memcpy(to, from, bytes);
 }
 
 void Run::decode(const Problem& problem) {
   static const std::int32_t threads = thread_count();
   const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
-  const Options options{.executor = &executor};
-  const WorkspaceSize need = workspace_size(problem, options);
-  check(need.status);
-  check(lean::decode(problem, options, runtime::workspace_for(options, -1, need)));
+  Options options{.executor = &executor};
+  if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle, .dependent_launch = stream_.dependents};
+  check(runtime::decode(problem, options, device_));
 }
 
 Dim operator*(const Dim& dim, std::int64_t factor) { return {dim.known() && factor > 0 ? dim.value * factor : -1}; }

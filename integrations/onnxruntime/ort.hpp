@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lean/lean.hpp"
+#include "stream.hpp"
 
 namespace lean::ort {
 
@@ -79,7 +80,10 @@ template <class Body>
   }
 }
 
-/// An input or output in host memory.
+/// The processor that a node runs on: its tensors are in that one's memory, but for inputs that their definition keeps on the host.
+enum class Place { kCpu, kGpu };
+
+/// An input or output.
 struct Tensor {
   void* data = nullptr;  // null: not there
   ONNXTensorElementDataType type = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -96,7 +100,7 @@ struct Tensor {
 /// The library's name for a type. Throws Error, naming `what`, where it has none.
 [[nodiscard]] DType dtype_of(ONNXTensorElementDataType type, const char* what);
 
-/// float32, float16 or bfloat16 as fp32. Throws Error, naming `what`, for others.
+/// float32, float16 or bfloat16 in host memory as fp32. Throws Error, naming `what`, for others.
 [[nodiscard]] std::vector<float> to_floats(const Tensor& tensor, const char* what);
 
 /// An input or output of an operator's definition.
@@ -109,8 +113,11 @@ struct Port {
 /// A node while its kernel is made: what the model says before a run.
 class Node {
  public:
-  explicit Node(const OrtKernelInfo& info) : info_(info) {}
+  Node(const OrtKernelInfo& info, Place place, bool infers) : info_(info), place_(place), infers_(infers) {}
 
+  [[nodiscard]] bool on_gpu() const noexcept { return place_ == Place::kGpu; }
+  /// Whether the operator said the types of its outputs; else they are all that of the first input.
+  [[nodiscard]] bool infers() const noexcept { return infers_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::int64_t integer(const char* name, std::int64_t otherwise) const;
   [[nodiscard]] float number(const char* name, float otherwise) const;
@@ -120,23 +127,39 @@ class Node {
   [[nodiscard]] ONNXTensorElementDataType input_type(std::size_t index) const;
   /// The input's value where the model fixes it, else nothing.
   [[nodiscard]] Tensor constant(std::size_t index) const;
+  /// The type of the queries, which the library computes in. Throws Error, naming the input, for one that it has not here.
+  ONNXTensorElementDataType computed_type(std::size_t index, const char* name) const;
 
  private:
   const OrtKernelInfo& info_;
+  Place place_;
+  bool infers_;
 };
 
-/// A node while it runs.
+/// A node while it runs. On a GPU all is enqueued on the runtime's stream, nothing waits for it, and a captured graph may repeat it:
+/// what tensors hold is read by kernels alone.
 class Run {
  public:
-  explicit Run(OrtKernelContext& context) : context_(context) {}
+  Run(OrtKernelContext& context, Place place);
+
+  [[nodiscard]] bool on_gpu() const noexcept { return place_ == Place::kGpu; }
+  /// On a GPU.
+  [[nodiscard]] const gpu::Stream& stream() const noexcept { return stream_; }
 
   [[nodiscard]] Tensor input(std::size_t index) const;
   /// data is null when nobody reads the output.
   [[nodiscard]] Tensor output(std::size_t index, const Shape& shape);
-  /// Memory until the end of the run.
+  /// Memory of the node's processor until the end of the run.
   [[nodiscard]] void* scratch(std::size_t bytes);
+  template <class T>
+  [[nodiscard]] T* scratch_of(std::int64_t count) {
+    return static_cast<T*>(scratch(static_cast<std::size_t>(count) * sizeof(T)));
+  }
 
-  /// body(i) for every i in [0, count), on the runtime's threads.
+  /// Between memory of the node's processor.
+  void copy(const void* from, void* to, std::size_t bytes);
+
+  /// CPU: body(i) for every i in [0, count), on the runtime's threads.
   template <class Body>
   void parallel(std::size_t count, const Body& body) {
     check(api().KernelContext_ParallelFor(
@@ -144,11 +167,15 @@ class Run {
         const_cast<void*>(static_cast<const void*>(&body))));
   }
 
-  /// lean::decode() on the runtime's threads, with a workspace that is kept. Throws Error when it refuses.
+  /// lean::decode() on the runtime's threads or stream, with a workspace that is kept. Throws Error when it refuses.
   void decode(const Problem& problem);
 
  private:
   OrtKernelContext& context_;
+  Place place_;
+  gpu::Stream stream_{};
+  std::int32_t device_ = -1;
+  std::size_t device_scratch_bytes_ = 0;  // given out in this run
   std::vector<std::unique_ptr<std::byte[]>> scratch_;
 };
 

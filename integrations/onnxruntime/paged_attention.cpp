@@ -1,12 +1,12 @@
 // PagedAttention of com.microsoft: tokens of all sequences packed end to end, and caches of pages [pages, page_tokens, Hkv, d] that a
 // block table deals out. New keys and values go into the pages, rotated on the way, and the queries attend to them, in one call.
 #include <algorithm>
-#include <cstring>
 
 #include "cache.hpp"
+#include "gpu.hpp"
+#include "grouped.hpp"
 #include "op.hpp"
 #include "ops.hpp"
-#include "rotary.hpp"
 
 namespace lean::ort {
 namespace {
@@ -32,15 +32,31 @@ enum In : std::size_t {
 };
 enum Out : std::size_t { kOutput, kKeyCacheOut, kValueCacheOut };
 
+constexpr GroupedInputs kGrouped{.query = kQuery,
+                                 .key = kKey,
+                                 .value = kValue,
+                                 .k_cache = kKeyCache,
+                                 .v_cache = kValueCache,
+                                 .cos = kCos,
+                                 .sin = kSin,
+                                 .sink = kHeadSink,
+                                 .k_scale = kKScale,
+                                 .v_scale = kVScale,
+                                 .q_norm = kQNorm,
+                                 .k_norm = kKNorm,
+                                 .k_cache_name = "key_cache",
+                                 .v_cache_name = "value_cache",
+                                 .causal_name = "is_causal"};
+
 struct Sizes {
   std::int64_t batch = 0;
-  std::int64_t tokens = 0;    // of all sequences
-  std::int64_t head_dim = 0;  // d
-  std::int64_t width = 0;     // of a row of query
-  bool packed = false;        // key and value stand behind query in the same rows
-  std::int64_t longest = 0;   // most new tokens of a sequence
+  std::int64_t tokens = 0;      // of all sequences
+  std::int64_t head_dim = 0;    // d
+  std::int64_t most_fresh = 0;  // no sequence has more new tokens
+  std::int64_t longest = 0;     // nor more of all
 
-  std::vector<std::int32_t> totals{};  // tokens of each sequence, new ones included
+  const std::int32_t* totals = nullptr;     // tokens of each sequence, new ones included, where the node runs
+  std::vector<std::int32_t> totals_read{};  // on the CPU
 };
 
 class PagedAttention {
@@ -73,20 +89,13 @@ class PagedAttention {
 
  private:
   void check_node(const Node& node) const;
-  [[nodiscard]] Sizes sizes_of(const Run& run) const;
-  void read_lengths(const Run& run, Sizes& sizes) const;
-  void set_new_tokens(const Run& run, const Sizes& sizes, Problem& problem) const;
+  [[nodiscard]] Sizes sizes_of(Run& run) const;
+  void count_on_gpu(Run& run, Sizes& sizes) const;
+  void read_lengths(const Run& run, std::int64_t capacity, Sizes& sizes) const;
   void set_pages(Run& run, const Sizes& sizes, Problem& problem) const;
   void check_slots(const Run& run, const Problem& problem, const Sizes& sizes) const;
 
-  std::int64_t q_heads_;
-  std::int64_t kv_heads_;
-  float scale_;
-  float softcap_;
-  std::int64_t window_;
-  bool causal_;
-  bool rotary_;
-  Rotary tables_;
+  Grouped grouped_;
 };
 
 void PagedAttention::infer(const Inference& inference) {
@@ -101,71 +110,29 @@ void PagedAttention::infer(const Inference& inference) {
   }
 }
 
-PagedAttention::PagedAttention(const Node& node)
-    : q_heads_(node.integer("num_heads", 0)),
-      kv_heads_(node.integer("kv_num_heads", 0)),
-      scale_(node.number("scale", 0.0F)),
-      softcap_(node.number("softcap", 0.0F)),
-      window_(node.integer("local_window_size", -1)),
-      causal_(node.integer("is_causal", 1) != 0),
-      rotary_(node.integer("do_rotary", 0) != 0) {
-  check_node(node);
-  if (rotary_) tables_ = Rotary(node, kCos, kSin, node.integer("rotary_interleaved", 0) != 0);
-}
+PagedAttention::PagedAttention(const Node& node) : grouped_(node, kGrouped) { check_node(node); }
 
 void PagedAttention::check_node(const Node& node) const {
-  demand(q_heads_ > 0 && q_heads_ <= INT32_MAX, "num_heads = ", q_heads_, ": allowed 1 to 2147483647");
-  demand(kv_heads_ > 0 && q_heads_ % kv_heads_ == 0, "kv_num_heads = ", kv_heads_, ": must divide num_heads = ", q_heads_);
-  demand(window_ == -1 || window_ > 0, "local_window_size = ", window_, ": allowed -1 (all) or more than 0");
   const std::string layout = node.string("kv_cache_layout", "SEPARATE");
   do_not(layout != "SEPARATE" || !node.has_input(kValueCache), "kv_cache_layout = \"", layout,
          "\": allowed \"SEPARATE\", with value_cache");
   do_not(node.integer("v_head_size", 0) != 0, "v_head_size: goes with the LATENT layout, which is not read here");
   do_not(node.integer("rotary_offset", 0) != 0, "rotary_offset = ", node.integer("rotary_offset", 0), ": allowed 0");
-  do_not(node.has_input(kQNorm) || node.has_input(kKNorm),
-         "q_norm_weight, k_norm_weight: not applied here; leave SimplifiedLayerNormalization in front of the node");
-  demand(!rotary_ || (node.has_input(kCos) && node.has_input(kSin)), "do_rotary = 1: needs cos_cache and sin_cache");
-  demand(node.has_input(kKey) == node.has_input(kValue), "key and value: both, or neither with a packed query");
-  const auto type = node.input_type(kQuery);
-  do_not(bytes_of(dtype_of(type, "query")) == 1, "query: is ", type, ": allowed float32, float16, bfloat16");
-  const auto cache_type = node.input_type(kKeyCache);
-  const bool quantised = cache_type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN;
-  do_not(cache_type != type && !quantised, "key_cache: is ", cache_type, ": allowed the type of query, or float8e4m3fn");
-  demand(node.input_type(kValueCache) == cache_type, "value_cache: is ", node.input_type(kValueCache), ": must be ", cache_type,
-         " as key_cache");
-  for (const auto& [attribute, scale] : {std::pair("k_quant_type", kKScale), std::pair("v_quant_type", kVScale)}) {
-    const std::string granularity = node.string(attribute, "NONE");
-    do_not(granularity != (quantised ? "PER_TENSOR" : "NONE"), attribute, " = \"", granularity,
-           "\": allowed \"NONE\" with a cache of the type of query, \"PER_TENSOR\" with a float8e4m3fn cache");
-    demand(node.has_input(scale) == quantised, kInputs[scale].name, ": goes with a float8e4m3fn cache and with no other");
-  }
   for (const char* const attribute : {"k_cache_dtype", "v_cache_dtype"}) {
     const std::string packing = node.string(attribute, "");
     do_not(packing == "int4" || packing == "int8" || packing == "float4e2m1", attribute, " = \"", packing,
            "\": allowed the type of query, or float8e4m3fn");
   }
+  do_not(node.on_gpu() && node.has_input(kSlotMapping),
+         "slot_mapping: a token goes where block_table says, and slots on a GPU are not compared with that: leave them away");
 }
 
-Sizes PagedAttention::sizes_of(const Run& run) const {
+Sizes PagedAttention::sizes_of(Run& run) const {
   const Tensor query = run.input(kQuery);
   demand(query.shape.size() == 2, "query: shape ", query.shape, ": must be [tokens, width]");
-  Sizes sizes{.tokens = query.shape[0], .width = query.shape[1], .packed = !run.input(kKey)};
-  const std::int64_t heads_in_row = q_heads_ + (sizes.packed ? 2 * kv_heads_ : 0);
-  demand(sizes.width > 0 && sizes.width % heads_in_row == 0, "query: width ", sizes.width, ": must be a multiple of ", heads_in_row,
-         sizes.packed ? " heads (packed q, k and v)" : " heads");
-  sizes.head_dim = sizes.width / heads_in_row;
-  const Shape rows{sizes.tokens, kv_heads_ * sizes.head_dim};
-  for (const std::size_t i : {kKey, kValue}) {
-    if (sizes.packed) break;
-    const Tensor given = run.input(i);
-    demand(given.shape == rows && given.type == query.type, kInputs[i].name, ": is ", given.type, " ", given.shape, ": must be ",
-           query.type, " ", rows);
-  }
-  read_lengths(run, sizes);
-  return sizes;
-}
-
-void PagedAttention::read_lengths(const Run& run, Sizes& sizes) const {
+  Sizes sizes{.tokens = query.shape[0]};
+  sizes.head_dim = grouped_.head_dim_of(query.shape[1], !run.input(kKey));
+  grouped_.check_key_and_value(run, query, {sizes.tokens, grouped_.kv_heads() * sizes.head_dim});
   const Tensor cumulative = run.input(kCuSeqlens);
   const Tensor past = run.input(kPastSeqlens);
   const Tensor table = run.input(kBlockTable);
@@ -182,70 +149,77 @@ void PagedAttention::read_lengths(const Run& run, Sizes& sizes) const {
   const Tensor cache = run.input(kKeyCache);
   demand(cache.shape.size() == 4, "key_cache: shape ", cache.shape, ": must be [pages, page tokens, Hkv, d]");
   const std::int64_t capacity = table.shape[1] * cache.shape[1];
-  demand(capacity <= INT32_MAX, "block_table: ", capacity, " tokens of a sequence: allowed up to 2147483647");
-  const auto* const starts = cumulative.as<std::int32_t>();
+  demand(capacity <= INT32_MAX && sizes.tokens <= INT32_MAX, "block_table: ", capacity,
+         " tokens of a sequence: allowed up to 2147483647");
+  if (run.on_gpu())
+    count_on_gpu(run, sizes);
+  else
+    read_lengths(run, capacity, sizes);
+  return sizes;
+}
+
+/// For all the host knows without the hint, one sequence may bring all new tokens.
+void PagedAttention::count_on_gpu(Run& run, Sizes& sizes) const {
+  auto* const totals = run.scratch_of<std::int32_t>(sizes.batch);
+  gpu::count(run.stream(), {.values = run.input(kPastSeqlens).data, .starts = run.input(kCuSeqlens).as<std::int32_t>()},
+             sizes.batch, totals);
+  sizes.totals = totals;
+  sizes.most_fresh = sizes.tokens;
+  const Tensor bounds = run.input(kMetadata);
+  if (!bounds) return;
+  demand(bounds.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 && bounds.elements() >= 2, "attention_metadata: is ", bounds.type, " ",
+         bounds.shape, ": must be int32 [2] or [3]");
+  const std::int64_t given = *bounds.as<std::int32_t>();  // 0: not known
+  if (given > 0) sizes.most_fresh = std::min(sizes.most_fresh, given);
+}
+
+void PagedAttention::read_lengths(const Run& run, std::int64_t capacity, Sizes& sizes) const {
+  const auto* const starts = run.input(kCuSeqlens).as<std::int32_t>();
+  const auto* const past = run.input(kPastSeqlens).as<std::int32_t>();
   demand(starts[0] == 0 && starts[sizes.batch] == sizes.tokens, "cumulative_sequence_length: from ", starts[0], " to ",
          starts[sizes.batch], ": must be from 0 to the ", sizes.tokens, " tokens of query");
   for (std::int64_t b = 0; b < sizes.batch; ++b) {
     const std::int64_t fresh = std::int64_t{starts[b + 1]} - starts[b];
-    const std::int64_t total = fresh + past.as<std::int32_t>()[b];
+    const std::int64_t total = fresh + past[b];
     demand(fresh >= 0, "cumulative_sequence_length[", b + 1, "] = ", starts[b + 1], ": is below the one before");
     demand(total >= fresh && total <= capacity, "past_seqlens[", b, "] = ", total - fresh, ": with ", fresh,
            " new tokens allowed 0 to ", capacity - fresh);
-    sizes.longest = std::max(sizes.longest, fresh);
-    sizes.totals.push_back(static_cast<std::int32_t>(total));
+    sizes.most_fresh = std::max(sizes.most_fresh, fresh);
+    sizes.longest = std::max(sizes.longest, total);
+    sizes.totals_read.push_back(static_cast<std::int32_t>(total));
   }
-}
-
-void PagedAttention::set_new_tokens(const Run& run, const Sizes& sizes, Problem& problem) const {
-  const Tensor query = run.input(kQuery);
-  const DType dtype = dtype_of(query.type, "query");
-  problem.q = {.data = query.data, .dtype = dtype, .strides = bshd(0, sizes.width, sizes.head_dim)};
-  if (sizes.packed) {
-    problem.append.k = from_element(problem.q, q_heads_ * sizes.head_dim);
-    problem.append.v = from_element(problem.append.k, kv_heads_ * sizes.head_dim);
-    return;
-  }
-  const Strides rows = bshd(0, kv_heads_ * sizes.head_dim, sizes.head_dim);
-  problem.append.k = {.data = run.input(kKey).data, .dtype = dtype, .strides = rows};
-  problem.append.v = {.data = run.input(kValue).data, .dtype = dtype, .strides = rows};
+  sizes.totals = sizes.totals_read.data();
 }
 
 /// The caches are written in place; an output that is other memory is made a copy of them first, and written instead.
 void PagedAttention::set_pages(Run& run, const Sizes& sizes, Problem& problem) const {
   const Tensor table = run.input(kBlockTable);
   const Tensor first = run.input(kKeyCache);
-  const Shape wanted{first.shape[0], first.shape[1], kv_heads_, sizes.head_dim};
+  const Shape wanted{first.shape[0], first.shape[1], grouped_.kv_heads(), sizes.head_dim};
   for (const auto& [view, in, out] :
        {std::tuple(&problem.k, kKeyCache, kKeyCacheOut), std::tuple(&problem.v, kValueCache, kValueCacheOut)}) {
     const Tensor cache = run.input(in);
     demand(cache.shape == wanted, kInputs[in].name, ": shape ", cache.shape, ": must be ", wanted);
     const Tensor given_out = run.output(out, wanted);
     const DType dtype = dtype_of(cache.type, kInputs[in].name);
-    if (given_out && given_out.data != cache.data)
-      std::memcpy(given_out.data, cache.data, static_cast<std::size_t>(cache.elements() * bytes_of(dtype)));
+    const auto bytes = static_cast<std::size_t>(cache.elements() * bytes_of(dtype));
+    if (given_out && given_out.data != cache.data) run.copy(cache.data, given_out.data, bytes);
     *view = {.data = given_out ? given_out.data : cache.data,
              .dtype = dtype,
-             .strides = bshd(wanted[1], kv_heads_ * sizes.head_dim, sizes.head_dim)};
+             .strides = bshd(wanted[1], grouped_.kv_heads() * sizes.head_dim, sizes.head_dim)};
   }
   problem.pages = {.page_tokens = static_cast<std::int32_t>(wanted[1]),
                    .page_count = wanted[0],
                    .block_table = table.as<std::int32_t>(),
                    .block_table_stride = table.shape[1]};
   problem.kv_capacity = static_cast<std::int32_t>(table.shape[1] * wanted[1]);
-  if (bytes_of(problem.k.dtype) != 1) return;
-  for (const auto& [scales, index] : {std::pair(&problem.k_scales, kKScale), std::pair(&problem.v_scales, kVScale)}) {
-    const Tensor scale = run.input(index);
-    demand(scale.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT && scale.elements() == 1, kInputs[index].name, ": is ", scale.type,
-           " ", scale.shape, ": must be one float32");
-    *scales = scale.as<float>();
-  }
+  grouped_.set_scales(run, problem);
 }
 
 /// A slot mapping may say only what the lengths and the block table say.
 void PagedAttention::check_slots(const Run& run, const Problem& problem, const Sizes& sizes) const {
   const Tensor slots = run.input(kSlotMapping);
-  if (!slots) return;
+  if (!slots || run.on_gpu()) return;
   demand(slots.type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32 && slots.shape == Shape{sizes.tokens}, "slot_mapping: is ", slots.type,
          " ", slots.shape, ": must be int32 [", sizes.tokens, "]");
   for (std::int64_t b = 0; b < sizes.batch; ++b)
@@ -261,34 +235,28 @@ void PagedAttention::check_slots(const Run& run, const Problem& problem, const S
 void PagedAttention::compute(Run& run) const {
   const Sizes sizes = sizes_of(run);
   Problem problem{.batch = sizes.batch,
-                  .q_heads = static_cast<std::int32_t>(q_heads_),
-                  .kv_heads = static_cast<std::int32_t>(kv_heads_),
+                  .q_heads = static_cast<std::int32_t>(grouped_.q_heads()),
+                  .kv_heads = static_cast<std::int32_t>(grouped_.kv_heads()),
                   .head_dim = static_cast<std::int32_t>(sizes.head_dim),
-                  .q_tokens = static_cast<std::int32_t>(sizes.longest),
+                  .q_tokens = static_cast<std::int32_t>(sizes.most_fresh),
                   .cu_q_tokens = run.input(kCuSeqlens).as<std::int32_t>(),
                   .total_q_tokens = sizes.tokens,
-                  .kv_lengths = sizes.totals.data()};
-  set_new_tokens(run, sizes, problem);
+                  .kv_lengths = sizes.totals};
+  grouped_.set_new_tokens(run, 0, problem);
   set_pages(run, sizes, problem);
-  const Tensor output = run.output(kOutput, {sizes.tokens, q_heads_ * sizes.head_dim});
+  const std::int64_t width = grouped_.q_heads() * sizes.head_dim;
+  const Tensor output = run.output(kOutput, {sizes.tokens, width});
   if (sizes.tokens == 0) return;
   demand(problem.pages.page_tokens > 0, "key_cache: pages of 0 tokens");
   check_slots(run, problem, sizes);
-  problem.o = {.data = output.data, .dtype = problem.q.dtype, .strides = bshd(0, q_heads_ * sizes.head_dim, sizes.head_dim)};
-  problem.scores = {.scale = scale_, .causal = causal_, .softcap = softcap_};
-  if (window_ > 0) problem.scores.window_left = static_cast<std::int32_t>(std::min<std::int64_t>(window_, INT32_MAX) - 1);
-  std::vector<float> sinks;
-  if (const Tensor sink = run.input(kHeadSink)) {
-    demand(sink.shape == Shape{q_heads_}, "head_sink: shape ", sink.shape, ": must be [", q_heads_, "]");
-    sinks = to_floats(sink, "head_sink");
-    problem.scores.sinks = sinks.data();
-  }
-  if (rotary_) tables_.set(run, *std::max_element(sizes.totals.begin(), sizes.totals.end()), sizes.head_dim, problem.append);
+  problem.o = {.data = output.data, .dtype = problem.q.dtype, .strides = bshd(0, width, sizes.head_dim)};
+  grouped_.set_scores(run, problem);
+  grouped_.set_rotary(run, sizes.longest, problem);
   run.decode(problem);
 }
 
 }  // namespace
 
-const OrtCustomOp& paged_attention() { return op<PagedAttention>(); }
+Ops paged_attention() { return ops<PagedAttention>(); }
 
 }  // namespace lean::ort

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <string>
 
-#include "op.hpp"
+#include "integrations/runtime/device.hpp"
 #include "ops.hpp"
 
 namespace lean::ort {
@@ -11,20 +11,30 @@ namespace {
 /// Session config entry: "1" puts the operators under the built-in names too, so that models are served as they are.
 constexpr const char* kOverrideKey = "lean_attention.override";
 
-/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they infer shapes.
-constexpr int kOldestMinor = 28;
+/// Older ones lack functions that are called here.
+constexpr int kOldestMinor = 22;
 
-bool is_new_enough(const char* version) {
+/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they ask a custom operator for shapes:
+/// it is not asked there.
+constexpr int kOldestInferringMinor = 28;
+
+/// 0 of another major version than 1, and of what is no version.
+int minor_of(const char* version) {
   int major = 0;
   int minor = 0;
-  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && (major > 1 || (major == 1 && minor >= kOldestMinor));
+  return std::sscanf(version, "%d.%d", &major, &minor) == 2 && major == 1 ? minor : 0;
 }
 
 /// Lives as long as the process: a session may outlive the options that it was made with.
-OrtCustomOpDomain* new_domain(const char* name, std::initializer_list<const OrtCustomOp*> ops) {
+OrtCustomOpDomain* new_domain(const char* name, bool infers, std::initializer_list<Ops> all) {
   OrtCustomOpDomain* domain = nullptr;
   check(api().CreateCustomOpDomain(name, &domain));
-  for (const OrtCustomOp* op : ops) check(api().CustomOpDomain_Add(domain, op));
+  for (const Ops& both : all) {
+    const OpsOfProviders& ops = infers ? both.inferring : both.typed;
+    for (const OrtCustomOp* op : ops.cpu) check(api().CustomOpDomain_Add(domain, op));
+    for (const OrtCustomOp* op : ops.cuda)
+      if (runtime::device::built()) check(api().CustomOpDomain_Add(domain, op));
+  }
   return domain;
 }
 
@@ -42,12 +52,12 @@ bool asks_for_override(const OrtSessionOptions& options) {
   return value == "1";
 }
 
-void register_ops(OrtSessionOptions& options) {
+void register_ops(OrtSessionOptions& options, bool infers) {
   static OrtCustomOpDomain* const own =
-      new_domain("lean_attention", {&group_query_attention(), &attention(), &multi_head_attention(), &paged_attention()});
+      new_domain("lean_attention", infers, {group_query_attention(), attention(), multi_head_attention(), paged_attention()});
   static OrtCustomOpDomain* const microsoft =
-      new_domain("com.microsoft", {&group_query_attention(), &multi_head_attention(), &paged_attention()});
-  static OrtCustomOpDomain* const onnx = new_domain("", {&attention()});
+      new_domain("com.microsoft", infers, {group_query_attention(), multi_head_attention(), paged_attention()});
+  static OrtCustomOpDomain* const onnx = new_domain("", infers, {attention()});
   check(api().AddCustomOpDomain(&options, own));
   if (!asks_for_override(options)) return;
   check(api().AddCustomOpDomain(&options, microsoft));
@@ -61,13 +71,13 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* ORT_API_CALL Regist
                                                                                             const OrtApiBase* base) {
   using namespace lean::ort;
   const char* const version = base->GetVersionString();
-  const OrtApi* const api = is_new_enough(version) ? base->GetApi(kApiVersion) : nullptr;
+  const int minor = minor_of(version);
+  const OrtApi* const api = minor >= kOldestMinor ? base->GetApi(kApiVersion) : nullptr;
   if (api == nullptr) {
-    const std::string message = text("lean_attention: this is ONNX Runtime ", version, ": 1.", kOldestMinor,
-                                     " or newer is needed, since older ones end the process where a custom operator's optional ",
-                                     "input or output is left away");
+    const std::string message =
+        text("lean_attention: this is ONNX Runtime ", version, ": allowed 1.", kOldestMinor, " and newer versions of 1");
     return base->GetApi(1)->CreateStatus(ORT_NOT_IMPLEMENTED, message.c_str());
   }
   set_api(*api);
-  return guarded("lean_attention: ", [&] { register_ops(*options); });
+  return guarded("lean_attention: ", [&] { register_ops(*options, minor >= kOldestInferringMinor); });
 }

@@ -25,6 +25,8 @@ struct Absent : Error {
 /// GPUs this process sees; 0 without a driver.
 [[nodiscard]] int count() noexcept;
 
+/// The device that is current. Throws Error.
+[[nodiscard]] std::int32_t current();
 /// The device that memory is on. Throws Error.
 [[nodiscard]] std::int32_t index_of(const void* memory);
 
@@ -43,6 +45,9 @@ class Guard {
 /// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may
 /// call. Throws Error when the memory cannot be had, Absent without the CUDA backend.
 [[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
+/// Other memory of the device and stream, of at least `bytes`: for what an embedding keeps beside a workspace until the stream has
+/// passed a call. It grows as a workspace does. Throws as workspace_for().
+[[nodiscard]] void* scratch_for(std::int32_t index, void* stream, std::size_t bytes);
 void clear_workspaces() noexcept;
 
 }  // namespace lean::runtime::device

@@ -69,6 +69,7 @@ struct Buffer {
 struct DeviceWorkspace {
   Buffer state;
   Buffer scratch;
+  Buffer beside;  // what scratch_for() gives out
 };
 
 using Key = std::pair<std::int32_t, void*>;
@@ -90,6 +91,12 @@ bool built() noexcept { return true; }
 int count() noexcept {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+std::int32_t current() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
 }
 
 std::int32_t index_of(const void* memory) {
@@ -122,6 +129,13 @@ Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& n
           .state_bytes = workspace.state.bytes,
           .scratch = workspace.scratch.data(),
           .scratch_bytes = workspace.scratch.bytes};
+}
+
+void* scratch_for(std::int32_t index, void* stream, std::size_t bytes) {
+  const std::lock_guard lock(workspaces().mutex);
+  Buffer& buffer = workspaces().by_stream[{index, stream}].beside;
+  buffer.reserve(bytes);
+  return buffer.data();
 }
 
 void clear_workspaces() noexcept {

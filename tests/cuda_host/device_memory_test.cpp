@@ -13,6 +13,7 @@ namespace {
 using runtime::device::clear_workspaces;
 using runtime::device::Error;
 using runtime::device::Guard;
+using runtime::device::scratch_for;
 using runtime::device::workspace_for;
 
 WorkspaceSize bytes(std::size_t state, std::size_t scratch) {
@@ -71,6 +72,23 @@ TEST(DeviceMemory, R38_MemoryOnceGivenOutStaysUntilItIsCleared) {
   const Workspace other = workspace_for(1, nullptr, bytes(100, 1000));
   EXPECT_NE(other.state, first.state);
   EXPECT_EQ(runtime().memory.size(), 5U);
+  clear_workspaces();
+  EXPECT_TRUE(runtime().memory.empty());
+}
+
+TEST(DeviceMemory, R38_ScratchBesideAWorkspaceIsOtherMemoryOfTheSameStreamAndStaysAsLong) {
+  on_two_devices();
+  const Workspace workspace = workspace_for(0, nullptr, bytes(100, 1000));
+  void* const first = scratch_for(0, nullptr, 1000);
+  EXPECT_NE(first, workspace.scratch);
+  EXPECT_EQ(scratch_for(0, nullptr, 10), first);
+  void* const grown = scratch_for(0, nullptr, 1001);
+  EXPECT_NE(grown, first);
+  EXPECT_TRUE(runtime().memory.contains(first));
+  int stream = 0;
+  EXPECT_NE(scratch_for(0, &stream, 10), grown);
+  EXPECT_NE(scratch_for(1, nullptr, 10), grown);
+  EXPECT_EQ(workspace_for(0, nullptr, bytes(100, 1000)).scratch, workspace.scratch);
   clear_workspaces();
   EXPECT_TRUE(runtime().memory.empty());
 }

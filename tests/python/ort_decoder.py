@@ -11,8 +11,9 @@ KINDS = ("gqa", "scatter", "concat")
 
 
 class Graph:
-    def __init__(self, kind: str, seed: int = 0):
-        self.kind, self.random = kind, np.random.default_rng(seed)
+    def __init__(self, kind: str, dtype: type = np.float32, seed: int = 0):
+        self.kind, self.dtype, self.random = kind, np.dtype(dtype), np.random.default_rng(seed)
+        self.onnx_type = helper.np_dtype_to_tensor_dtype(self.dtype)
         self.nodes, self.inputs, self.outputs, self.constants = [], [], [], []
 
     def add(self, op: str, inputs: list[str], output: str, domain: str = "", more_outputs: tuple = (), **attributes) -> str:
@@ -24,20 +25,20 @@ class Graph:
         return name
 
     def weight(self, name: str, *shape: int) -> str:
-        return self.constant(name, (2.0 * self.random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
+        return self.constant(name, (2.0 * self.random.standard_normal(shape) / np.sqrt(shape[0])).astype(self.dtype))
 
     def linear(self, x: str, name: str, inputs: int, outputs: int) -> str:
         return self.add("MatMul", [x, self.weight(f"{name}_weight", inputs, outputs)], name)
 
     def norm(self, x: str, name: str) -> str:
-        scale = self.constant(f"{name}_scale", self.random.uniform(0.5, 1.5, HIDDEN).astype(np.float32))
+        scale = self.constant(f"{name}_scale", self.random.uniform(0.5, 1.5, HIDDEN).astype(self.dtype))
         return self.add("RMSNormalization", [x, scale], name, axis=-1, epsilon=1e-5)
 
     def cache(self, layer: int) -> tuple[list[str], list[str]]:
         past, present = ([f"{side}_{what}_{layer}" for what in ("key", "value")] for side in ("past", "present"))
         tokens = ("past_tokens", "all_tokens") if self.kind == "concat" else (CAPACITY, CAPACITY)
         for names, infos, n in ((past, self.inputs, tokens[0]), (present, self.outputs, tokens[1])):
-            infos += [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["B", KV_HEADS, n, DIM]) for x in names]
+            infos += [helper.make_tensor_value_info(x, self.onnx_type, ["B", KV_HEADS, n, DIM]) for x in names]
         return past, present
 
     def split_heads(self, x: str, heads: int) -> str:
@@ -76,11 +77,11 @@ class Graph:
         return self.add("Add", [x, self.linear(up, f"down_{layer}", FEED_FORWARD, HIDDEN)], f"residual_{layer}")
 
 
-def decoder(kind: str) -> bytes:
-    graph = Graph(kind)
+def decoder(kind: str, dtype: type = np.float32) -> bytes:
+    graph = Graph(kind, dtype)
     angles = np.outer(np.arange(CAPACITY), 10000.0 ** (-np.arange(0, DIM, 2) / DIM))
-    graph.constant("cos", np.cos(angles).astype(np.float32))
-    graph.constant("sin", np.sin(angles).astype(np.float32))
+    graph.constant("cos", np.cos(angles).astype(dtype))
+    graph.constant("sin", np.sin(angles).astype(dtype))
     scalars = {
         "gqa": [("seqlens_k", TensorProto.INT32, ["B"]), ("total_sequence_length", TensorProto.INT32, [1])],
         "scatter": [(x, TensorProto.INT64, ["B"]) for x in ("write_indices", "nonpad_kv_seqlen")],
@@ -96,7 +97,7 @@ def decoder(kind: str) -> bytes:
     for layer in range(LAYERS):
         x = graph.layer(x, layer)
     graph.linear(graph.norm(x, "norm_last"), "logits", HIDDEN, VOCABULARY)
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", VOCABULARY])
+    logits = helper.make_tensor_value_info("logits", graph.onnx_type, ["B", "S", VOCABULARY])
     made = helper.make_graph(graph.nodes, kind, graph.inputs, [logits, *graph.outputs], graph.constants)
     imports = [helper.make_opsetid("", 24 if kind == "scatter" else 23), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(made, opset_imports=imports, ir_version=11).SerializeToString()
@@ -106,8 +107,10 @@ def generate(session, kind: str, prompt: np.ndarray, steps: int) -> tuple[np.nda
     """Greedy tokens [B, steps] after `prompt` [B, S], and the last step's logits."""
     batch = len(prompt)
     width = 0 if kind == "concat" else CAPACITY
-    names = [x.name for x in session.get_inputs() if x.name.startswith("past")]
-    caches = {name: np.zeros((batch, KV_HEADS, width, DIM), np.float32) for name in names}
+    pasts = [x for x in session.get_inputs() if x.name.startswith("past")]
+    dtype = np.float16 if "float16" in pasts[0].type else np.float32
+    names = [x.name for x in pasts]
+    caches = {name: np.zeros((batch, KV_HEADS, width, DIM), dtype) for name in names}
     tokens, past, made = prompt, 0, []
     for _ in range(steps):
         total = past + tokens.shape[1]

@@ -12,6 +12,9 @@ from onnx import TensorProto, helper
 
 import lean_attention.ort
 
+RELEASE = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+IR_VERSION, OPSET = (11, 23) if RELEASE >= (1, 23) else (10, 21)
+
 OWN, MICROSOFT, ONNX = "lean_attention", "com.microsoft", ""
 TYPE_OF = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -48,7 +51,7 @@ def model_of(
     feeds: dict[str, Optional[np.ndarray]],
     outputs: Sequence[str],
     domain: str = OWN,
-    opset: int = 23,
+    opset: int = OPSET,
     constants: Sequence[str] = (),
     **attributes: Any,
 ) -> bytes:
@@ -72,22 +75,30 @@ def model_of(
     imports = [helper.make_opsetid(ONNX, opset)]
     if domain:
         imports.append(helper.make_opsetid(domain, 1))
-    return helper.make_model(graph, opset_imports=imports, ir_version=11).SerializeToString()
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION).SerializeToString()
 
 
-def session_of(model: bytes, ours: bool = True, override: bool = False, **settings: Any) -> onnxruntime.InferenceSession:
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def session_of(
+    model: bytes, ours: bool = True, override: bool = False, provider: Any = CPU, **settings: Any
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for name, value in settings.items():
         setattr(options, name, value)
     if ours:
         lean_attention.ort.register(options, override=override)
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=[provider, *([CPU] if provider != CPU else [])])
 
 
-def run_node(op: str, feeds: dict[str, Optional[np.ndarray]], outputs: Sequence[str], **arguments: Any) -> list[np.ndarray]:
+def run_node(
+    op: str, feeds: dict[str, Optional[np.ndarray]], outputs: Sequence[str], provider: Any = CPU, **arguments: Any
+) -> list[np.ndarray]:
     """`arguments` as model_of() has them; domain com.microsoft or "" means ONNX Runtime's own operator."""
-    session = session_of(model_of(op, feeds, outputs, **arguments), ours=arguments.get("domain", OWN) == OWN)
+    model = model_of(op, feeds, outputs, **arguments)
+    session = session_of(model, ours=arguments.get("domain", OWN) == OWN, provider=provider)
     fed = {name: x for name, x in feeds.items() if x is not None and name not in arguments.get("constants", ())}
     return session.run(None, fed)
 

@@ -296,13 +296,13 @@ def test_an_older_onnx_runtime_is_told_what_is_missing():
     create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(lambda code, message: told.append((code, message)) or 77)
     first = (ctypes.c_void_p * 1)(ctypes.cast(create, ctypes.c_void_p))
     get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda version: ctypes.addressof(first) if version == 1 else None)
-    version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.27.2")
+    version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.21.2")
     base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p))
     entry = ctypes.CDLL(lean_attention.ort.library_path()).RegisterCustomOps
     entry.restype = ctypes.c_void_p
     assert entry(None, ctypes.byref(base)) == 77
     assert told[0][0] == 9
-    assert told[0][1].startswith(b"lean_attention: this is ONNX Runtime 1.27.2: 1.28 or newer is needed")
+    assert told[0][1].startswith(b"lean_attention: this is ONNX Runtime 1.21.2: allowed 1.22 and newer")
 
 
 def test_library_exports_one_name():

@@ -191,9 +191,9 @@ class PagedCase:
             "block_table": self.table,
         }
 
-    def run(self, **attributes):
+    def run(self, **arguments):
         outputs = ["output", "key_cache_out", "value_cache_out"]
-        return run_node("PagedAttention", self.feeds, outputs, num_heads=self.q_heads, kv_num_heads=self.kv_heads, **attributes)
+        return run_node("PagedAttention", self.feeds, outputs, num_heads=self.q_heads, kv_num_heads=self.kv_heads, **arguments)
 
     def check(self, results, **rules) -> None:
         for b in range(3):

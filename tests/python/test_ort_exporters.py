@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -107,6 +109,31 @@ def test_exported_models_generate_what_transformers_does(saved, exporter):
     path = str(exported(folder, exporter) / "model.onnx")
     np.testing.assert_array_equal(generate(session_of(path, ours=False)), expected)
     np.testing.assert_array_equal(generate(session_of(path, override=True)), expected)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_genai_runs_the_library_that_its_config_names(saved, ours, tmp_path):
+    genai = pytest.importorskip("onnxruntime_genai")
+    folder, expected = saved
+    model = shutil.copytree(exported(folder, "genai"), tmp_path / "model")
+    library = model / "liblean_attention_ort.so"
+    if ours:
+        config = json.loads((model / "genai_config.json").read_text())
+        shutil.copy(lean_attention.ort.library_path(), library)
+        config["model"]["decoder"]["session_options"] |= {"custom_ops_library": library.name, "lean_attention.override": "1"}
+        (model / "genai_config.json").write_text(json.dumps(config))
+    loaded = genai.Model(str(model))
+    parameters = genai.GeneratorParams(loaded)
+    parameters.set_search_options(max_length=PROMPT.size + STEPS, do_sample=False)
+    generator = genai.Generator(loaded, parameters)
+    generator.append_tokens(PROMPT.astype(np.int32))
+    made = []
+    while not generator.is_done():  # at its end-of-sequence token too, which Transformers was told to pass
+        generator.generate_next_token()
+        made.append(generator.get_next_tokens()[0])
+    assert len(made) > 8
+    np.testing.assert_array_equal(made, expected[0, : len(made)])
+    assert (str(library) in pathlib.Path("/proc/self/maps").read_text()) == ours
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
