@@ -59,6 +59,7 @@ inline constexpr Reason kBoxes{"columns that need no piece put right: less to co
                                "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
                                   "experiments/h200-tensor-steps.jsonl"};
+inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, their products beside the other's softmax", "h100-prefill.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -140,6 +141,8 @@ inline constexpr KernelRow kSm90[] = {
     {kChunkStep,   1, 64,  16,  256, 8, 0,    kChunks},
     {kChunkStep,   1, 128, 16,  256, 8, 24,   kChunks},
     {kChunkStep,   1, 256, 16,  128, 4, 96,   kChunks},
+    {kWideTile,    2, 64,  128, 128, 8, 0,    kWarpgroups},
+    {kWideTile,    2, 128, 128, 128, 8, 0,    kWarpgroups},
 };
 // clang-format on
 

@@ -64,7 +64,8 @@ struct CtaMemory {
   }
 
   [[nodiscard]] static constexpr LEAN_HD std::int32_t line_bytes(bool flat) noexcept {
-    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + 127) / 128 * 128);
+    constexpr std::size_t kUnit = kRestAlignment<kConfig>;
+    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + kUnit - 1) / kUnit * kUnit);
   }
 };
 

@@ -21,35 +21,43 @@ template <KernelConfig kConfig>
           .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
 }
 
-[[nodiscard]] constexpr std::size_t row_count_of(const KernelFamily& family) noexcept {
+/// Rows of a family that are wide, or that are not.
+[[nodiscard]] constexpr std::size_t row_count_of(const KernelFamily& family, bool wide) noexcept {
   std::size_t count = 0;
   for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) count += family.has(row) ? 1 : 0;
+    for (const KernelRow& row : table) count += family.has(row) && traits_of(row.scope).wide == wide ? 1 : 0;
   }
   return count;
 }
 
-template <KernelFamily kFamily>
+template <KernelFamily kFamily, bool kWide>
 [[nodiscard]] constexpr auto configs_of() noexcept {
-  std::array<KernelConfig, row_count_of(kFamily)> configs;
+  std::array<KernelConfig, row_count_of(kFamily, kWide)> configs;
   std::size_t next = 0;
   for (const ArchitectureRows& table : kKernelRows) {
     for (const KernelRow& row : table) {
-      if (kFamily.has(row)) configs[next++] = config_of(table.architecture, row, kFamily.dtype);
+      if (!kFamily.has(row) || traits_of(row.scope).wide != kWide) continue;
+      configs[next++] = config_of(table.architecture, row, kFamily.dtype);
     }
   }
   return configs;
 }
 
-template <KernelFamily kFamily, std::size_t... kIndex>
+template <KernelFamily kFamily, bool kWide, std::size_t... kIndex>
 [[nodiscard]] constexpr auto entries_of(std::index_sequence<kIndex...>) noexcept {
-  constexpr auto kConfigs = configs_of<kFamily>();
+  constexpr auto kConfigs = configs_of<kFamily, kWide>();
   return std::array{entry_of<kConfigs[kIndex]>()...};
 }
 
 template <KernelFamily kFamily>
 std::span<const KernelEntry> kernels_of() noexcept {
-  static constexpr auto kEntries = entries_of<kFamily>(std::make_index_sequence<row_count_of(kFamily)>());
+  static constexpr auto kEntries = entries_of<kFamily, false>(std::make_index_sequence<row_count_of(kFamily, false)>());
+  return kEntries;
+}
+
+template <KernelFamily kFamily>
+std::span<const KernelEntry> wide_kernels_of() noexcept {
+  static constexpr auto kEntries = entries_of<kFamily, true>(std::make_index_sequence<row_count_of(kFamily, true)>());
   return kEntries;
 }
 

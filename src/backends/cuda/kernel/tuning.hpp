@@ -23,6 +23,14 @@ inline constexpr std::int32_t kMinPageRows = 64;
 /// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
 inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 
+/// Bytes of a wide kernel's ring: two tiles of K and two of V, of 128 dims, so that those of the next are there before the products
+/// of one end (h100-prefill.jsonl).
+inline constexpr std::int32_t kWideRingBytes = 128 * 1024;
+
+/// Packed rows of a kv head. Calls with more are served by wide kernels, where there are any: below it half of a row block of 128
+/// would be empty (h100-prefill.jsonl).
+inline constexpr std::int32_t kFewestWideRows = 64;
+
 /// Stages that a ring has at most.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.copies_runs()) return 16;

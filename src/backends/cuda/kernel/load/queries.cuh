@@ -90,7 +90,7 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
 /// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others
 /// more.
 template <KernelConfig kConfig>
-inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
+inline constexpr bool kStagesQueriesApart = kConfig.any_call() && kConfig.q_rows == 128;
 template <KernelConfig kConfig>
 __device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_index) {
   stage_queries<kConfig>(call, record_index);
