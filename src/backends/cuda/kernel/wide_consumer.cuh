@@ -7,7 +7,6 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/merge.cuh"
-#include "backends/cuda/kernel/fixup/segment_end.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
@@ -20,6 +19,11 @@
 
 namespace lean::cuda {
 
+#ifdef WIDE_NO_TURNS
+inline constexpr bool kTakesTurns = false;
+#else
+inline constexpr bool kTakesTurns = true;
+#endif
 /// Of which warpgroup it is the turn to ask for products: a named barrier each.
 inline constexpr std::uint32_t kTurnBarrier = 3;
 
@@ -48,14 +52,14 @@ class WideConsumer {
       ptx::barrier_wait(&shared.record_full[records.index], records.phase);
       const SegmentRecord& record = shared.records[records.index];
       if (record.last) return;
-      stage_queries<kConfig>(call_, records.index);
+      stage_all_queries<kConfig>(call_, record);
       publish_to_products();
       WideTile<kConfig> tile(call_);
       tile.begin(record, ptx::shared_address(memory_.exchange));
       if (record.token_begin < record.token_end) take_tiles(record, tile);
       tile.finish();
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
-      combine_warps<kConfig>(memory_, records.index, tile);
+      tile.deliver(record);
       if (record.slot != nullptr) merge_shared<kConfig>(records.index);
       ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());
     }
@@ -152,9 +156,11 @@ class WideConsumer {
   }
 
   __device__ __forceinline__ static void take_turn() {
+    if constexpr (!kTakesTurns) return;
     ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
   }
   __device__ __forceinline__ static void pass_turn() {
+    if constexpr (!kTakesTurns) return;
     ptx::named_barrier_arrive(kTurnBarrier + 1 - static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
   }
 

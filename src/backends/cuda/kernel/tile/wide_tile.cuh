@@ -4,11 +4,13 @@
 // every token: one part a row.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
+#include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/fragment.cuh"
@@ -164,23 +166,15 @@ class WideTile {
     }
   }
 
-  /// Stages this warp's part, of rows below `count`.
-  __device__ __forceinline__ void stage(CtaMemory<kConfig>& memory, const StagedRows<kConfig>& rows, std::int32_t count) const {
-    using Held = Fragment<kConfig.dtype>;
-    static_assert(StagedRows<kConfig>::kOfWarp == kMmaRows / 2);
-    const int half = rows.round;
-    if (row_of(half) - quad() >= count) return;
-    const std::int32_t place = warp() * rows.kOfWarp + quad();
-    float* const row = memory.exchange + place * kDims;
+  /// Stores what became of the segment, from registers to where it goes: the output, or the worker's slot.
+  __device__ __forceinline__ void deliver(const SegmentRecord& record) const {
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const std::int32_t dim = column * kAccumulatorDims + in_quad() * Held::kLaneDims;
-      float* const to = row + swizzled_vector<kConfig>(quad(), dim / kVectorDims) * kVectorDims + dim % kVectorDims;
-      *reinterpret_cast<float2*>(to) = half == 0 ? float2{o_[column][0], o_[column][1]} : float2{o_[column][2], o_[column][3]};
+    for (int half = 0; half < 2; ++half) {
+      const std::int32_t row = row_of(half);
+      if (row >= record.rows) continue;
+      const softmax::State state{lane_rows_.max[half], sum_[half]};
+      record.slot != nullptr ? store_row(record, row, half, state) : output_row(record, row, half, state);
     }
-    if (in_quad() != 0) return;
-    memory.shared.parts.m[place] = half == 0 ? lane_rows_.max[0] : lane_rows_.max[1];
-    memory.shared.parts.l[place] = half == 0 ? sum_[0] : sum_[1];
   }
 
  private:
@@ -200,11 +194,12 @@ class WideTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 4 * kAccumulatorDims + j % 2; }
 
-  /// Scores scaled and capped, in the log2 domain.
+  /// Scores scaled and capped, in the log2 domain: softmax::soft_cap() with one division for all.
   __device__ __forceinline__ void cap_scores(float scale) {
     const float cap = tile::log2_cap(call_.problem.scores);
+    const float inner = scale / cap;
 #pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = softmax::soft_cap(score(j) * scale, cap);
+    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = cap * std::tanh(score(j) * inner);
   }
 
   /// What a row does not see, and what lies behind the tile.
@@ -228,6 +223,36 @@ class WideTile {
       const std::int32_t key = tile.token + 2 * in_quad() + token_of(j);
       if (key >= tile.end() || in_pool(pages, ids[page_of(call_, key)])) continue;
       score(j) = score(j + 2) = softmax::kNegInf;
+    }
+  }
+
+  /// As rows of partials lie (StagedRows).
+  __device__ __forceinline__ void store_row(const SegmentRecord& record, std::int32_t row, int half, softmax::State state) const {
+    const fixup::Partial to = call_.fixup.slots.layout.partial.at(record.slot);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const std::int32_t dim = column * kAccumulatorDims + 2 * in_quad();
+      const std::int32_t place = swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
+      *reinterpret_cast<float2*>(to.o + row * kDims + place) = {o_[column][2 * half], o_[column][2 * half + 1]};
+    }
+    if (in_quad() != 0) return;
+    to.m[row] = state.m;
+    to.l[row] = state.l;
+  }
+
+  __device__ __forceinline__ void output_row(const SegmentRecord& record, std::int32_t row, int half, softmax::State state) const {
+    const RowEnd end = end_row<kConfig>(call_, record, row, state, in_quad() == 0);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      std::uint16_t* const to = end.to + column * kAccumulatorDims + 2 * in_quad();
+      const std::uint32_t pair =
+          ptx::pack<kConfig.dtype>(o_[column][2 * half] * end.scale, o_[column][2 * half + 1] * end.scale);
+      if (call_.output.vector_output) {
+        *reinterpret_cast<std::uint32_t*>(to) = pair;
+      } else {
+        to[0] = static_cast<std::uint16_t>(pair);
+        to[1] = static_cast<std::uint16_t>(pair >> 16);
+      }
     }
   }
 
