@@ -26,12 +26,7 @@ constexpr bool is_built(std::string_view name) noexcept {
 using Kernels = std::span<const KernelEntry> (*)() noexcept;
 
 constexpr bool has_wide_rows(const KernelFamily& family) noexcept {
-  for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) {
-      if (family.has(row) && traits_of(row.scope).wide) return true;
-    }
-  }
-  return false;
+  return std::ranges::any_of(kWideRows, [&](const KernelRow& row) { return family.has(row); });
 }
 
 /// Named here, so that a static library's are linked too. A family that is not built is not named.

@@ -29,7 +29,7 @@ template <KernelFamily kFamily>
 /// a family that is left out of the build (LEAN_CUDA_FAMILIES).
 [[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 /// The same of wide kernels, which run where Device::warpgroups says so. None, too: of this type and width there are none, or the
-/// build is not for sm_90.
+/// build is without them (LEAN_CUDA_WIDE).
 [[nodiscard]] std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
 /// The kernel of a scope that the device runs, from `kernels`: the first row block that holds `rows`, or the largest there is.

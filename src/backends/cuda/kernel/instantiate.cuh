@@ -21,12 +21,21 @@ template <KernelConfig kConfig>
           .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
 }
 
-/// Rows of a family that are wide, or that are not.
+/// Calls `visit` with each of a family's rows and its architecture: wide ones, or all others.
+template <typename TVisit>
+constexpr void visit_rows(const KernelFamily& family, bool wide, const TVisit& visit) noexcept {
+  const auto visit_table = [&](const ArchitectureRows& table) {
+    for (const KernelRow& row : table) {
+      if (family.has(row)) visit(table.architecture, row);
+    }
+  };
+  if (wide) return visit_table(kWideRows);
+  for (const ArchitectureRows& table : kKernelRows) visit_table(table);
+}
+
 [[nodiscard]] constexpr std::size_t row_count_of(const KernelFamily& family, bool wide) noexcept {
   std::size_t count = 0;
-  for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) count += family.has(row) && traits_of(row.scope).wide == wide ? 1 : 0;
-  }
+  visit_rows(family, wide, [&](Architecture, const KernelRow&) { ++count; });
   return count;
 }
 
@@ -34,12 +43,9 @@ template <KernelFamily kFamily, bool kWide>
 [[nodiscard]] constexpr auto configs_of() noexcept {
   std::array<KernelConfig, row_count_of(kFamily, kWide)> configs;
   std::size_t next = 0;
-  for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) {
-      if (!kFamily.has(row) || traits_of(row.scope).wide != kWide) continue;
-      configs[next++] = config_of(table.architecture, row, kFamily.dtype);
-    }
-  }
+  visit_rows(kFamily, kWide, [&](Architecture architecture, const KernelRow& row) {
+    configs[next++] = config_of(architecture, row, kFamily.dtype);
+  });
   return configs;
 }
 

@@ -19,11 +19,6 @@
 
 namespace lean::cuda {
 
-#ifdef WIDE_NO_TURNS
-inline constexpr bool kTakesTurns = false;
-#else
-inline constexpr bool kTakesTurns = true;
-#endif
 /// Of which warpgroup it is the turn to ask for products: a named barrier each.
 inline constexpr std::uint32_t kTurnBarrier = 3;
 
@@ -156,11 +151,9 @@ class WideConsumer {
   }
 
   __device__ __forceinline__ static void take_turn() {
-    if constexpr (!kTakesTurns) return;
     ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
   }
   __device__ __forceinline__ static void pass_turn() {
-    if constexpr (!kTakesTurns) return;
     ptx::named_barrier_arrive(kTurnBarrier + 1 - static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
   }
 

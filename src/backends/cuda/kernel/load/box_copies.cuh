@@ -40,10 +40,6 @@ __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps
   }
   std::byte* const to =
       runs.stage + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
-#ifdef WIDE_EVICT
-  ptx::tensor_copy<true>(to, tall ? &maps.tall : &maps.low, place, runs.full);
-  return;
-#endif
   ptx::tensor_copy<!kConfig.wide()>(to, tall ? &maps.tall : &maps.low, place, runs.full);
 }
 

@@ -4,7 +4,6 @@
 // every token: one part a row.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
@@ -194,12 +193,11 @@ class WideTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 4 * kAccumulatorDims + j % 2; }
 
-  /// Scores scaled and capped, in the log2 domain: softmax::soft_cap() with one division for all.
+  /// Scores scaled and capped, in the log2 domain.
   __device__ __forceinline__ void cap_scores(float scale) {
     const float cap = tile::log2_cap(call_.problem.scores);
-    const float inner = scale / cap;
 #pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = cap * std::tanh(score(j) * inner);
+    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = softmax::soft_cap(score(j) * scale, cap);
   }
 
   /// What a row does not see, and what lies behind the tile.
