@@ -294,7 +294,9 @@ class WorkLine : public LineRules<TLengths, TUnits> {
     if (blocks < Rules::kLongStair) return {};
     const TileStair stair = shape_.stair_of(work);
     if (!stair.known()) return {};
-    const auto begin_of = [&](std::int32_t block) { return measure_ == Measure::kCost ? this->stair_cost(stair, block) : TUnits{block}; };
+    const auto begin_of = [&](std::int32_t block) {
+      return measure_ == Measure::kCost ? this->stair_cost(stair, block) : TUnits{block};
+    };
     std::int32_t low = 0;
     for (std::int32_t high = blocks - 1; low < high;) {
       const std::int32_t middle = (low + high + 1) / 2;

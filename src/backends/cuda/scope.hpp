@@ -9,8 +9,8 @@ namespace lean::cuda {
 
 /// The values stand in the kernels' names.
 enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall, kWideTile };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall,     Scope::kWideTile};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep,
+                                    Scope::kChunkStep,  Scope::kAnyCall,     Scope::kWideTile};
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {

@@ -59,7 +59,8 @@ template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
-  alignas(kExchangeAlignment<kConfig>) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
+  alignas(kExchangeAlignment<
+          kConfig>) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }

@@ -54,8 +54,8 @@ __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const
 #if LEAN_CUDA_ARCH >= 900
   if constexpr (!kReadOnce) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
-            shared_address(shared)),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+            "r"(shared_address(shared)),
         "l"(map), "r"(from.byte), "r"(from.token), "r"(from.head), "r"(from.sequence), "r"(shared_address(barrier))
         : "memory");
     return;

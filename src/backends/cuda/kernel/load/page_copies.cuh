@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
 /// reads the call from shared memory: inlined, it is a third of the kernel.
 template <KernelConfig kConfig>
 __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
-                                            const LanePages<kConfig> pages) {
+                                                const LanePages<kConfig> pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);

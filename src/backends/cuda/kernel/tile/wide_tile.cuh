@@ -243,8 +243,7 @@ class WideTile {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       std::uint16_t* const to = end.to + column * kAccumulatorDims + 2 * in_quad();
-      const std::uint32_t pair =
-          ptx::pack<kConfig.dtype>(o_[column][2 * half] * end.scale, o_[column][2 * half + 1] * end.scale);
+      const std::uint32_t pair = ptx::pack<kConfig.dtype>(o_[column][2 * half] * end.scale, o_[column][2 * half + 1] * end.scale);
       if (call_.output.vector_output) {
         *reinterpret_cast<std::uint32_t*>(to) = pair;
       } else {
@@ -257,9 +256,9 @@ class WideTile {
   const DeviceCall& call_;
   std::uint32_t queries_ = 0;  // of this warpgroup
   LaneRows<kConfig> lane_rows_;
-  std::int32_t first_[2];     // tokens before it are not seen
-  std::int32_t last_first_;   // the largest of all the warp's rows
-  bool rescales_ = false;     // by these, O:
+  std::int32_t first_[2];    // tokens before it are not seen
+  std::int32_t last_first_;  // the largest of all the warp's rows
+  bool rescales_ = false;    // by these, O:
   float factor_[2];
   float sum_[2];
   float s_[kScoreColumns][4];
