@@ -18,6 +18,14 @@ namespace lean::schedule {
 /// In what the line is measured: cost units (shares of equal cost) or outputs (items dealt out one by one).
 enum class Measure : std::int32_t { kCost, kOutputs };
 
+/// Whether the row blocks of a causal sequence are summed and found as a stair (TileStair), which changes no number. Not in GPU code
+/// but that of many rows, for sm_90a: other kernels have no registers for it, and fewer row blocks where it counts.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kTakesStairs = false;
+#else
+inline constexpr bool kTakesStairs = true;
+#endif
+
 /// Sums over sequences; adding two is associative, so strips may be summed by any number of threads. TUnits: 64 bits, or 32
 /// where a call's capacities bound the whole line (narrow_units()), which is what a GPU computes fast.
 template <typename TUnits>
@@ -147,7 +155,7 @@ class LineRules {
     }
     Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
-    if constexpr (!TShape::kOneBlock) {
+    if constexpr (kTakesStairs && !TShape::kOneBlock) {
       if (blocks >= kLongStair) {
         if (const TileStair stair = shape_.stair_of(work); stair.known()) {
           return sum_stair(stair, blocks - 1).plus(sum_block(work, blocks - 1, 1));
@@ -291,7 +299,7 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   /// A block at or before that of a place in a head: of a stair that itself, found by halving.
   [[nodiscard]] LEAN_HD constexpr Place place_in_head(const SequenceWork& work, TUnits place) const noexcept {
     const std::int32_t blocks = shape_.row_blocks(work);
-    if (blocks < Rules::kLongStair) return {};
+    if (!kTakesStairs || blocks < Rules::kLongStair) return {};
     const TileStair stair = shape_.stair_of(work);
     if (!stair.known()) return {};
     const auto begin_of = [&](std::int32_t block) {

@@ -170,6 +170,17 @@ inline constexpr ArchitectureRows kKernelRows[] = {{Architecture::kSm90, rows::k
 /// Rows of wide kernels, which are built and chosen with LEAN_CUDA_WIDE alone: kKernelRows serves every call without them.
 inline constexpr ArchitectureRows kWideRows{Architecture::kSm90, rows::kWide90, std::size(rows::kWide90)};
 
+/// A warp of a wide kernel has 16 rows of all tokens, a warpgroup whole columns of 128 bytes a row.
+[[nodiscard]] constexpr bool wide_rows_hold() noexcept {
+  for (const KernelRow& row : kWideRows) {
+    const bool rows = row.q_rows == kMmaRows * row.consumer_warps && row.consumer_warps % 4 == 0;
+    const bool columns = row.head_dim * row.kv_bytes % 128 == 0 && row.tile_tokens % kMmaTokens == 0;
+    if (row.scope != Scope::kWideTile || !rows || !columns) return false;
+  }
+  return true;
+}
+static_assert(wide_rows_hold());
+
 /// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row of them.
 struct KernelFamily {
   DType dtype = DType::kFloat16;

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
-#include "backends/cuda/kernel/fixup/merge.cuh"
+#include "backends/cuda/kernel/fixup/wide_segment_end.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
@@ -54,8 +54,7 @@ class WideConsumer {
       if (record.token_begin < record.token_end) take_tiles(record, tile);
       tile.finish();
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
-      tile.deliver(record);
-      if (record.slot != nullptr) merge_shared<kConfig>(records.index);
+      deliver<kConfig>(call_, records.index, tile);
       ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());
     }
   }

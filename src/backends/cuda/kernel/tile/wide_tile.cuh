@@ -9,12 +9,10 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/load/lacking_pages.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
-#include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
-#include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
@@ -165,16 +163,18 @@ class WideTile {
     }
   }
 
-  /// Stores what became of the segment, from registers to where it goes: the output, or the worker's slot.
-  __device__ __forceinline__ void deliver(const SegmentRecord& record) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::int32_t row = row_of(half);
-      if (row >= record.rows) continue;
-      const softmax::State state{lane_rows_.max[half], sum_[half]};
-      record.slot != nullptr ? store_row(record, row, half, state) : output_row(record, row, half, state);
-    }
+  /// Rows of the block that this lane holds: half 0 and 1.
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) { return warp() * kMmaRows + quad() + 8 * half; }
+  /// What became of such a row: its state, and what this lane has of every 8 dims of O, two from dim_of(column) on.
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(int half) const { return {lane_rows_.max[half], sum_[half]}; }
+  [[nodiscard]] __device__ __forceinline__ float2 pair(int column, int half) const {
+    return {o_[column][2 * half], o_[column][2 * half + 1]};
   }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t dim_of(int column) {
+    return column * kAccumulatorDims + 2 * in_quad();
+  }
+  /// Of the lanes of a row one leads.
+  [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0; }
 
  private:
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
@@ -185,9 +185,6 @@ class WideTile {
   }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t quad() { return lane() / 4; }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
-  /// Rows of the block that this lane holds: half 0 and 1.
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) { return warp() * kMmaRows + quad() + 8 * half; }
-
   /// The lane's scores of a tile: of every 8 tokens two of row_of(0), then the same two of row_of(1).
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
   /// Tokens from the lane's first to that of a score.
@@ -221,35 +218,6 @@ class WideTile {
       const std::int32_t key = tile.token + 2 * in_quad() + token_of(j);
       if (key >= tile.end() || in_pool(pages, ids[page_of(call_, key)])) continue;
       score(j) = score(j + 2) = softmax::kNegInf;
-    }
-  }
-
-  /// As rows of partials lie (StagedRows).
-  __device__ __forceinline__ void store_row(const SegmentRecord& record, std::int32_t row, int half, softmax::State state) const {
-    const fixup::Partial to = call_.fixup.slots.layout.partial.at(record.slot);
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const std::int32_t dim = column * kAccumulatorDims + 2 * in_quad();
-      const std::int32_t place = swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
-      *reinterpret_cast<float2*>(to.o + row * kDims + place) = {o_[column][2 * half], o_[column][2 * half + 1]};
-    }
-    if (in_quad() != 0) return;
-    to.m[row] = state.m;
-    to.l[row] = state.l;
-  }
-
-  __device__ __forceinline__ void output_row(const SegmentRecord& record, std::int32_t row, int half, softmax::State state) const {
-    const RowEnd end = end_row<kConfig>(call_, record, row, state, in_quad() == 0);
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      std::uint16_t* const to = end.to + column * kAccumulatorDims + 2 * in_quad();
-      const std::uint32_t pair = ptx::pack<kConfig.dtype>(o_[column][2 * half] * end.scale, o_[column][2 * half + 1] * end.scale);
-      if (call_.output.vector_output) {
-        *reinterpret_cast<std::uint32_t*>(to) = pair;
-      } else {
-        to[0] = static_cast<std::uint16_t>(pair);
-        to[1] = static_cast<std::uint16_t>(pair >> 16);
-      }
     }
   }
 
