@@ -32,9 +32,12 @@ TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
     EXPECT_STRNE(wide.reason.measured, "");
     EXPECT_NE(std::ranges::find(kHeadDims, wide.head_dim), std::end(kHeadDims)) << wide.head_dim;
     const ArchitectureRows& oldest = *std::prev(std::end(kKernelRows));
-    EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(), [&](const KernelRow& row) {
-      return row.kv_bytes == wide.kv_bytes && row.head_dim == wide.head_dim && row.q_rows == wide.q_rows;
-    })) << wide.head_dim << ": the workspace is any call's, of as many rows";
+    EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(),
+                                    [&](const KernelRow& row) {
+                                      return row.kv_bytes == wide.kv_bytes && row.head_dim == wide.head_dim &&
+                                             row.q_rows == wide.q_rows;
+                                    }))
+        << wide.head_dim << ": the workspace is any call's, of as many rows";
   }
 }
 
