@@ -29,7 +29,7 @@ ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda", "explain"}
 # registers, so the fix-up comes last. docs/contracts.md draws it.
 KERNEL = "backends/cuda/kernel/"
 STAGES = ["plan", "load", "tile", "output", "fixup"]
-WHOLE_KERNEL = {"decode_kernel.cuh", "instantiate.cuh"}  # include every stage; the headers beside them none
+WHOLE_KERNEL = {"decode_kernel.cuh", "instantiate.cuh", "wide_consumer.cuh"}  # include every stage; the headers beside them none
 
 # Third-party and threading headers, and the rooms that may use them.
 SPECIAL = {

@@ -9,8 +9,9 @@
 #endif
 
 // LEAN_OUTLINE: on a device, one copy that is called. For long code in many places that runs once or twice: there,
-// instructions come from memory, and every inlined copy is fetched anew.
-#if defined(__CUDA_ARCH__)
+// instructions come from memory, and every inlined copy is fetched anew. Not for sm_90a: where functions are called, registers are
+// not handed from warps to others.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define LEAN_OUTLINE __noinline__
 #else
 #define LEAN_OUTLINE

@@ -31,6 +31,39 @@ struct TileSpan {
   std::int32_t count = 1;
 };
 
+/// The tiles of a sequence's full row blocks where each sees as far to the right as a causal limit lets its last row, and all of
+/// what lies before: a stair, of which every sum is known without a walk. Block i has (i + offset) / width tiles, at least 1 and at
+/// most `highest`.
+struct TileStair {
+  std::int64_t offset = 0;
+  std::int64_t width = 0;  // blocks of a step; 0: the blocks are no such stair
+  std::int64_t highest = 1;
+
+  [[nodiscard]] LEAN_HD constexpr bool known() const noexcept { return width > 0; }
+
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(std::int64_t block) const noexcept {
+    return static_cast<std::int32_t>(clamp_to(quotient(block + offset, width), 1, highest));
+  }
+  /// The first block with so many tiles, if there were no end of blocks.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t first_with(std::int64_t tiles) const noexcept {
+    return max_of(0, tiles * width - offset);
+  }
+  /// Tiles of the first `blocks` together.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t tiles_before(std::int64_t blocks) const noexcept {
+    const std::int64_t rises = min_of(first_with(1), blocks);
+    const std::int64_t flat = min_of(first_with(highest), blocks);
+    const std::int64_t between = flat > rises ? below(flat + offset) - below(rises + offset) : 0;
+    return rises + between + (blocks - max_of(rises, flat)) * highest;
+  }
+
+ private:
+  /// Of all j < x, j / width together.
+  [[nodiscard]] LEAN_HD constexpr std::int64_t below(std::int64_t x) const noexcept {
+    const std::int64_t steps = quotient(x, width);
+    return steps * (steps - 1) / 2 * width + steps * (x - steps * width);
+  }
+};
+
 struct LineShape {
   static constexpr bool kOneBlock = false;
 
@@ -69,6 +102,18 @@ struct LineShape {
     const auto first = static_cast<std::int32_t>(seen.begin == 0 ? 0U : static_cast<std::uint32_t>(seen.begin) / tile);
     const auto past_last = static_cast<std::int32_t>(end / tile) + (end % tile != 0 ? 1 : 0);
     return {.first = first, .count = max_of<std::int32_t>(1, past_last - first)};
+  }
+
+  /// The stair of a sequence's full row blocks, if they are one. With E what a block's last row sees, it has ceil(E / tile_tokens)
+  /// tiles, and E grows by q_rows / group from block to block: where q_rows divides group * tile_tokens, nested divisions are one.
+  [[nodiscard]] LEAN_HD constexpr TileStair stair_of(const SequenceWork& work) const noexcept {
+    const std::int64_t step = std::int64_t{group} * tile_tokens;
+    const std::int64_t width = quotient(step, std::int64_t{q_rows});
+    const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
+    if (reach.left >= 0 || reach.right < 0 || width * q_rows != step || first_end < 0) return {};
+    return {.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows}),
+            .width = width,
+            .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))};
   }
 
   /// True when every row block of a sequence has the same number of tiles.

@@ -18,6 +18,14 @@ namespace lean::schedule {
 /// In what the line is measured: cost units (shares of equal cost) or outputs (items dealt out one by one).
 enum class Measure : std::int32_t { kCost, kOutputs };
 
+/// Whether the row blocks of a causal sequence are summed and found as a stair (TileStair), which changes no number. Not in GPU code
+/// but that of many rows, for sm_90a: other kernels have no registers for it, and fewer row blocks where it counts.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kTakesStairs = false;
+#else
+inline constexpr bool kTakesStairs = true;
+#endif
+
 /// Sums over sequences; adding two is associative, so strips may be summed by any number of threads. TUnits: 64 bits, or 32
 /// where a call's capacities bound the whole line (narrow_units()), which is what a GPU computes fast.
 template <typename TUnits>
@@ -147,6 +155,13 @@ class LineRules {
     }
     Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
+    if constexpr (kTakesStairs && !TShape::kOneBlock) {
+      if (blocks >= kLongStair) {
+        if (const TileStair stair = shape_.stair_of(work); stair.known()) {
+          return sum_stair(stair, blocks - 1).plus(sum_block(work, blocks - 1, 1));
+        }
+      }
+    }
     for (std::int32_t block = 0; block < blocks; ++block) {
       // Full blocks of a sequence without limits are alike: sum the first, and the last, which may be shorter.
       const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
@@ -155,6 +170,33 @@ class LineRules {
       block += copies - 1;
     }
     return head;
+  }
+
+  /// Blocks of a sequence: fewer are as soon summed one by one.
+  static constexpr std::int32_t kLongStair = 4;
+
+  /// Units of the first `blocks` full row blocks of a stair.
+  [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TileStair& stair, std::int64_t blocks) const noexcept {
+    const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
+    return static_cast<TUnits>(blocks) * cost_model_.segment_units + static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
+  }
+
+  /// What sum_block() says of each of them, added up.
+  [[nodiscard]] LEAN_HD constexpr Sums sum_stair(const TileStair& stair, std::int32_t blocks) const noexcept {
+    const std::int32_t tile_cost = cost_model_.tile_cost(shape_.q_rows);
+    const auto cost_of = [&](std::int32_t tiles) { return cost_model_.segment_units + TUnits{tiles} * tile_cost; };
+    const std::int32_t fewest = stair.tiles(0);
+    const std::int32_t most = stair.tiles(blocks - 1);
+    Sums sums{.cost = stair_cost(stair, blocks),
+              .tiles = static_cast<TUnits>(stair.tiles_before(blocks)),
+              .outputs = blocks,
+              .max_output_tiles = most,
+              .min_output_cost = cost_of(fewest),
+              .max_output_cost = cost_of(most)};
+    // The fewer tiles an output has, the more of its fixed charge each takes; one of a single tile is not cut.
+    const std::int32_t cut = max_of(fewest, min_of(2, most));
+    sums.max_tile_cost = spread_tile_cost({.tiles = cut, .tile_cost = tile_cost});
+    return sums;
   }
 
   TLengths lengths_;
@@ -248,6 +290,33 @@ class WorkLine : public LineRules<TLengths, TUnits> {
   }
 
  private:
+  /// A row block and where it begins in its head.
+  struct Place {
+    std::int32_t block = 0;
+    TUnits begin = 0;
+  };
+
+  /// A block at or before that of a place in a head: of a stair that itself, found by halving.
+  [[nodiscard]] LEAN_HD constexpr Place place_in_head(const SequenceWork& work, TUnits place) const noexcept {
+    const std::int32_t blocks = shape_.row_blocks(work);
+    if (!kTakesStairs || blocks < Rules::kLongStair) return {};
+    const TileStair stair = shape_.stair_of(work);
+    if (!stair.known()) return {};
+    const auto begin_of = [&](std::int32_t block) {
+      return measure_ == Measure::kCost ? this->stair_cost(stair, block) : TUnits{block};
+    };
+    std::int32_t low = 0;
+    for (std::int32_t high = blocks - 1; low < high;) {
+      const std::int32_t middle = (low + high + 1) / 2;
+      if (begin_of(middle) <= place) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return {low, begin_of(low)};
+  }
+
   using Rules::make_output;
   using Rules::measure_;
   using Rules::shape_;
@@ -259,8 +328,14 @@ class WorkLine : public LineRules<TLengths, TUnits> {
                                                             TUnits place) const noexcept {
     const TUnits head_measure = sum_head(work).in(measure_);
     const auto kv_head = static_cast<std::int32_t>(quotient(place - begin, head_measure));
-    Output output = make_output(
-        {.sequence = sequence, .kv_head = kv_head, .begin = begin + kv_head * head_measure, .sequence_begin = begin}, work);
+    const TUnits head_begin = begin + kv_head * head_measure;
+    const Place first = place_in_head(work, place - head_begin);
+    Output output = make_output({.sequence = sequence,
+                                 .kv_head = kv_head,
+                                 .row_block = first.block,
+                                 .begin = head_begin + first.begin,
+                                 .sequence_begin = begin},
+                                work);
     while (true) {
       const TUnits end = output.begin + (measure_ == Measure::kCost ? output.cost : 1);
       if (place < end) return output;

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_rows.hpp"
+#include "backends/cuda/kernel_table.hpp"
 #include "base/kv_type.hpp"
 #include "cuda_host/calls.hpp"
 #include "cuda_host/fake_runtime.hpp"
@@ -37,6 +39,12 @@ Asked call_for(const cuda::KernelConfig& config) {
   return asked;
 }
 
+/// Whether a wide kernel takes the calls of a variant where there are products of warpgroups: built with LEAN_CUDA_WIDE.
+bool has_wide_kernel(const cuda::KernelConfig& config) {
+  const bool instead = config.scope == cuda::Scope::kTensorStep || config.scope == cuda::Scope::kAnyCall;
+  return instead && config.q_rows > cuda::kFewestWideRows && !cuda::wide_kernels_for(config.dtype, config.head_dim).empty();
+}
+
 /// R33: no row of the table without its kernels, and none that no call takes.
 TEST(CudaHost, R33_EveryRowOfTheTableIsBuiltAndServesACallOfItsOwn) {
   to_a_new_device();
@@ -49,7 +57,7 @@ TEST(CudaHost, R33_EveryRowOfTheTableIsBuiltAndServesACallOfItsOwn) {
         const cuda::KernelConfig config = cuda::config_of(table.architecture, row, named.family.dtype);
         const Asked asked = call_for(config);
         const Workspace workspace = workspace_for(asked);
-        runtime().begin();
+        to_a_new_device({.major = has_wide_kernel(config) ? 10 : 9});
         ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok()) << name_of(config);
         const std::string_view kernel = runtime().launches().back().kernel;
         EXPECT_NE(kernel.find(name_of(config)), std::string_view::npos) << name_of(config) << " is not " << kernel;
@@ -109,6 +117,67 @@ TEST(CudaHost, R33_WhatIsSupportedFitsEveryKindOfDevice) {
   EXPECT_GT(kernels.size(), 40U) << "the sweep takes few variants";
 }
 
+/// The scope of the kernel that a call's only launch takes.
+cuda::Scope scope_of(const Problem& problem, const Options& options = cuda_options()) {
+  const Asked asked{"a call", problem, options};
+  const Workspace workspace = workspace_for(asked);
+  runtime().begin();
+  EXPECT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+  EXPECT_EQ(runtime().launches().size(), 1U);
+  const std::string_view kernel = runtime().launches().back().kernel;
+  for (const cuda::Scope scope : cuda::kScopes) {
+    if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string_view::npos) return scope;
+  }
+  ADD_FAILURE() << kernel;
+  return cuda::Scope::kAnyCall;
+}
+
+/// More than 64 packed rows of 16-bit K and V are a wide kernel's, where the build has it, the device has products of warpgroups and
+/// the call asks for nothing that it does not do.
+TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
+  using cuda::Scope;
+  const auto chunk = [](std::int32_t q_tokens, const Shape& shape = {}) {
+    Problem problem = problem_of(shape);
+    problem.q_tokens = q_tokens;
+    problem.q.strides.sequence = problem.o.strides.sequence = q_tokens * problem.q.strides.token;
+    problem.scores.causal = true;
+    return problem;
+  };
+  const auto is_wide = [](const Problem& problem, const Options& options = cuda_options()) {
+    return scope_of(problem, options) == Scope::kWideTile;
+  };
+  to_a_new_device();
+  const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 128).empty();
+  for (const std::int32_t head_dim : {64, 128}) {
+    EXPECT_FALSE(is_wide(chunk(16, {.head_dim = head_dim})));  // 64 rows, of 4 heads a token
+    EXPECT_EQ(is_wide(chunk(17, {.head_dim = head_dim})), built);
+    EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .page_tokens = 16})), built);
+    EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .token_major = true})), built);
+  }
+  Problem windowed = chunk(100);
+  windowed.scores.window_left = 300, windowed.scores.softcap = 30.0F;
+  EXPECT_EQ(is_wide(windowed), built);
+
+  EXPECT_FALSE(is_wide(chunk(100, {.head_dim = 80})));
+  EXPECT_FALSE(is_wide(chunk(100, {.head_dim = 256})));
+  EXPECT_FALSE(is_wide(chunk(100, {.kv_dtype = DType::kFloat8E4M3})));
+  EXPECT_FALSE(is_wide(chunk(100, {.page_tokens = 24})));  // no whole boxes
+  Problem sloped = chunk(100);
+  sloped.scores.alibi_slopes = static_cast<const float*>(address(8));
+  EXPECT_FALSE(is_wide(sloped));
+  Problem negative = chunk(100);
+  negative.scores.scale = -1.0F;
+  EXPECT_FALSE(is_wide(negative));
+  Options chunks = cuda_options();
+  chunks.policy = Policy::fixed_chunk();
+  EXPECT_FALSE(is_wide(chunk(100), chunks));
+  for (const FakeDevice& device :
+       {FakeDevice{.major = 8}, FakeDevice{.major = 10}, FakeDevice{.major = 9, .shared_bytes = 99 * 1024}}) {
+    to_a_new_device(device);
+    EXPECT_FALSE(is_wide(chunk(100))) << device.major;
+  }
+}
+
 /// Tokens of a tile of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.
 int tile_tokens_of(const Problem& problem, const Options& options) {
   const std::size_t bytes = explain_schedule(problem, options, ScheduleFormat::kJson, nullptr, 0);
@@ -155,18 +224,6 @@ TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
 /// Dims between the variants' have their decode steps too, filled up by tensor copies; what those cannot take is any call's.
 TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
   to_a_new_device();
-  const auto scope_of = [](const Problem& problem) {
-    const Asked asked{"a decode step", problem, cuda_options()};
-    const Workspace workspace = workspace_for(asked);
-    runtime().begin();
-    EXPECT_TRUE(decode(asked.problem, asked.options, workspace).ok());
-    const std::string_view kernel = runtime().launches().back().kernel;
-    for (const cuda::Scope scope : cuda::kScopes) {
-      if (kernel.find("ScopeE" + std::to_string(static_cast<int>(scope)) + "E") != std::string_view::npos) return scope;
-    }
-    ADD_FAILURE() << kernel;
-    return cuda::Scope::kAnyCall;
-  };
   for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     const bool whole = head_dim == 64 || head_dim == 128 || head_dim == 256;
     EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim})), whole ? cuda::Scope::kDecodeStep : cuda::Scope::kTensorStep)

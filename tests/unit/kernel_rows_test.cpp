@@ -25,6 +25,22 @@ TEST(KernelRows, EveryRowSaysWhyAndByWhichMeasurement) {
   EXPECT_GT(seen.size(), 60U);
 }
 
+/// What is built with LEAN_CUDA_WIDE alone is no row that a call needs: every family and row block has one without it.
+TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
+  for (const KernelRow& wide : kWideRows) {
+    EXPECT_STRNE(wide.reason.why, "");
+    EXPECT_STRNE(wide.reason.measured, "");
+    EXPECT_NE(std::ranges::find(kHeadDims, wide.head_dim), std::end(kHeadDims)) << wide.head_dim;
+    const ArchitectureRows& oldest = *std::prev(std::end(kKernelRows));
+    EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(),
+                                    [&](const KernelRow& row) {
+                                      return row.kv_bytes == wide.kv_bytes && row.head_dim == wide.head_dim &&
+                                             row.q_rows == wide.q_rows;
+                                    }))
+        << wide.head_dim << ": the workspace is any call's, of as many rows";
+  }
+}
+
 /// find_kernel() takes the first row block that holds a call's rows.
 TEST(KernelRows, RowBlocksOfAKindAscend) {
   for (const ArchitectureRows& table : kKernelRows) {

@@ -65,7 +65,8 @@ TileRules rules_of(const Problem& problem, const Options& options) noexcept {
   const bool windowed_chunks = scores.window_left >= 0 && in_chunks(options);
   // A scale of 0 is a rule: scores are hidden after they are scaled then, and 0 x (-inf) is never met.
   const bool scale_is_zero = scores.scale == 0.0F && !softmax::is_default_scale(scores.scale);
-  TileRules rules{.every_tile = scale_is_zero || scores.softcap > 0.0F || scores.alibi_slopes != nullptr ||
+  TileRules rules{.beyond_softcap = scores.alibi_slopes != nullptr || scores.mask != nullptr || scores.tree_mask != nullptr,
+                  .every_tile = scale_is_zero || scores.softcap > 0.0F || scores.alibi_slopes != nullptr ||
                                 scores.mask != nullptr || windowed_chunks || (scores.window_left >= 0 && problem.q_tokens > 1)};
   rules.some_tile = rules.every_tile || scores.tree_mask != nullptr || is_paged(problem.pages);
   rules.hides_values = scores.mask != nullptr || scores.tree_mask != nullptr || windowed_chunks;
@@ -77,7 +78,8 @@ Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& pla
   const std::int32_t dims = config.fills_rows() ? config.head_dim : shape.head_dim;
   Ring ring{.stage_bytes = config.tile_tokens * config.stage_row_bytes(dims)};
   std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, kTmaRingBytes);
+  const std::int32_t enough = config.wide() ? kWideRingBytes : kTmaRingBytes;
+  if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, enough);
   ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
   return ring;
 }
@@ -123,6 +125,18 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
+/// The wide kernel that serves a call's rows, if they are many: row blocks that are less than half full are another's.
+const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
+  if (!plan.device.warpgroups || in_chunks(plan.options) || schedule::row_capacity(shape) <= kFewestWideRows) return nullptr;
+  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
+                                               Scope::kWideTile, schedule::row_capacity(shape));
+  if (entry == nullptr || shape.head_dim != entry->config.head_dim) return nullptr;
+  const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
+  const bool asks_for_more = rules.beyond_softcap || !scaled_up || plan.options.fixup != Fixup::kLastArriver;
+  if (asks_for_more || !plan.copies.boxes || !plan.vector_queries) return nullptr;
+  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+}
+
 schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
   return schedule::line_shape_of(shape, entry.config.q_rows, entry.config.tile_tokens);
 }
@@ -160,7 +174,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
   // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
-  const bool walks_flat = entry.config.step() || plan.options.policy.kind == Policy::Kind::kLean;
+  const bool walks_flat = entry.config.step() || (entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean);
   launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
@@ -185,6 +199,7 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
   launch.kernel = step != nullptr && serves(*step, shape, launch.rules, plan) ? step : launch.any_call;
+  if (const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan); wide != nullptr) launch.kernel = wide;
   plan_line(launch, shape, plan);
   launch.ring = ring_of(*launch.kernel, shape, plan, launch.flat);
   launch.tensor_copies = launch.kernel->config.in_columns() && plan.copies.boxes;

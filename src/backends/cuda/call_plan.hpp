@@ -27,9 +27,10 @@ struct KvCopies {
 
 /// Rules of scores that tiles have to apply. What no tile pays for, causality and the windows of a decode step, is none.
 struct TileRules {
-  bool every_tile = false;    // softcap, ALiBi, a mask, or a window whose left end differs from row to row
-  bool some_tile = false;     // those, a tree mask, or pages, which may lie outside the pool
-  bool hides_values = false;  // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
+  bool beyond_softcap = false;  // ALiBi, or a mask of any kind
+  bool every_tile = false;      // softcap, ALiBi, a mask, or a window whose left end differs from row to row
+  bool some_tile = false;       // those, a tree mask, or pages, which may lie outside the pool
+  bool hides_values = false;    // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
 };
 
 /// The stages of K and V tiles in shared memory.

@@ -29,6 +29,7 @@ Status ask(int ordinal, Device& device) noexcept {
   }
   device.ordinal = ordinal;
   device.cooperative = cooperative != 0;
+  device.warpgroups = device.major == 9 && device.minor == 0;
   if (10 * device.major + device.minor > LEAN_CUDA_NEWEST_COMPILED) {  // it runs that architecture's code, translated by the driver
     device.major = LEAN_CUDA_NEWEST_COMPILED / 10;
     device.minor = LEAN_CUDA_NEWEST_COMPILED % 10;
@@ -36,6 +37,7 @@ Status ask(int ordinal, Device& device) noexcept {
 #ifdef LEAN_CUDA_SM80_PATH
   constexpr std::int32_t kSharedBytesOfSm80 = 163 * 1024;
   if (device.major > 8) device.major = 8, device.minor = 0;
+  device.warpgroups = false;
   if (device.shared_bytes > kSharedBytesOfSm80) device.shared_bytes = kSharedBytesOfSm80;
 #endif
   return {};

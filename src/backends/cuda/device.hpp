@@ -15,6 +15,7 @@ struct Device {
   std::int32_t minor = 0;
   std::int32_t shared_bytes = 0;  // dynamic shared memory a CTA may have
   bool cooperative = false;
+  bool warpgroups = false;  // products of whole warpgroups: sm_90a's, of that GPU alone, whatever this build is compiled for
 
   /// Whose kernels it runs.
   [[nodiscard]] Architecture architecture() const noexcept { return architecture_of(major, minor); }

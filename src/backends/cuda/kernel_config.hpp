@@ -38,6 +38,8 @@ struct KernelConfig {
 
   // The traits that the kernel asks for again and again, by names of their own.
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
+  [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
+  [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.
   [[nodiscard]] constexpr bool copies_runs() const noexcept { return traits().copies == Copies::kRuns; }
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }

@@ -59,6 +59,8 @@ inline constexpr Reason kBoxes{"columns that need no piece put right: less to co
                                "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put pieces right, which columns need not",
                                   "experiments/h200-tensor-steps.jsonl"};
+inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, the products of one beside the other's softmax",
+                                    "experiments/h100-wide-tile.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -141,6 +143,12 @@ inline constexpr KernelRow kSm90[] = {
     {kChunkStep,   1, 128, 16,  256, 8, 24,   kChunks},
     {kChunkStep,   1, 256, 16,  128, 4, 96,   kChunks},
 };
+
+inline constexpr KernelRow kWide90[] = {
+    // scope, bytes, d, rows, tokens, warps, spills, reason
+    {kWideTile,    2, 64,  128, 128, 8, 192,  kWarpgroups},
+    {kWideTile,    2, 128, 128, 128, 8, 192,  kWarpgroups},
+};
 // clang-format on
 
 }  // namespace rows
@@ -158,6 +166,20 @@ struct ArchitectureRows {
 /// The newest first: where two serve a call, the newer does.
 inline constexpr ArchitectureRows kKernelRows[] = {{Architecture::kSm90, rows::kSm90, std::size(rows::kSm90)},
                                                    {Architecture::kSm80, rows::kSm80, std::size(rows::kSm80)}};
+
+/// Rows of wide kernels, which are built and chosen with LEAN_CUDA_WIDE alone: kKernelRows serves every call without them.
+inline constexpr ArchitectureRows kWideRows{Architecture::kSm90, rows::kWide90, std::size(rows::kWide90)};
+
+/// A warp of a wide kernel has 16 rows of all tokens, a warpgroup whole columns of 128 bytes a row.
+[[nodiscard]] constexpr bool wide_rows_hold() noexcept {
+  for (const KernelRow& row : kWideRows) {
+    const bool rows = row.q_rows == kMmaRows * row.consumer_warps && row.consumer_warps % 4 == 0;
+    const bool columns = row.head_dim * row.kv_bytes % 128 == 0 && row.tile_tokens % kMmaTokens == 0;
+    if (row.scope != Scope::kWideTile || !rows || !columns) return false;
+  }
+  return true;
+}
+static_assert(wide_rows_hold());
 
 /// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row of them.
 struct KernelFamily {
@@ -208,12 +230,14 @@ inline constexpr NamedFamily kFamilies[] = {
 /// The variant that a kernel's name says.
 [[nodiscard]] constexpr KernelConfig config_of(Architecture architecture, const KernelFamily& family, std::int32_t q_rows,
                                                Scope scope) noexcept {
+  const auto is_asked_for = [&](const KernelRow& row) { return family.has(row) && row.q_rows == q_rows && row.scope == scope; };
   for (const ArchitectureRows& table : kKernelRows) {
     for (const KernelRow& row : table) {
-      if (table.architecture == architecture && family.has(row) && row.q_rows == q_rows && row.scope == scope) {
-        return config_of(architecture, row, family.dtype);
-      }
+      if (table.architecture == architecture && is_asked_for(row)) return config_of(architecture, row, family.dtype);
     }
+  }
+  for (const KernelRow& row : kWideRows) {
+    if (is_asked_for(row)) return config_of(kWideRows.architecture, row, family.dtype);
   }
   return {};
 }
@@ -222,13 +246,15 @@ inline constexpr NamedFamily kFamilies[] = {
 /// weights to l, one by one; O takes their products at once, by an addition that truncates, which counts twice (docs/numerics.md).
 [[nodiscard]] constexpr std::int32_t sum_roundings(const tile::TileConfig& tile) noexcept {
   std::int32_t runs = 1;
-  for (const ArchitectureRows& table : kKernelRows) {
+  const auto look_at = [&](const ArchitectureRows& table) {
     for (const KernelRow& row : table) {
       const bool serves = row.kv_bytes == bytes_of(tile.kv_dtype) && row.head_dim == tile.head_dim && row.q_rows == tile.q_rows &&
                           row.tile_tokens == tile.tile_tokens;
       if (serves) runs = max_of(runs, config_of(table.architecture, row, tile.kv_dtype).warp_runs());
     }
-  }
+  };
+  for (const ArchitectureRows& table : kKernelRows) look_at(table);
+  look_at(kWideRows);
   return 4 * runs;
 }
 /// Roundings of the products of one matrix product among themselves, truncations all.

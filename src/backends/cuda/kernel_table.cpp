@@ -25,32 +25,51 @@ constexpr bool is_built(std::string_view name) noexcept {
 
 using Kernels = std::span<const KernelEntry> (*)() noexcept;
 
+constexpr bool has_wide_rows(const KernelFamily& family) noexcept {
+  return std::ranges::any_of(kWideRows, [&](const KernelRow& row) { return family.has(row); });
+}
+
 /// Named here, so that a static library's are linked too. A family that is not built is not named.
-template <std::size_t kIndex>
+template <std::size_t kIndex, bool kWide>
 constexpr Kernels kernels_if_built() noexcept {
-  if constexpr (is_built(kFamilies[kIndex].name)) {
-    return kernels_of<kFamilies[kIndex].family>;
+  constexpr KernelFamily kFamily = kFamilies[kIndex].family;
+  if constexpr (!is_built(kFamilies[kIndex].name)) {
+    return nullptr;
+  } else if constexpr (!kWide) {
+    return kernels_of<kFamily>;
+  } else if constexpr (LEAN_CUDA_WIDE != 0 && has_wide_rows(kFamily)) {
+    return wide_kernels_of<kFamily>;
   } else {
     return nullptr;
   }
 }
 
 /// In the order of kFamilies.
+template <bool kWide>
 constexpr auto kBuilt = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-  return std::array{kernels_if_built<kIndex>()...};
+  return std::array{kernels_if_built<kIndex, kWide>()...};
 }(std::make_index_sequence<std::size(kFamilies)>());
 
-}  // namespace
-
-std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
+template <bool kWide>
+std::span<const KernelEntry> built_for(DType kv_dtype, std::int32_t head_dim) noexcept {
   const auto* const width = std::ranges::find_if(kHeadDims, [&](std::int32_t dims) { return head_dim <= dims; });
   if (width == std::end(kHeadDims)) return {};
   for (std::size_t i = 0; i < std::size(kFamilies); ++i) {
     const KernelFamily& family = kFamilies[i].family;
-    if (family.head_dim == *width && family.takes(kv_dtype))
-      return kBuilt[i] != nullptr ? kBuilt[i]() : std::span<const KernelEntry>{};
+    if (family.head_dim != *width || !family.takes(kv_dtype)) continue;
+    return kBuilt<kWide>[i] != nullptr ? kBuilt<kWide>[i]() : std::span<const KernelEntry>{};
   }
   return {};
+}
+
+}  // namespace
+
+std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
+  return built_for<false>(kv_dtype, head_dim);
+}
+
+std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
+  return built_for<true>(kv_dtype, head_dim);
 }
 
 const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope, std::int64_t rows) noexcept {

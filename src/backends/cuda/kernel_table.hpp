@@ -18,13 +18,19 @@ struct KernelEntry {
   std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
 };
 
-/// A family's kernels, newer architectures' first; defined in a translation unit of the family's own (kernel_family.cu.in).
+/// A family's kernels, newer architectures' first, and its wide ones; each defined in a translation unit of the family's own
+/// (kernel_family.cu.in).
 template <KernelFamily kFamily>
 [[nodiscard]] std::span<const KernelEntry> kernels_of() noexcept;
+template <KernelFamily kFamily>
+[[nodiscard]] std::span<const KernelEntry> wide_kernels_of() noexcept;
 
 /// Those of K and V of this type and of the narrowest width that holds head_dim. None: another type, head_dim above all widths, or
 /// a family that is left out of the build (LEAN_CUDA_FAMILIES).
 [[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
+/// The same of wide kernels, which run where Device::warpgroups says so. None, too: of this type and width there are none, or the
+/// build is without them (LEAN_CUDA_WIDE).
+[[nodiscard]] std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
 /// The kernel of a scope that the device runs, from `kernels`: the first row block that holds `rows`, or the largest there is.
 /// Null: none.

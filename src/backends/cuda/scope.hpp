@@ -8,9 +8,9 @@
 namespace lean::cuda {
 
 /// The values stand in the kernels' names.
-enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall};
+enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall, kWideTile };
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep,
+                                    Scope::kChunkStep,  Scope::kAnyCall,     Scope::kWideTile};
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {
@@ -41,6 +41,9 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
+  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. General lines and the last arriver only,
+  /// and of the rules of scores windows, causality and softcap.
+  bool wide = false;
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;
   Dims dims = Dims::kFewer;
@@ -73,6 +76,13 @@ struct ScopeTraits {
               .chunks = Chunks::kAlways,
               .warms_l2 = true,
               .producer_warps = 1};
+    case Scope::kWideTile:
+      return {.name = "wide",
+              .wide = true,
+              .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kWhole,
+              .producer_warps = 4};
     case Scope::kAnyCall: break;
   }
   return {.name = "any", .chunks = Chunks::kAsAsked, .contributors_warp = true};

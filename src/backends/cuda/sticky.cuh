@@ -5,6 +5,7 @@
 
 #include <cuda/atomic>
 
+#include "backends/cuda/ptx/arch.cuh"
 #include "fixup/workspace.hpp"
 #include "lean/status.hpp"
 #include "problem/length_faults.hpp"
@@ -20,10 +21,10 @@ __device__ __forceinline__ bool report_sticky(fixup::StateHeader& header, Status
 
 /// Whoever met the fault says that there is one; which entry it was is looked up here, once until the next reset, by the thread whose
 /// code is the first. Functions that are called, so that whoever walks a line or copies tiles keeps nothing for them.
-__device__ __noinline__ void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
+__device__ LEAN_CUDA_CALLED void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
   if (report_sticky(header, StatusCode::kBadLengths)) header.fault = first_bad_length(problem);
 }
-__device__ __noinline__ void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
+__device__ LEAN_CUDA_CALLED void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
   if (report_sticky(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page(problem, sequence);
 }
 

@@ -12,13 +12,13 @@ namespace lean::cuda {
 /// kEndToEnd: K and V without pages or cumulative lengths, which the caller knows.
 template <KernelConfig kConfig, bool kEndToEnd = false>
 struct Asked {
-  static constexpr bool kAnyCall = !kConfig.step();
+  static constexpr bool kAnyCall = kConfig.any_call();
 
   const DeviceCall& call;
 
   __device__ __forceinline__ explicit Asked(const DeviceCall& asked_call) : call(asked_call) {}
 
-  [[nodiscard]] __device__ __forceinline__ bool flat() const { return !kAnyCall || call.plan.flat; }
+  [[nodiscard]] __device__ __forceinline__ bool flat() const { return kConfig.step() || (kAnyCall && call.plan.flat); }
   [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.fixup.pass == Pass::kMergeOnly; }
   [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup.kind == Fixup::kLastArriver; }
   [[nodiscard]] __device__ __forceinline__ bool chunks() const {

@@ -50,12 +50,17 @@ struct CtaShared {
 template <KernelConfig kConfig>
 inline constexpr std::size_t kRestAlignment = kConfig.in_columns() ? 1024 : 128;
 
+/// Products of warpgroups read the queries there, placed by their addresses' bits too.
+template <KernelConfig kConfig>
+inline constexpr std::size_t kExchangeAlignment = kConfig.wide() ? 1024 : 16;
+
 /// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
 template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
-  alignas(16) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
+  alignas(kExchangeAlignment<
+          kConfig>) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
@@ -64,7 +69,8 @@ struct CtaMemory {
   }
 
   [[nodiscard]] static constexpr LEAN_HD std::int32_t line_bytes(bool flat) noexcept {
-    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + 127) / 128 * 128);
+    constexpr std::size_t kUnit = kRestAlignment<kConfig>;
+    return flat ? 0 : static_cast<std::int32_t>((sizeof(CtaLine) + kUnit - 1) / kUnit * kUnit);
   }
 };
 

@@ -33,6 +33,7 @@
 #include "backends/cuda/kernel/plan/l2_warming.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
 #include "backends/cuda/kernel/tile/tile.cuh"
+#include "backends/cuda/kernel/wide_consumer.cuh"
 #include "backends/cuda/kernel_rows.hpp"
 #include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/grid.cuh"
@@ -158,7 +159,15 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   }
   if (call.launch.dependent) ptx::await_earlier_kernels();
   build_line<kConfig>(call);
-  if (consumes) {
+  if constexpr (kConfig.wide()) {
+    if (consumes) {
+      ptx::take_registers<kWideConsumerRegisters>();
+      WideConsumer<kConfig>(call, memory).run();
+    } else {
+      ptx::give_up_registers<kWideProducerRegisters>();
+      visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
+    }
+  } else if (consumes) {
     if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
     consumer_sync<kConfig>();
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {

@@ -21,35 +21,49 @@ template <KernelConfig kConfig>
           .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
 }
 
-[[nodiscard]] constexpr std::size_t row_count_of(const KernelFamily& family) noexcept {
+/// Calls `visit` with each of a family's rows and its architecture: wide ones, or all others.
+template <typename TVisit>
+constexpr void visit_rows(const KernelFamily& family, bool wide, const TVisit& visit) noexcept {
+  const auto visit_table = [&](const ArchitectureRows& table) {
+    for (const KernelRow& row : table) {
+      if (family.has(row)) visit(table.architecture, row);
+    }
+  };
+  if (wide) return visit_table(kWideRows);
+  for (const ArchitectureRows& table : kKernelRows) visit_table(table);
+}
+
+[[nodiscard]] constexpr std::size_t row_count_of(const KernelFamily& family, bool wide) noexcept {
   std::size_t count = 0;
-  for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) count += family.has(row) ? 1 : 0;
-  }
+  visit_rows(family, wide, [&](Architecture, const KernelRow&) { ++count; });
   return count;
 }
 
-template <KernelFamily kFamily>
+template <KernelFamily kFamily, bool kWide>
 [[nodiscard]] constexpr auto configs_of() noexcept {
-  std::array<KernelConfig, row_count_of(kFamily)> configs;
+  std::array<KernelConfig, row_count_of(kFamily, kWide)> configs;
   std::size_t next = 0;
-  for (const ArchitectureRows& table : kKernelRows) {
-    for (const KernelRow& row : table) {
-      if (kFamily.has(row)) configs[next++] = config_of(table.architecture, row, kFamily.dtype);
-    }
-  }
+  visit_rows(kFamily, kWide, [&](Architecture architecture, const KernelRow& row) {
+    configs[next++] = config_of(architecture, row, kFamily.dtype);
+  });
   return configs;
 }
 
-template <KernelFamily kFamily, std::size_t... kIndex>
+template <KernelFamily kFamily, bool kWide, std::size_t... kIndex>
 [[nodiscard]] constexpr auto entries_of(std::index_sequence<kIndex...>) noexcept {
-  constexpr auto kConfigs = configs_of<kFamily>();
+  constexpr auto kConfigs = configs_of<kFamily, kWide>();
   return std::array{entry_of<kConfigs[kIndex]>()...};
 }
 
 template <KernelFamily kFamily>
 std::span<const KernelEntry> kernels_of() noexcept {
-  static constexpr auto kEntries = entries_of<kFamily>(std::make_index_sequence<row_count_of(kFamily)>());
+  static constexpr auto kEntries = entries_of<kFamily, false>(std::make_index_sequence<row_count_of(kFamily, false)>());
+  return kEntries;
+}
+
+template <KernelFamily kFamily>
+std::span<const KernelEntry> wide_kernels_of() noexcept {
+  static constexpr auto kEntries = entries_of<kFamily, true>(std::make_index_sequence<row_count_of(kFamily, true)>());
   return kEntries;
 }
 

@@ -23,6 +23,14 @@ inline constexpr std::int32_t kMinPageRows = 64;
 /// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
 inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 
+/// Bytes of a wide kernel's ring: two tiles of K and two of V, of 128 dims, so that those of the next are there before the products
+/// of one end. Five tiles made up to 5 % more of long calls, and less of short ones (experiments/h100-wide-tile.jsonl).
+inline constexpr std::int32_t kWideRingBytes = 128 * 1024;
+
+/// Packed rows of a kv head. Calls with more are served by wide kernels, where there are any: at most half of a row block of 128
+/// is empty then.
+inline constexpr std::int32_t kFewestWideRows = 64;
+
 /// Stages that a ring has at most.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.copies_runs()) return 16;

@@ -47,10 +47,19 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
-/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier; the
-/// L2 lets go of it first.
+/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier. What is
+/// read once the L2 lets go of first.
+template <bool kReadOnce = true>
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
+  if constexpr (!kReadOnce) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+            "r"(shared_address(shared)),
+        "l"(map), "r"(from.byte), "r"(from.token), "r"(from.head), "r"(from.sequence), "r"(shared_address(barrier))
+        : "memory");
+    return;
+  }
   asm volatile(
       "{ .reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"

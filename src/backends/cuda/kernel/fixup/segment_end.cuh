@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/fixup/merge.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
+#include "backends/cuda/ptx/arch.cuh"
 
 namespace lean::cuda {
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ void merge_staged(std::int32_t record_index, const St
 
 /// merge_staged() as a function that is called: it is there once, and the loop over tiles keeps its registers.
 template <KernelConfig kConfig>
-__device__ __noinline__ void merge_staged_round(std::int32_t record_index, std::int32_t round) {
+__device__ LEAN_CUDA_CALLED void merge_staged_round(std::int32_t record_index, std::int32_t round) {
   merge_staged<kConfig>(record_index, {.round = round});
 }
 

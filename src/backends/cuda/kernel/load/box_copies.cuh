@@ -40,7 +40,7 @@ __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps
   }
   std::byte* const to =
       runs.stage + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
-  ptx::tensor_copy(to, tall ? &maps.tall : &maps.low, place, runs.full);
+  ptx::tensor_copy<!kConfig.wide()>(to, tall ? &maps.tall : &maps.low, place, runs.full);
 }
 
 }  // namespace lean::cuda

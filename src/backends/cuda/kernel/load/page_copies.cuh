@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/load/row_pieces.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/warp.cuh"
@@ -128,8 +129,8 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
 /// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and
 /// reads the call from shared memory: inlined, it is a third of the kernel.
 template <KernelConfig kConfig>
-__device__ __noinline__ void copy_page_rows(const HeadRows rows, const SegmentRecord& record, std::uint32_t stage,
-                                            std::int32_t token, std::int32_t tokens, const LanePages<kConfig> pages) {
+__device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, const SegmentRecord& record, std::uint32_t stage,
+                                                std::int32_t token, std::int32_t tokens, const LanePages<kConfig> pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);

@@ -165,7 +165,7 @@ class Producer {
       v = rows_of(call_for_later<kConfig>(call_), false, record);
     };
     std::int32_t token = record.token_begin;
-    if constexpr (kConfig.copies_runs()) {  // K and V by one place in the code: that much less is to be fetched before the first
+    if constexpr (kConfig.copies_runs() || kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
       for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens

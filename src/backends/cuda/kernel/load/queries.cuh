@@ -87,10 +87,34 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
   }
 }
 
+/// stage_queries() of many rows: each thread asks for all of its pieces before it stores one.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void stage_all_queries(const DeviceCall& call, const SegmentRecord& record) {
+  constexpr std::int32_t kPieces = kQueryPieces<kConfig>;
+  constexpr std::int32_t kAtOnce = kConfig.consumer_threads() / kPieces;  // rows
+  constexpr int kOwn = kConfig.q_rows / kAtOnce;
+  static_assert(kOwn * kAtOnce == kConfig.q_rows && kAtOnce * kPieces == kConfig.consumer_threads());
+  const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+  const std::int32_t piece = thread % kPieces;
+  const std::uint32_t staged = ptx::shared_address(cta_memory<kConfig>().exchange);
+  uint4 eight[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const std::int32_t row = thread / kPieces + i * kAtOnce;
+    eight[i] = {0, 0, 0, 0};
+    if (row >= record.rows) continue;
+    const PackedRow at = row_in_block<kConfig>(call, record, row);
+    eight[i] = *reinterpret_cast<const uint4*>(query_row(call, record, at) + piece * kQueryPieceDims);
+  }
+  consumer_sync<kConfig>();  // what the segment before had there is read
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) ptx::store_shared(query_address<kConfig>(staged, thread / kPieces + i * kAtOnce, piece), eight[i]);
+}
+
 /// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others
 /// more.
 template <KernelConfig kConfig>
-inline constexpr bool kStagesQueriesApart = !kConfig.step() && kConfig.q_rows == 128;
+inline constexpr bool kStagesQueriesApart = kConfig.any_call() && kConfig.q_rows == 128;
 template <KernelConfig kConfig>
 __device__ __noinline__ void stage_queries_apart(const DeviceCall& call, std::int32_t record_index) {
   stage_queries<kConfig>(call, record_index);

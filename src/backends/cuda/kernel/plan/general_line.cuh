@@ -6,13 +6,14 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
 
 /// Called by all threads. Rows of 32 strips are summed by a warp each.
 template <KernelConfig kConfig>
-__device__ __noinline__ void build_general_line() {
+__device__ LEAN_CUDA_CALLED void build_general_line() {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();

@@ -49,7 +49,7 @@ __device__ __forceinline__ void build_line(const DeviceCall& call) {
   if constexpr (kConfig.step()) {
     build_flat_line<kConfig>();
   } else {
-    call.plan.flat ? build_flat_line<kConfig>() : build_general_line<kConfig>();
+    Asked<kConfig>(call).flat() ? build_flat_line<kConfig>() : build_general_line<kConfig>();
   }
 }
 

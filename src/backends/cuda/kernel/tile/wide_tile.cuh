@@ -1,0 +1,237 @@
+// LeanTile() of many rows: 64 query rows a warpgroup against a whole tile, by products of warpgroups (ptx/warpgroup.cuh). Queries
+// and keys come from shared memory, weights from registers, values from shared memory again; products run while the warpgroup goes
+// on, so that the softmax of one tile hides under them. Warp w holds rows 16 w to 16 w + 15 of the block as a WarpTile does, and of
+// every token: one part a row.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/load/lacking_pages.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
+#include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/ptx/warpgroup.cuh"
+#include "problem/pages.hpp"
+#include "softmax/state.hpp"
+#include "tile/score_rules.hpp"
+
+namespace lean::cuda {
+
+/// Tokens of a tile that a stage holds.
+struct StagedTile {
+  std::int32_t token = 0;
+  std::int32_t tokens = 0;
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t end() const { return token + tokens; }
+};
+
+template <KernelConfig kConfig>
+class WideTile {
+ public:
+  static constexpr std::int32_t kDims = kConfig.head_dim;
+  static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
+  static constexpr int kColumns = kDims / kAccumulatorDims;
+  static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
+  static constexpr std::int32_t kStepBytes = kMmaDims * kQueryBytes;
+
+  __device__ __forceinline__ explicit WideTile(const DeviceCall& call) : call_(call) {}
+
+  /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
+  __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
+    queries_ = queries + static_cast<std::uint32_t>(warp() / 4 * kGroupRows * kConfig.column_bytes());
+    lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      first_[half] = record.first_seen;
+      if (call_.shape.reach.left >= 0 && record.lengths.q_tokens > 1) {
+        const std::int32_t token = query_of<kConfig>(call_, record, row_of(half)).token;
+        first_[half] = visible_span(record.lengths, token, token, call_.shape.reach).begin;
+      }
+      sum_[half] = 0.0F;
+    }
+    last_first_ = __reduce_max_sync(ptx::kAllLanes, max(first_[0], first_[1]));
+#pragma unroll
+    for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
+  }
+
+  /// Asks for S = Q K^T of a stage that holds K.
+  __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
+    constexpr std::int32_t kSteps = kConfig.column_bytes() / kStepBytes;  // in a column
+    ptx::pin_registers(s_);
+    ptx::begin_products();
+#pragma unroll
+    for (int step = 0; step < kDims / kMmaDims; ++step) {
+      const auto in_column = static_cast<std::uint32_t>(step % kSteps * kStepBytes);
+      const std::uint32_t q = queries_ + step / kSteps * kConfig.q_rows * kConfig.column_bytes() + in_column;
+      const std::uint32_t k = stage + step / kSteps * column_stage_bytes<kConfig> + in_column;
+      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
+    }
+    ptx::end_products();
+  }
+
+  /// Asks for O += P V of a stage that holds V.
+  __device__ __forceinline__ void ask_for_output(std::uint32_t stage) {
+    ptx::pin_registers(o_);
+    ptx::begin_products();
+#pragma unroll
+    for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
+      const std::uint32_t v = stage + static_cast<std::uint32_t>(run * kMmaTokens * kConfig.column_bytes());
+      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], ptx::factor_at(v, column_stage_bytes<kConfig>), true);
+    }
+    ptx::end_products();
+  }
+
+  /// Until the scores are there; `asked_after`: groups of products asked for after them.
+  template <int kAskedAfter>
+  __device__ __forceinline__ void await_scores() {
+    ptx::await_products<kAskedAfter>();
+    ptx::pin_registers(s_);
+  }
+  __device__ __forceinline__ void await_output() {
+    ptx::await_products<0>();
+    ptx::pin_registers(o_);
+  }
+
+  /// Scores become weights. O, which products may be adding to meanwhile, is left as it is: weigh() follows.
+  __device__ __forceinline__ void update_softmax(const CtaShared<kConfig>& shared, const SegmentRecord& record, StagedTile tile) {
+    float scale = call_.tile.log2_scale;
+    if (call_.problem.scores.softcap > 0.0F) {
+      cap_scores(scale);
+      scale = 1.0F;
+    }
+    if (is_paged(call_.problem.pages) && lacks_pages(shared)) hide_lacking_pages(record, tile);
+    const bool masked = tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
+    if (masked) hide_unseen(tile);
+    float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
+    largest[0] *= scale;
+    largest[1] *= scale;
+    rescales_ = lane_rows_.any_outgrows(largest);
+    if (rescales_) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
+        sum_[half] *= factor_[half];
+      }
+    }
+    const float shift[2] = {-lane_rows_.shift(0), -lane_rows_.shift(1)};
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) {
+      score(j) = ptx::exp2_approx(fmaf(score(j), scale, shift[j % 4 / 2]));
+      sum_[j % 4 / 2] += score(j);
+    }
+  }
+
+  /// Has weights made before what is awaited next: the sums of all of them are stored, which is not put off. To no other end.
+  __device__ __forceinline__ void keep_ahead(CtaShared<kConfig>& shared) {
+    ptx::store_shared_word(ptx::shared_address(&shared.parts.l[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[0]));
+    ptx::store_shared_word(ptx::shared_address(&shared.parts.m[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[1]));
+  }
+
+  /// Takes the weights for the next product P V, and has O refer to what they do. No products run.
+  __device__ __forceinline__ void weigh() {
+#pragma unroll
+    for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const pair = &s_[2 * run + i / 2][i % 2 * 2];
+        p_[run][i] = ptx::pack<kConfig.dtype>(pair[0], pair[1]);
+      }
+    }
+    if (!rescales_) return;
+#pragma unroll
+    for (auto& column : o_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) column[i] *= factor_[i / 2];
+    }
+  }
+
+  /// Adds up l over the lanes of a row: after the segment's last tile.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (float& l : sum_) {
+      l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
+      l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
+    }
+  }
+
+  /// Rows of the block that this lane holds: half 0 and 1.
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) { return warp() * kMmaRows + quad() + 8 * half; }
+  /// What became of such a row: its state, and what this lane has of every 8 dims of O, two from dim_of(column) on.
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(int half) const { return {lane_rows_.max[half], sum_[half]}; }
+  [[nodiscard]] __device__ __forceinline__ float2 pair(int column, int half) const {
+    return {o_[column][2 * half], o_[column][2 * half + 1]};
+  }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t dim_of(int column) {
+    return column * kAccumulatorDims + 2 * in_quad();
+  }
+  /// Of the lanes of a row one leads.
+  [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0; }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
+    return static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
+  }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t warp() {
+    return static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads;
+  }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t quad() { return lane() / 4; }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
+  /// The lane's scores of a tile: of every 8 tokens two of row_of(0), then the same two of row_of(1).
+  [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
+  /// Tokens from the lane's first to that of a score.
+  [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 4 * kAccumulatorDims + j % 2; }
+
+  /// Scores scaled and capped, in the log2 domain.
+  __device__ __forceinline__ void cap_scores(float scale) {
+    const float cap = tile::log2_cap(call_.problem.scores);
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = softmax::soft_cap(score(j) * scale, cap);
+  }
+
+  /// What a row does not see, and what lies behind the tile.
+  __device__ __forceinline__ void hide_unseen(StagedTile tile) {
+    const std::int32_t own = tile.token + 2 * in_quad();
+    const std::int32_t limit[2] = {min(lane_rows_.limit[0], tile.end()) - own, min(lane_rows_.limit[1], tile.end()) - own};
+    const std::int32_t first[2] = {first_[0] - own, first_[1] - own};
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) {
+      if (token_of(j) >= limit[j % 4 / 2] || token_of(j) < first[j % 4 / 2]) score(j) = softmax::kNegInf;
+    }
+  }
+
+  /// Tokens whose page lies outside the pool count as not there.
+  __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, StagedTile tile) {
+    const PagedKv& pages = call_.problem.pages;
+    const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) {
+      if (j % 4 >= 2) continue;  // a token is that of two scores
+      const std::int32_t key = tile.token + 2 * in_quad() + token_of(j);
+      if (key >= tile.end() || in_pool(pages, ids[page_of(call_, key)])) continue;
+      score(j) = score(j + 2) = softmax::kNegInf;
+    }
+  }
+
+  const DeviceCall& call_;
+  std::uint32_t queries_ = 0;  // of this warpgroup
+  LaneRows<kConfig> lane_rows_;
+  std::int32_t first_[2];    // tokens before it are not seen
+  std::int32_t last_first_;  // the largest of all the warp's rows
+  bool rescales_ = false;    // by these, O:
+  float factor_[2];
+  float sum_[2];
+  float s_[kScoreColumns][4];
+  float o_[kColumns][4];
+  std::uint32_t p_[kConfig.tile_tokens / kMmaTokens][4];
+};
+
+}  // namespace lean::cuda
