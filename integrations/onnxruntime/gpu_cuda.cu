@@ -5,20 +5,17 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <string>
 
 #include "gpu.hpp"
-#include "integrations/runtime/device.hpp"
+#include "integrations/runtime/cuda_memory.hpp"
 
 namespace lean::ort::gpu {
 namespace {
 
+using runtime::device::check;
+
 constexpr unsigned kThreads = 256;
 constexpr std::int64_t kMostCtas = 1 << 16;  // each takes what is left by turns
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw runtime::device::Error(std::string(what) + ": " + cudaGetErrorString(error));
-}
 
 /// kernel(arguments...) on as many threads as there are items, up to a limit. The kernel begins with follow_earlier_kernels().
 template <class... P, class... A>
