@@ -212,7 +212,7 @@ LEAN_API lean_status lean_decode(const lean_problem* problem, const lean_options
 LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const lean_options* options);
 
 /* The first fault that calls on this workspace saw in lengths or page ids since the last reset: LEAN_BAD_LENGTHS or LEAN_BAD_PAGE_INDEX,
- * with check_workspace also LEAN_WORKSPACE_DIRTY or LEAN_WORKSPACE_IN_USE. The message names the entry, as lean_check_lengths() does.
+ * with check_workspace also LEAN_WORKSPACE_DIRTY or LEAN_WORKSPACE_IN_USE. The message names the entry, but for CUDA's fast kernels.
  * CUDA: waits for options->stream. */
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
 

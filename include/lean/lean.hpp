@@ -60,7 +60,7 @@ struct Workspace {
 
 /// The first fault a call on this workspace saw in device-resident data (bad_lengths, bad_page_index) since the
 /// last reset, or with options.check_workspace in the workspace (workspace_dirty, workspace_in_use); ok if none. The
-/// message names the entry: "kv_lengths[1] = 500: allowed 0 to 128 (the tokens there is room for); it was clamped".
+/// message names the entry, but for CUDA's fast kernels: "kv_lengths[1] = 500: allowed 0 to 128 (the tokens there is room for); it was clamped".
 /// CPU: at once. CUDA: synchronises options.stream.
 [[nodiscard]] LEAN_API Status sticky_status(const Workspace& workspace, const Options& options) noexcept;
 

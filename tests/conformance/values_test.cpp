@@ -16,6 +16,7 @@
 #include "support/run_and_check.hpp"
 #include "support/sweeps.hpp"
 #include "support/tables.hpp"
+#include "support/target.hpp"
 
 namespace lean::support {
 namespace {
@@ -202,6 +203,7 @@ TEST(Conformance, R10_UnreachableMemoryChangesNoBit) {
 
 /// The last token is alone in its chunk, and only the last query sees it: the other query's part there is empty, with 0 x NaN in O.
 TEST(Conformance, R07_WhatAnEmptyPartHoldsReachesNoRow) {
+  if (target() != Backend::kCpu) GTEST_SKIP() << "a GPU adds 0 x what an empty part holds: docs/numerics.md";
   for (const DType dtype : dtypes()) {
     for (const std::int32_t tiles : {1, 2, 5, 8}) {
       Case c{.dtype = dtype, .lens = {1}, .n_q = {2}, .causal = true, .policy = Policy::fixed_chunk(1), .workers = 5};

@@ -109,7 +109,8 @@ __device__ void find_output(const DeviceCall& call, std::int64_t index, std::int
   output.row_block = static_cast<std::int32_t>(index % blocks);
   output.sequence = head / problem.kv_heads;
   output.kv_head = static_cast<std::int32_t>(head % problem.kv_heads);
-  output.lengths = DeviceLengths(call)(output.sequence);
+  output.lengths = DeviceLengths(problem, call.plan.queries, call.fixup.slots.header()).unreported(output.sequence);
+  if (output.lengths.clamped) report_bad_length(problem, call.fixup.slots.header());
   const std::int64_t first = std::int64_t{output.row_block} * block_rows;
   const std::int64_t rows = std::int64_t{output.lengths.q_tokens} * call.shape.group - first;
   output.rows = static_cast<std::int32_t>(clamp_to(rows, 0, block_rows));

@@ -1,6 +1,6 @@
-// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and which entry it was, which
-// the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays until reset_workspace().
-// backends/cpu/sticky.hpp does the same on a CPU.
+// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and from the plain kernel which
+// entry it was, which the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays until
+// reset_workspace(). backends/cpu/sticky.hpp does the same on a CPU.
 #pragma once
 
 #include <cuda/atomic>
@@ -19,12 +19,12 @@ __device__ __forceinline__ bool report_sticky(fixup::StateHeader& header, Status
   return Code(header.sticky_code).compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
 }
 
-/// Whoever met the fault says that there is one; which entry it was is looked up here, once until the next reset, by the thread whose
-/// code is the first. Functions that are called, so that whoever walks a line or copies tiles keeps nothing for them.
-__device__ LEAN_CUDA_CALLED void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
+/// Which entry it was, looked up once until the next reset by the thread whose code is the first. The plain kernel does so; in the
+/// variants of the tile, whose registers are all taken, these calls made the loop over tiles spill (up to 916 bytes for 672).
+__device__ __noinline__ inline void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
   if (report_sticky(header, StatusCode::kBadLengths)) header.fault = first_bad_length(problem);
 }
-__device__ LEAN_CUDA_CALLED void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
+__device__ __noinline__ inline void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
   if (report_sticky(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page(problem, sequence);
 }
 

@@ -20,9 +20,8 @@ namespace lean::cuda {
 template <bool kCumulative>
 class BasicDeviceLengths {
  public:
-  /// The call outlives this.
-  __device__ explicit BasicDeviceLengths(const DeviceCall& call) noexcept
-      : source_(call.problem), queries_(call.plan.queries), call_(&call) {}
+  __device__ BasicDeviceLengths(const Problem& problem, const QueryRange& queries, fixup::StateHeader& header) noexcept
+      : source_(problem), queries_(queries), header_(&header) {}
 
   __device__ Sequence operator()(std::int64_t sequence) const noexcept {
     const Sequence lengths = unreported(sequence);
@@ -36,12 +35,12 @@ class BasicDeviceLengths {
     if (kCumulative && !queries_.has(lengths.q_tokens)) lengths.q_tokens = 0;
     return lengths;
   }
-  __device__ void report() const noexcept { report_bad_length(call_->problem, call_->fixup.slots.header()); }
+  __device__ void report() const noexcept { report_sticky(*header_, StatusCode::kBadLengths); }
 
  private:
   BasicLengthSource<kCumulative> source_;
   QueryRange queries_;
-  const DeviceCall* call_;
+  fixup::StateHeader* header_;
 };
 
 using DeviceLengths = BasicDeviceLengths<true>;

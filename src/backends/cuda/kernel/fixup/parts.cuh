@@ -96,17 +96,13 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   RowSlice<kConfig> whole;
   whole.state.m = ptx::warp_max(asked.state.m);
   const float weight = fixup::part_weight(asked.state.m, whole.state.m);
-  const std::uint32_t empty = __ballot_sync(ptx::kAllLanes, asked.state.m == softmax::kNegInf);  // or not there
   whole.state.l = fixup::sum_over_lanes(asked.state.l * weight, ptx::across);
   for (std::int32_t first = 0;;) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
-      const bool adds = (empty >> (first + i) & 1U) == 0;
 #pragma unroll
-      for (int j = 0; j < kLaneDims<kConfig>; ++j) {
-        if (adds) whole.o.x[j] = fixup::add_part(whole.o.x[j], asked.elements[i].x[j], factor);
-      }
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fixup::add_part(whole.o.x[j], asked.elements[i].x[j], factor);
     }
     first += kAhead;
     if (first >= parts.count()) return whole;

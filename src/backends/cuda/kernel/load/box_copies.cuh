@@ -32,7 +32,7 @@ __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps
   if (pages) {
     place.token -= page_of(call, token) * call.problem.pages.page_tokens;
     place.sequence = runs.page_id;
-    if (!in_pool(call.problem.pages, runs.page_id)) report_lacking_page(call, cta_memory<kConfig>().shared, record);
+    if (!in_pool(call.problem.pages, runs.page_id)) report_lacking_page(call, cta_memory<kConfig>().shared);
   } else if (call.problem.cu_kv_tokens != nullptr) {
     place.token += static_cast<std::int32_t>(record.lengths.kv_first_token);
   } else {

@@ -9,10 +9,10 @@
 
 namespace lean::cuda {
 
-/// Before the stage is announced full; the page is one of the record's sequence. Pairs with lacks_pages().
+/// Before the stage is announced full. Pairs with lacks_pages().
 template <KernelConfig kConfig>
-__device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& shared, const SegmentRecord& record) {
-  report_bad_page(call.problem, call.fixup.slots.header(), record.sequence);
+__device__ void report_lacking_page(const DeviceCall& call, CtaShared<kConfig>& shared) {
+  report_sticky(call.fixup.slots.header(), StatusCode::kBadPageIndex);
   ptx::store_shared_relaxed(&shared.lacks_pages, 1);
   ptx::fence_before_arrival();
   ptx::fence_before_copies();

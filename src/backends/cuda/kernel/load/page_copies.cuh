@@ -72,8 +72,7 @@ struct PageRuns {
 
 /// Copies what pages hold of a tile by bulk copies. Called by a warp: a lane a page.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const SegmentRecord& record,
-                                               const PageRuns runs) {
+__device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
   static_assert(kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
   const PagedKv& pages = call.problem.pages;
   const auto row_bytes = static_cast<std::int32_t>(rows.token_bytes);  // they lie end to end
@@ -87,7 +86,7 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   std::byte* to = runs.stage + (begin - runs.token) * row_bytes;
   if (lacks) {
     for (std::int32_t at = 0; at < bytes; at += kPieceBytes) ptx::store_shared(ptx::shared_address(to + at), {0, 0, 0, 0});
-    report_lacking_page(call, cta_memory<kConfig>().shared, record);
+    report_lacking_page(call, cta_memory<kConfig>().shared);
   }
   const std::int32_t copied = __reduce_add_sync(ptx::kAllLanes, lacks ? 0 : bytes);
   if (lane() == 0) ptx::barrier_arrive_expect(runs.full, static_cast<std::uint32_t>(copied));
@@ -129,8 +128,8 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
 /// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and
 /// reads the call from shared memory: inlined, it is a third of the kernel.
 template <KernelConfig kConfig>
-__device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, const SegmentRecord& record, std::uint32_t stage,
-                                                std::int32_t token, std::int32_t tokens, const LanePages<kConfig> pages) {
+__device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
+                                                const LanePages<kConfig> pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
@@ -148,7 +147,7 @@ __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, const Segme
       if (in_pool(call.problem.pages, pages.ids[run])) {
         place = rows.first + pages.ids[run] * rows.page_bytes + in_page * rows.token_bytes;
       } else {
-        report_lacking_page(call, cta_memory<kConfig>().shared, record);
+        report_lacking_page(call, cta_memory<kConfig>().shared);
       }
     }
     if constexpr (kConfig.step()) {

@@ -215,7 +215,7 @@ class Producer {
     ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
-      copy_page_runs<kConfig>(call_, rows, record, {stage, full, token, tokens, pages_.ids[0]});
+      copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       if (thread_ == 0) {

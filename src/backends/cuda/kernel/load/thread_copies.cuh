@@ -39,7 +39,7 @@ class ThreadCopies {
     if (!is_paged(call_.problem.pages)) {
       copy_rows(stage, at.row, rows.first + at.token * rows.token_bytes, rows.token_bytes, at.tokens, true);
     } else if (call_.problem.pages.page_tokens < kMinPageRows && at.row == 0) {
-      copy_page_rows<kConfig>(rows, record, stage, at.token, at.tokens, pages);
+      copy_page_rows<kConfig>(rows, stage, at.token, at.tokens, pages);
     } else {
       copy_pages(shared, stage, rows, record, at);
     }
@@ -67,7 +67,7 @@ class ThreadCopies {
     for (std::int32_t page = first_page; page <= last_page; ++page) {
       const std::int32_t id = ids[page];
       const bool exists = in_pool(pages, id);
-      if (!exists) report_lacking_page(call_, shared, record);
+      if (!exists) report_lacking_page(call_, shared);
       const std::int32_t page_begin = page * pages.page_tokens;
       const std::int32_t begin = max(page_begin, at.token);
       const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);

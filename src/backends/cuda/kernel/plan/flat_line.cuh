@@ -14,8 +14,8 @@ namespace lean::cuda {
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call), schedule::OneBlockShape<kConfig.tile_tokens>(call.shape),
-          cost_model(kConfig.tile()), schedule::Measure::kCost};
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()),
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;

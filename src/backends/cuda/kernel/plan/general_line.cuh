@@ -18,7 +18,8 @@ __device__ LEAN_CUDA_CALLED void build_general_line() {
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.plan.policy.kind);
-  const DeviceLine::Rules rules(DeviceLengths(call), call.shape, cost_model(kConfig.tile()), measure);
+  const DeviceLine::Rules rules(DeviceLengths(call.problem, call.plan.queries, call.fixup.slots.header()), call.shape,
+                                cost_model(kConfig.tile()), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
