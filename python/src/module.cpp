@@ -154,10 +154,12 @@ PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t c
         raise(PyExc_ValueError, "%s: dense %s is needed", kNames[i], is_o ? "[rows, dv] of one type" : "float32 [rows]");
       }
       if (!arrays[i].same_device(arrays[0])) {
-        raise(PyExc_ValueError, "%s: on %s, o_a on %s", kNames[i], arrays[i].device_text().c_str(), arrays[0].device_text().c_str());
+        raise(PyExc_ValueError, "%s: on %s, o_a on %s", kNames[i], arrays[i].device_text().c_str(),
+              arrays[0].device_text().c_str());
       }
     }
-    if (at.index >= 0 && !device::built()) raise(PyExc_NotImplementedError, "o_a: is on a CUDA device: this build has no CUDA backend");
+    if (at.index >= 0 && !device::built())
+      raise(PyExc_NotImplementedError, "o_a: is on a CUDA device: this build has no CUDA backend");
     const device::Guard guard(at.index);
     Options options;
     options.backend = at.index < 0 ? Backend::kCpu : Backend::kCuda;

@@ -230,8 +230,7 @@ lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const fl
                               std::int32_t value_dim, std::int32_t dtype, const lean_options* options) {
   const lean::AdoptedOptions adopted(options);
   if (!adopted.status.ok()) return lean::to_c(adopted.status);
-  return lean::to_c(
-      lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim, static_cast<lean::DType>(dtype), adopted.options));
+  return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim, static_cast<lean::DType>(dtype), adopted.options));
 }
 
 std::size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, std::int32_t format, char* buffer,

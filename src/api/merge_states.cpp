@@ -24,7 +24,8 @@ Status refuse_states(const softmax::FinishedStates& states) noexcept {
     case DType::kFloat8E4M3:
     case DType::kFloat8E5M2: break;
   }
-  return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype), "allowed float32, float16, bfloat16");
+  return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype),
+                "allowed float32, float16, bfloat16");
 }
 
 }  // namespace

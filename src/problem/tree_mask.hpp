@@ -10,9 +10,7 @@
 namespace lean {
 
 /// The first key that the tree mask is about; all before it are seen.
-LEAN_HD [[nodiscard]] constexpr std::int64_t first_draft(const Sequence& lengths) noexcept {
-  return query_position(lengths, 0);
-}
+LEAN_HD [[nodiscard]] constexpr std::int64_t first_draft(const Sequence& lengths) noexcept { return query_position(lengths, 0); }
 
 /// Whether query token `token` sees `key`, an absolute token of the sequence, as far as the tree mask goes.
 LEAN_HD [[nodiscard]] constexpr bool sees_in_tree(const Problem& problem, const Sequence& lengths, std::int64_t sequence,

@@ -16,7 +16,8 @@ namespace {
 
 template <typename T>
 struct States {
-  States(std::int64_t rows, std::int32_t dims, unsigned seed) : o(static_cast<std::size_t>(rows * dims)), lse(static_cast<std::size_t>(rows)) {
+  States(std::int64_t rows, std::int32_t dims, unsigned seed)
+      : o(static_cast<std::size_t>(rows * dims)), lse(static_cast<std::size_t>(rows)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0.0F, 2.0F);
     for (T& x : o) x = from_float<T>(normal(random));
@@ -33,7 +34,9 @@ struct States {
 
 template <typename T>
 struct OnDevice {
-  explicit OnDevice(const States<T>& states) : o(states.o.size() * sizeof(T)), lse(states.lse.size() * sizeof(float)) { put(states); }
+  explicit OnDevice(const States<T>& states) : o(states.o.size() * sizeof(T)), lse(states.lse.size() * sizeof(float)) {
+    put(states);
+  }
   void put(const States<T>& states) const {
     o.copy_from(states.o.data());
     lse.copy_from(states.lse.data());

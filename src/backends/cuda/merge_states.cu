@@ -13,7 +13,7 @@ namespace lean::cuda {
 namespace {
 
 constexpr std::int32_t kLanes = 32;
-constexpr std::int32_t kWarps = 8;                    // of a CTA
+constexpr std::int32_t kWarps = 8;                         // of a CTA
 constexpr std::int64_t kMostCtas = std::int64_t{1} << 20;  // more rows than their warps: each takes several
 
 template <typename T>
