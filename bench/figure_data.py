@@ -196,6 +196,11 @@ def two_gpus() -> list:
     return sorted((row for row in rows.values() if row["us"]), key=lambda row: row["MiB"])
 
 
+def ort_uneven() -> list:
+    """Uneven batches by ONNX Runtime's default kernel over ours."""
+    return [row["us"]["onnxruntime"] / row["us"]["lean_ort"] for row in onnx_runtime("h100-ort.jsonl") if "+" in row["row"]]
+
+
 def rounded(value, digits: int = 4):
     """Numbers of few digits, so that data are compared as text."""
     if isinstance(value, dict):
@@ -347,6 +352,9 @@ def large(names: tuple, megabytes: float) -> list:
 
 
 NUMBERS = {
+    "two gpus at 512 MiB": lambda: f"{min(row['us']['1 GPU'] / row['us']['fused'] for row in two_gpus() if row['MiB'] == 512):.1f}",
+    "ort uneven least": lambda: f"{min(ort_uneven()):.1f}",
+    "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",
     "tier a rows": lambda: f"{len(tier_a())}",
     "tier a over read": lambda: f"{mean(row['over'][OURS] for row in tier_a()):.2f}",
     "tier a over read, dependent": lambda: f"{mean(row['over'][DEPENDENT] for row in tier_a()):.2f}",
