@@ -2,8 +2,8 @@
 """Fits the coefficients of `lean simulate`'s time model and says how well it predicts what it was not fitted on.
 
 Fitted by damped least squares of the logarithms of predicted / measured, calls far off counting less, on two thirds of the rows that
-were measured on an H200. Held out are the other rows of the H200 (a row's checksum says which, for all its schedules) and the whole
-H100. Predictions are the command's own, so that what is fitted is what is shipped.
+were measured on an H200. Held out are the other rows of the H200 (a row's checksum says which, for all its schedules) and all H100s,
+one alone and two with the heads dealt out. Predictions are the command's own, so that what is fitted is what is shipped.
 
 Usage: fit_time_model.py (--fit | --tables | --check) LEAN [REPOSITORY_ROOT]
   --fit     fits from neutral coefficients and writes cli/time_coefficients.hpp; minutes
@@ -30,6 +30,7 @@ from fit_cost_model import solve  # noqa: E402
 FITTED = ("h200-tier-a.jsonl", "h200-tier-b.jsonl")
 SM80 = ("h200-sm80-path.jsonl",)  # of the same card, by the kernels of sm_80
 OTHER_GPU = ("experiments/h100-house.jsonl",)
+SEVERAL_GPUS = ("h100-multi-gpu.jsonl",)
 NEEDED = ("row", "impl", "lens", "q_heads", "kv_heads", "head_dim", "dtype", "n_q", "us", "note", "device", "commit")
 NEUTRAL = {
     "step.worker_gbps": 80.0, "any_call.tile_us": 0.3, "any_call.worker_gbps": 80.0, "sm80.tile_us": 0.3, "sm80.worker_gbps": 80.0,
@@ -129,6 +130,12 @@ def measured(root: pathlib.Path, names: tuple) -> list:
     return lines
 
 
+def of_each_gpu(lines: list) -> list:
+    """Calls of bench/multi_gpu.py as a GPU has them: all heads, or its part of them."""
+    return [{**line, "impl": "lean", "n_q": 1, "q_heads": line["q_heads"] // line["ranks"], "kv_heads": line["kv_heads"] // line["ranks"]}
+            for line in lines if line["us"] and line["impl"] in ("lean/one", "lean/tensor")]
+
+
 # Of the paper's sweeps: where its text says a speed-up over FlashDecoding. GPU, GPUs, heads, batch, context, dims, what it says.
 PAPER = (
     ("A100, 4 x 32 heads", "a100", 1, 32, 4, "1k", 64, "close to 2"),
@@ -199,6 +206,7 @@ def sets(root: pathlib.Path) -> dict:
         "H200, fitted": [line for line in measured(root, FITTED) if not is_held_out(line["row"])],
         "H200, rows held out": [line for line in measured(root, FITTED) if is_held_out(line["row"])],
         "H100, held out": measured(root, OTHER_GPU),
+        "one H100 and two, heads dealt out, held out": of_each_gpu(measured(root, SEVERAL_GPUS)),
         "H200 by the kernels of sm_80, fitted": measured(root, SM80),
     }
 
@@ -279,7 +287,7 @@ def median_faults(found: list):
 
 def share_faults(lean: str, root: pathlib.Path):
     """What is simulated is what ran: the longest share and the most contributors of every measured call."""
-    lines = [line for each in sets(root).values() for line in each]
+    lines = [line for each in sets(root).values() for line in each if "worker_tiles" in line]
     with Model(lean, lines) as model:
         ran = {(line["row"], line["impl"], line["us"]): line for line in lines}
         for each in model.predictions({}):
