@@ -57,6 +57,7 @@ class ContextParallel:
     Attributes:
         rank, ranks: this process's number in the group, and how many there are.
         placement: which rank holds which token.
+        exchange: the exchange that is used, which need not be the one that was asked for: see `exchange` above.
     """
 
     def __init__(
