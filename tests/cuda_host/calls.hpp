@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -106,9 +107,13 @@ inline constexpr FakeDevice kDevices[] = {
 
 /// A device that the backend has not seen: it keeps what it learns of one.
 inline void to_a_new_device(const FakeDevice& device = {}) {
+  static std::size_t used = 0;  // the library keeps what it asked of an ordinal, whatever a test has done to the runtime since
   runtime().begin();
-  runtime().ordinal = static_cast<int>(runtime().devices.size());
-  runtime().devices.push_back(device);
+  std::vector<FakeDevice>& devices = runtime().devices;
+  used = std::max(used, devices.size());
+  devices.resize(used + 1);
+  devices[used] = device;
+  runtime().ordinal = static_cast<int>(used++);
 }
 
 }  // namespace lean::cuda_host
