@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device.hpp"
+#include "backends/cuda/enqueue_kernel.hpp"
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/grid.cuh"
@@ -281,16 +282,8 @@ dim3 grid_of(const Problem& problem) noexcept {
 }  // namespace
 
 Status enqueue_append(const Problem& problem, bool dependent_launch, void* stream) noexcept {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid_of(problem);
-  config.blockDim = dim3(kThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = dependent_launch ? 1 : 0;
-  return cuda_status(cudaLaunchKernelEx(&config, append_kernel, problem), "cudaLaunchKernelEx");
+  return enqueue_kernel({.grid = grid_of(problem), .threads = kThreads, .overlaps = dependent_launch, .stream = stream},
+                        append_kernel, problem);
 }
 
 TensorView queries_after_append(const Problem& problem) noexcept {

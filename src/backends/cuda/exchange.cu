@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "backends/cuda/device.hpp"
+#include "backends/cuda/enqueue_kernel.hpp"
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/system_word.cuh"
@@ -248,17 +249,12 @@ Status enqueue_exchange(const Exchange& exchange, const ExchangedStates& states,
                           .states = states,
                           .shape = fixup::ExchangedRows::of(states.rows, states.value_dim, states.dtype),
                           .vectors = in_vectors(states)};
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim =
-      dim3(static_cast<unsigned>(min_of(call.shape.blocks(), std::int64_t{kCtasOfMultiprocessor} * device.multiprocessors)));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(options.stream);
-  launch.attrs = &attribute;
-  launch.numAttrs = device.launches_dependents() ? 1 : 0;
-  return cuda_status(cudaLaunchKernelEx(&launch, kernel_of(states.dtype), call), "cudaLaunchKernelEx");
+  const std::int64_t ctas = min_of(call.shape.blocks(), std::int64_t{kCtasOfMultiprocessor} * device.multiprocessors);
+  const KernelLaunch launch{.grid = dim3(static_cast<unsigned>(ctas)),
+                            .threads = kThreads,
+                            .overlaps = device.launches_dependents(),
+                            .stream = options.stream};
+  return enqueue_kernel(launch, kernel_of(states.dtype), call);
 }
 
 }  // namespace lean::cuda

@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device.hpp"
+#include "backends/cuda/enqueue_kernel.hpp"
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
@@ -364,21 +365,14 @@ Status enqueue_plain(const DeviceCall& call, bool overlaps, void* stream) noexce
   const Problem& problem = call.problem;
   const tile::TileConfig config = plain_tile(problem);
   const std::int64_t outputs = schedule::output_capacity(problem, config.q_rows);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(min_of(outputs, kMostCtas)));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(stream);
-  launch.attrs = &attribute;
-  launch.numAttrs = overlaps ? 1 : 0;
   const Kernel kernel = kernel_of(problem.k.dtype, max_of(config.head_dim, config.value_dim));
   if (kernel == nullptr) {
     return refuse(StatusCode::kUnsupported, "k.dtype", static_cast<std::int64_t>(problem.k.dtype),
                   "the plain kernel does not read it");
   }
-  return cuda_status(cudaLaunchKernelEx(&launch, kernel, call, outputs), "cudaLaunchKernelEx");
+  const KernelLaunch launch{
+      .grid = dim3(static_cast<unsigned>(min_of(outputs, kMostCtas))), .threads = kThreads, .overlaps = overlaps, .stream = stream};
+  return enqueue_kernel(launch, kernel, call, outputs);
 }
 
 }  // namespace lean::cuda

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/device.hpp"
+#include "backends/cuda/enqueue_kernel.hpp"
 #include "backends/cuda/ptx/grid.cuh"
 #include "base/int_math.hpp"
 #include "problem/token_shard.hpp"
@@ -27,16 +28,11 @@ Status enqueue_shard_lengths(const std::int32_t* tokens, std::int32_t* held, std
                              const Options& options) noexcept {
   Device device;
   if (const Status status = current_device(device); !status.ok()) return status;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(static_cast<unsigned>(ceil_div(count, kThreads)));
-  launch.blockDim = dim3(kThreads);
-  launch.stream = static_cast<cudaStream_t>(options.stream);
-  launch.attrs = &attribute;
-  launch.numAttrs = device.launches_dependents() ? 1 : 0;
-  return cuda_status(cudaLaunchKernelEx(&launch, shard_lengths_kernel, tokens, held, count, shard), "cudaLaunchKernelEx");
+  const KernelLaunch launch{.grid = dim3(static_cast<unsigned>(ceil_div(count, kThreads))),
+                            .threads = kThreads,
+                            .overlaps = device.launches_dependents(),
+                            .stream = options.stream};
+  return enqueue_kernel(launch, shard_lengths_kernel, tokens, held, count, shard);
 }
 
 }  // namespace lean::cuda
