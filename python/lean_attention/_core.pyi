@@ -2,6 +2,8 @@ from typing import Any, Optional
 
 ARGUMENTS: tuple[str, ...]
 VERSION: str
+MAX_HEAD_DIM: int
+MAX_RANKS: int  # of an exchange over peer memory
 
 def decode(framework: Any, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None: ...
 def image(framework: Any, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> bytes: ...

@@ -269,6 +269,15 @@ void raise(PyObject* type, const char* format, ...) {
 
 PyObject* interned(const char* text) { return checked(PyUnicode_InternFromString(text)); }
 
+Reference none() noexcept {
+  Py_INCREF(Py_None);
+  return Reference(Py_None);
+}
+
+void check_count(Py_ssize_t count, Py_ssize_t expected) {
+  if (count != expected) raise(PyExc_TypeError, "_core: %zd arguments, expected %zd", count, expected);
+}
+
 const char* name_of(ElementType type) noexcept {
   switch (type) {
     case ElementType::kFloat32: return "float32";

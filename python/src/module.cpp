@@ -37,16 +37,6 @@ PyObject* guarded(Body&& body) noexcept {
   }
 }
 
-Reference none() {
-  Py_INCREF(Py_None);
-  return Reference(Py_None);
-}
-
-void check_count(Py_ssize_t count, std::size_t expected) {
-  if (count != static_cast<Py_ssize_t>(expected))
-    raise(PyExc_TypeError, "_core: %zd arguments, expected %zd", count, static_cast<Py_ssize_t>(expected));
-}
-
 std::int32_t device_index(const Call& call) noexcept { return call.options().backend == Backend::kCuda ? call.device().index : -1; }
 
 /// Other Python threads run while the CPU computes; a CUDA call only enqueues.
@@ -251,6 +241,7 @@ int execute(PyObject* module) {
   }
   if (PyModule_AddObjectRef(module, "ARGUMENTS", names.get()) < 0) return -1;
   if (PyModule_AddIntConstant(module, "MAX_HEAD_DIM", kMaxHeadDim) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "MAX_RANKS", Exchange::kMaxRanks) < 0) return -1;
   return PyModule_AddStringConstant(module, "VERSION", LEAN_VERSION_STRING);
 }
 

@@ -16,15 +16,6 @@ using runtime::PeerMemory;
 
 constexpr const char* kCapsule = "lean_attention.exchange";
 
-Reference none() {
-  Py_INCREF(Py_None);
-  return Reference(Py_None);
-}
-
-void need(Py_ssize_t count, Py_ssize_t expected) {
-  if (count != expected) raise(PyExc_TypeError, "_core: %zd arguments, expected %zd", count, expected);
-}
-
 std::int64_t integer(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
   if (value == -1 && PyErr_Occurred() != nullptr) throw ErrorIsSet{};
@@ -50,14 +41,14 @@ void destroy(PyObject* capsule) { delete static_cast<PeerMemory*>(PyCapsule_GetP
 }  // namespace
 
 Reference exchange_bytes_of(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 4);
+  check_count(count, 4);
   const std::size_t bytes = exchange_bytes(small_integer(arguments[0]), integer(arguments[1]), small_integer(arguments[2]),
                                            static_cast<DType>(small_integer(arguments[3])));
   return Reference(checked(PyLong_FromSize_t(bytes)));
 }
 
 Reference make_exchange(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 5);
+  check_count(count, 5);
   auto memory = std::make_unique<PeerMemory>(PeerMemory::Asked{.device_index = small_integer(arguments[0]),
                                                                .rank = small_integer(arguments[1]),
                                                                .ranks = small_integer(arguments[2]),
@@ -72,19 +63,19 @@ Reference make_exchange(PyObject* const* arguments, Py_ssize_t count) {
 }
 
 Reference open_exchange(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 3);
+  check_count(count, 3);
   char* bytes = nullptr;
   Py_ssize_t length = 0;
   if (PyBytes_AsStringAndSize(arguments[2], &bytes, &length) < 0) throw ErrorIsSet{};
   PeerMemory::Handle handle{};
-  need(length, static_cast<Py_ssize_t>(handle.size()));
+  check_count(length, static_cast<Py_ssize_t>(handle.size()));
   std::memcpy(handle.data(), bytes, handle.size());
   memory_of(arguments[0]).open(small_integer(arguments[1]), handle);
   return none();
 }
 
 Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 9);
+  check_count(count, 9);
   const PeerMemory& memory = memory_of(arguments[0]);
   const runtime::device::Guard guard(memory.device_index());
   const ExchangedStates states{.o = address(arguments[1]),
@@ -102,7 +93,7 @@ Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
 }
 
 Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 8);
+  check_count(count, 8);
   const TokenShard shard{
       .rank = small_integer(arguments[3]), .ranks = small_integer(arguments[4]), .block_tokens = small_integer(arguments[5])};
   const runtime::device::Guard guard(small_integer(arguments[6]));
@@ -115,13 +106,13 @@ Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count) 
 }
 
 Reference exchange_fault(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 1);
+  check_count(count, 1);
   const Status status = exchange_status(memory_of(arguments[0]).exchange());
   return status.ok() ? none() : text_object(status.message);
 }
 
 Reference clear_exchange(PyObject* const* arguments, Py_ssize_t count) {
-  need(count, 1);
+  check_count(count, 1);
   memory_of(arguments[0]).clear();
   return none();
 }

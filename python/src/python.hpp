@@ -32,4 +32,9 @@ T* checked(T* result) {
   return result;
 }
 
+[[nodiscard]] Reference none() noexcept;
+
+/// Throws TypeError unless an entry of the extension got that many arguments.
+void check_count(Py_ssize_t count, Py_ssize_t expected);
+
 }  // namespace lean::python

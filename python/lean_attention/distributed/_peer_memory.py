@@ -19,7 +19,6 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # lean_dtype
 _LEAST_BYTES = 4 << 20  # of a first allocation
-MOST_RANKS = 16
 
 
 class PeerExchange:
@@ -49,8 +48,8 @@ class PeerExchange:
         ranks = len(self._agreement.ranks)
         if device.type != "cuda":
             self.missing = f"q is on {device.type}, and peer memory is of GPUs"
-        elif ranks > MOST_RANKS:
-            self.missing = f"{ranks} ranks, and {MOST_RANKS} are the most"
+        elif ranks > _core.MAX_RANKS:
+            self.missing = f"{ranks} ranks, and {_core.MAX_RANKS} are the most"
         else:
             needed = _core.exchange_bytes(ranks, rows, value_dim, _DTYPES[dtype])
             if needed > self._bytes:
