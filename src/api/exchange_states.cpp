@@ -5,6 +5,7 @@
 #include "fixup/exchanged_rows.hpp"
 #include "lean/exchange.hpp"
 #include "lean/lean.hpp"
+#include "softmax/finished_states.hpp"
 
 namespace lean {
 namespace {
@@ -17,7 +18,7 @@ Status check_states(const ExchangedStates& states) noexcept {
     return refuse(kInvalid, "rows", states.rows, "allowed 0 to 2^31 - 1");
   if (states.value_dim < 1 || states.value_dim > kMaxHeadDim)
     return refuse(kInvalid, "value_dim", states.value_dim, "allowed 1 to 576");
-  if (!fixup::is_exchanged(states.dtype))
+  if (!softmax::is_of_results(states.dtype))
     return refuse(kInvalid, "dtype", static_cast<std::int64_t>(states.dtype), "allowed float32, float16, bfloat16");
   const struct {
     const char* name;
@@ -60,7 +61,7 @@ Status check_exchange(const Exchange& exchange, const ExchangedStates& states) n
 
 std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
   if (ranks < 1 || ranks > Exchange::kMaxRanks || rows < 0 || rows > fixup::kMaxExchangedRows) return 0;
-  if (value_dim < 1 || value_dim > kMaxHeadDim || !fixup::is_exchanged(dtype)) return 0;
+  if (value_dim < 1 || value_dim > kMaxHeadDim || !softmax::is_of_results(dtype)) return 0;
   return static_cast<std::size_t>(fixup::ExchangedRows::of(rows, value_dim, dtype).blocks() *
                                   fixup::ExchangeLayout{ranks}.block_bytes());
 }
@@ -68,12 +69,11 @@ std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t v
 Status exchange_states(const Exchange& exchange, const ExchangedStates& states, const Options& options) noexcept {
   if (const Status status = check_states(states); !status.ok()) return status;
   if (const Status status = check_exchange(exchange, states); !status.ok()) return status;
-  const BackendEntry* const backend = backend_of(options.backend);
-  if (backend == nullptr || backend->exchange == nullptr) {
-    return refuse(
-        StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend),
-        backend == nullptr ? "not in this build" : "peer memory is of GPUs: results in host memory are merged by merge_states()");
-  }
+  const BackendEntry* backend = nullptr;
+  if (const Status status = find_backend(options, backend); !status.ok()) return status;
+  if (backend->exchange == nullptr)
+    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend),
+                  "peer memory is of GPUs: results in host memory are merged by merge_states()");
   return states.rows == 0 ? Status{} : backend->exchange(exchange, states, options);
 }
 
@@ -85,9 +85,8 @@ Status shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_
   if (shard.block_tokens < 1) return refuse(kInvalid, "shard.block_tokens", shard.block_tokens, "allowed 1 or more");
   if (shard.ranks < 1) return refuse(kInvalid, "shard.ranks", shard.ranks, "allowed 1 or more");
   if (shard.rank < 0 || shard.rank >= shard.ranks) return refuse(kInvalid, "shard.rank", shard.rank, "allowed 0 to ranks - 1");
-  const BackendEntry* const backend = backend_of(options.backend);
-  if (backend == nullptr)
-    return refuse(StatusCode::kUnsupported, "options.backend", static_cast<std::int64_t>(options.backend), "not in this build");
+  const BackendEntry* backend = nullptr;
+  if (const Status status = find_backend(options, backend); !status.ok()) return status;
   return count == 0 ? Status{} : backend->shard_lengths(tokens, held, count, shard, options);
 }
 

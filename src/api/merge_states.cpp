@@ -17,13 +17,7 @@ Status refuse_states(const softmax::FinishedStates& states) noexcept {
   for (int i = 0; i < 4 && states.rows > 0; ++i) {
     if (pointers[i] == nullptr) return refuse(StatusCode::kInvalidArgument, names[i], 0, "must not be null");
   }
-  switch (states.dtype) {
-    case DType::kFloat32:
-    case DType::kFloat16:
-    case DType::kBFloat16: return {};
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;
-  }
+  if (softmax::is_of_results(states.dtype)) return {};
   return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype),
                 "allowed float32, float16, bfloat16");
 }

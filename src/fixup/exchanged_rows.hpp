@@ -14,10 +14,6 @@ namespace lean::fixup {
 inline constexpr std::int64_t kMaxExchangedRows = (std::int64_t{1} << 31) - 1;
 inline constexpr std::int32_t kPieceBytes = 8;  // of O, in a word
 
-[[nodiscard]] constexpr bool is_exchanged(DType dtype) noexcept {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 struct ExchangedRows {
   std::int64_t rows = 0;
   std::int32_t row_words = 0;  // the last of a row may be half full

@@ -23,6 +23,11 @@ struct FinishedStates {
   DType dtype = DType::kFloat32;
 };
 
+/// Whether finished rows are of this type: what decode() writes.
+[[nodiscard]] constexpr bool is_of_results(DType dtype) noexcept {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
 /// The lse of a row without keys is -inf here and in most libraries, +inf in FlashAttention's.
 LEAN_HD [[nodiscard]] inline float known_lse(float lse) noexcept { return std::isinf(lse) ? kNegInf : lse; }
 
@@ -30,15 +35,13 @@ LEAN_HD [[nodiscard]] inline float known_lse(float lse) noexcept { return std::i
 class FinishedMerge {
  public:
   LEAN_HD FinishedMerge(float lse_a, float lse_b) noexcept
-      : a_(state_of(known_lse(lse_a))),
-        b_(state_of(known_lse(lse_b))),
-        step_(merge_step(a_, b_)),
+      : step_(merge_step(state_of(known_lse(lse_a)), state_of(known_lse(lse_b)))),
         scale_(output_scale(step_.merged)),
         lse_(log_add(known_lse(lse_a), known_lse(lse_b))) {}
 
-  /// An element of the result's o. What an empty row's o holds is not looked at.
+  /// An element of the result's o. What an empty row's o holds is not looked at: merge_step() leaves one of two out.
   LEAN_HD [[nodiscard]] float element(float a, float b) const noexcept {
-    return scale_ * merge_element(step_, element_of(a_, a), element_of(b_, b));
+    return step_.merged.l == 0.0F ? 0.0F : scale_ * merge_element(step_, a, b);
   }
   LEAN_HD [[nodiscard]] float lse() const noexcept { return lse_; }
 
@@ -46,10 +49,7 @@ class FinishedMerge {
   LEAN_HD [[nodiscard]] static State state_of(float lse) noexcept {
     return lse == kNegInf ? State::empty() : State{.m = to_log2(lse), .l = 1.0F};
   }
-  LEAN_HD [[nodiscard]] static float element_of(State state, float element) noexcept { return state.l == 0.0F ? 0.0F : element; }
 
-  State a_;
-  State b_;
   MergeStep step_;
   float scale_;
   float lse_;
