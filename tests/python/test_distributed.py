@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -537,9 +536,9 @@ def peer_memory_that_fails() -> list:
                 raise RuntimeError("cudaIpcOpenMemHandle: peer access is not supported")
 
         host = (f"host {rank if what == 'other host' else 0}",)
-        core = SimpleNamespace(exchange_bytes=_core.exchange_bytes, make_exchange=make, open_exchange=open_exchange)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_peer_memory, "_core", core)
+            patch.setattr(_core, "make_exchange", make)
+            patch.setattr(_core, "open_exchange", open_exchange)
             patch.setattr(_peer_memory, "_host", lambda host=host: host)
             peers = PeerExchange(ContextParallel()._agreement, rank, datetime.timedelta(seconds=1))
             missing = [peers.prepare(torch.device("cuda", 0), rows, 128, torch.bfloat16) for rows in (10, 10**6, 10**5)]
