@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "lean/dtypes.hpp"
 #include "lean/lean.hpp"
 #include "stream.hpp"
 

@@ -14,8 +14,8 @@ namespace lean::python {
 [[nodiscard]] Reference open_exchange(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule, o, lse, merged o, merged lse, rows, value_dim, dtype, stream)
 [[nodiscard]] Reference exchange(PyObject* const* arguments, Py_ssize_t count);
-/// (tokens, held, count, rank, ranks, block tokens, device index, stream): on the GPU.
-[[nodiscard]] Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count);
+/// (tokens, held, count, rank, ranks, block tokens, device index, stream): there, or on the CPU where the index is -1.
+[[nodiscard]] Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule): None, or what the first fault was.
 [[nodiscard]] Reference exchange_fault(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule): zeroes this rank's memory.

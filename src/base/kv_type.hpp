@@ -1,11 +1,10 @@
-// KvType: what the element type of K and V means to whoever reads them. A type is a row here, so that a further one (int8) has its
-// place.
+// KvType: what the element type of K and V means to the kernels that read it, beside what lean/dtypes.hpp says of it to everybody.
 #pragma once
 
 #include <cstdint>
 
 #include "base/hd.hpp"
-#include "lean/problem.hpp"
+#include "lean/dtypes.hpp"
 
 namespace lean {
 
@@ -14,20 +13,23 @@ struct KvType {
   std::int32_t bytes = 0;           // of an element
   bool scaled = false;              // values count times k_scales and v_scales, and queries are of another type
   DType product = DType::kFloat32;  // of the factors of a GPU's matrix products
+  DType kernels = DType::kFloat32;  // whose kernels on a GPU read it too, and ask at run time which it is
 
   /// Elements become another type on their way to a product.
   [[nodiscard]] LEAN_HD constexpr bool converted() const noexcept { return product != dtype; }
 };
 
 [[nodiscard]] LEAN_HD constexpr KvType kv_type_of(DType dtype) noexcept {
+  const DTypeTraits traits = traits_of(dtype);
+  KvType type{.dtype = dtype, .bytes = traits.bytes, .scaled = traits.scaled, .product = dtype, .kernels = dtype};
   switch (dtype) {
-    case DType::kFloat32: return {.dtype = dtype, .bytes = 4, .product = DType::kFloat32};
-    case DType::kFloat16: return {.dtype = dtype, .bytes = 2, .product = DType::kFloat16};
-    case DType::kBFloat16: return {.dtype = dtype, .bytes = 2, .product = DType::kBFloat16};
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: break;
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: return {.dtype = dtype, .bytes = 1, .scaled = true, .product = DType::kFloat16};  // fp16 holds each
+    case DType::kFloat8E5M2: type.product = DType::kFloat16, type.kernels = DType::kFloat8E4M3; break;  // fp16 holds each
   }
-  return {.dtype = dtype};
+  return type;
 }
 
 }  // namespace lean
