@@ -78,8 +78,8 @@ const xla::ArrayAttribute* array_attribute(const xla::Attributes& attributes, st
   return nullptr;
 }
 
-/// The image with the pointers of this run; false when another build made it, or gave it an operand that no pointer is known for: its
-/// array of this run would be left unread.
+/// The image with the pointers of this run; false when another build made it, or gave it an operand that no pointer is known
+/// for: its array of this run would be left unread.
 bool read_call(const xla::CallFrame& frame, Image& image) {
   const auto* const bytes = array_attribute(frame.attributes, "image");
   const auto* const operands = array_attribute(frame.attributes, "operands");

@@ -126,8 +126,8 @@ PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
 
-/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first two are
-/// replaced. lean_attention._merge has made them so.
+/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first
+/// two are replaced. lean_attention._merge has made them so.
 PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     check_count(count, 5);

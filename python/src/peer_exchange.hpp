@@ -1,5 +1,6 @@
-// What lean_attention.distributed needs for exchanges over peer memory: a rank's memory as a capsule, and calls on it. Addresses and
-// counts come as numbers: the tensors are torch's, checked in Python. All throw ErrorIsSet, or runtime::device::Error.
+// What lean_attention.distributed needs for exchanges over peer memory: a rank's memory as a capsule, and calls on it.
+// Addresses and counts come as numbers: the tensors are torch's, checked in Python. All throw ErrorIsSet, or
+// runtime::device::Error.
 #pragma once
 
 #include "python.hpp"

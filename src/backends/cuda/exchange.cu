@@ -1,6 +1,6 @@
 // The exchange's kernel (exchange.hpp). A thread has a word: 8 bytes of a row of O, the row's log-sum-exp, the epoch. It stores its
-// rank's to every other rank, waits for theirs, merges and writes the result: threads need nothing of each other. A CTA has a block of
-// words, or several where there are more than CTAs that fit the GPU together; it sends all before it waits.
+// rank's to every other rank, waits for theirs, merges and writes the result: threads need nothing of each other. A CTA has a
+// block of words, or several where there are more than CTAs that fit the GPU together; it sends all before it waits.
 #include "backends/cuda/exchange.hpp"
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// merge_states() on a device: a warp takes a row at a time, its lanes the row's elements in turn, and rows are dealt out over as many
-// warps as the launch has. The rows are short and the arithmetic is a memory's pace: nothing here is tuned.
+// merge_states() on a device: a warp takes a row at a time, its lanes the row's elements in turn, and rows are dealt out over
+// as many warps as the launch has. The rows are short and the arithmetic is a memory's pace: nothing here is tuned.
 #include "backends/cuda/merge_states.hpp"
 
 #include <algorithm>
