@@ -29,7 +29,8 @@ _REFUSED = {
 SAID = frozenset(
     ("q", "k", "v", "seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "block_table")
     + ("page_indptr", "page_indices", "scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "mask", "tree_mask")
-    + ("append_k", "append_v", "rotary_interleaved", "rotary_absolute", "k_scale", "v_scale", "layout", "out", "lse", "return_lse", "options")
+    + ("append_k", "append_v", "rotary_interleaved", "rotary_absolute", "k_scale", "v_scale", "layout", "out", "lse")
+    + ("return_lse", "options")
 )
 
 
