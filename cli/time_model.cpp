@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel_rows.hpp"
 #include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
+#include "lean/limits.hpp"
 
 namespace lean::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
+#include "lean/limits.hpp"
 #include "peer_exchange.hpp"
 #include "schedule_text.hpp"
 

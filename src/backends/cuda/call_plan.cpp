@@ -12,6 +12,7 @@
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
+#include "lean/limits.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/scale.hpp"
