@@ -34,7 +34,7 @@ struct DTypeTraits {
 }
 
 namespace detail {
-
+/// How many numbers have a type, from 0 on.
 [[nodiscard]] constexpr std::int32_t count_dtypes() noexcept {
   std::int32_t count = 0;
   while (traits_of(static_cast<DType>(count)).bytes > 0) ++count;
@@ -57,7 +57,7 @@ template <std::int32_t kFirst, std::int32_t kCount>
 }
 
 }  // namespace detail
-
+/// How many types there are, and how many of them may be queries'.
 inline constexpr std::int32_t kDTypeCount = detail::count_dtypes();
 inline constexpr std::int32_t kQueryDTypeCount = detail::count_query_dtypes();
 
