@@ -1,10 +1,10 @@
-// KvType: what the element type of K and V means to the kernels that read it, beside what lean/dtypes.hpp says of it to everybody.
+// KvType: what the element type of K and V means to the kernels that read it, beside what lean/dtypes.hpp says to everybody.
 #pragma once
 
 #include <cstdint>
 
 #include "base/hd.hpp"
-#include "lean/dtypes.hpp"
+#include "lean/problem.hpp"
 
 namespace lean {
 
@@ -19,17 +19,17 @@ struct KvType {
   [[nodiscard]] LEAN_HD constexpr bool converted() const noexcept { return product != dtype; }
 };
 
+/// Device code asks it at run time, so it holds none of the list's names; tests/unit/dtypes_test.cpp compares both.
 [[nodiscard]] LEAN_HD constexpr KvType kv_type_of(DType dtype) noexcept {
-  const DTypeTraits traits = traits_of(dtype);
-  KvType type{.dtype = dtype, .bytes = traits.bytes, .scaled = traits.scaled, .product = dtype, .kernels = dtype};
   switch (dtype) {
-    case DType::kFloat32:
+    case DType::kFloat32: return {.dtype = dtype, .bytes = 4, .product = dtype, .kernels = dtype};
     case DType::kFloat16:
-    case DType::kBFloat16: break;
+    case DType::kBFloat16: return {.dtype = dtype, .bytes = 2, .product = dtype, .kernels = dtype};
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: type.product = DType::kFloat16, type.kernels = DType::kFloat8E4M3; break;  // fp16 holds each
+    case DType::kFloat8E5M2:  // fp16 holds each
+      return {.dtype = dtype, .bytes = 1, .scaled = true, .product = DType::kFloat16, .kernels = DType::kFloat8E4M3};
   }
-  return type;
+  return {.dtype = dtype};
 }
 
 }  // namespace lean
