@@ -69,8 +69,8 @@ TEST(DTypes, KernelsKnowEveryTypeOfKAndV) {
     EXPECT_EQ(type.converted(), type.scaled);
     EXPECT_GE(bytes_of(type.product), type.bytes);
     EXPECT_TRUE(traits_of(type.product).of_queries());
-    EXPECT_EQ(kv_type_of(type.kernels).kernels, type.kernels);
-    EXPECT_EQ(kv_type_of(type.kernels).bytes, type.bytes);
+    EXPECT_EQ(kernels_of(kernels_of(dtype)), kernels_of(dtype));
+    EXPECT_EQ(bytes_of(kernels_of(dtype)), type.bytes);
   }
   EXPECT_EQ(kv_type_of(kNoType).bytes, 0);
 }

@@ -191,7 +191,7 @@ struct KernelFamily {
     return row.head_dim == head_dim && row.kv_bytes == kv_type_of(dtype).bytes;
   }
   /// K and V of this type are served.
-  [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept { return kv_type_of(kv_dtype).kernels == dtype; }
+  [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept { return kernels_of(kv_dtype) == dtype; }
 };
 
 inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
