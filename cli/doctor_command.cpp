@@ -18,6 +18,7 @@
 #include "cli/prepared_call.hpp"
 #include "cli/print.hpp"
 #include "cli/problem_json.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/version.hpp"
 
 namespace lean::cli {
@@ -115,7 +116,7 @@ std::vector<CpuIsa> isas_of(Backend backend) {
 
 SelfTest self_test(Backend backend) {
   SelfTest test{.backend = backend, .failures = {}};
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : kQueryDTypes) {
     if (backend == Backend::kCuda && dtype == DType::kFloat32) continue;  // refused
     for (const std::int32_t q_tokens : {1, 3}) {
       for (const Layout layout : {Layout::kHsd, Layout::kBshd}) {

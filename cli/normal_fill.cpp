@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "base/with_type.hpp"
 #include "cli/gpu.hpp"
 #include "cli/normal_hash.hpp"
 #include "cli/threads.hpp"
@@ -45,13 +45,7 @@ void write_table(const Buffer& table) {
 
 Buffer make_table(DType dtype) {
   Buffer table(kQuantiles * bytes_of(dtype));
-  switch (dtype) {
-    case DType::kFloat32: write_table<float>(table); break;
-    case DType::kFloat16: write_table<Half>(table); break;
-    case DType::kBFloat16: write_table<BFloat16>(table); break;
-    case DType::kFloat8E4M3: write_table<Float8E4M3>(table); break;
-    case DType::kFloat8E5M2: write_table<Float8E5M2>(table); break;
-  }
+  with_type(dtype, [&]<typename T>(T) { write_table<T>(table); });
   return table;
 }
 

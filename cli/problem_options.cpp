@@ -8,6 +8,7 @@
 #include "cli/bad_argument.hpp"
 #include "cli/choice.hpp"
 #include "cli/validators.hpp"
+#include "lean/dtypes.hpp"
 
 namespace lean::cli {
 namespace {
@@ -17,7 +18,22 @@ constexpr const char* kLengthsAllowed =
     "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096, which is 8 requests";
 constexpr std::int64_t kMaxBatch = 1 << 20;  // of the command, not of the library: lengths are listed in its output
 
-const Choices<DType> kDTypes{{"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
+/// Element types of a list by the command's names.
+template <std::size_t kCount>
+Choices<DType> choices_of(const std::array<DType, kCount>& types) {
+  Choices<DType> choices;
+  for (const DType dtype : types) choices.emplace_back(name_of(dtype), dtype);
+  return choices;
+}
+const Choices<DType> kDTypeChoices = choices_of(kQueryDTypes);
+
+/// Element types of K and V: the queries', or one of those that are of K and V alone.
+std::vector<std::string> kv_dtype_words() {
+  std::vector<std::string> words{"auto"};
+  for (const DType dtype : kScaledDTypes) words.emplace_back(name_of(dtype));
+  return words;
+}
+
 const Choices<Pick> kPicks{{"spread", Pick::kSpread}, {"first", Pick::kFirst}};
 
 /// A whole number with an optional k (x 1024) behind it; -1 when it is none or too large.
@@ -85,7 +101,7 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->transform(in_range("--head-dim", 1, kMaxHeadDim))
       ->capture_default_str()
       ->group(group);
-  add_choice(app, "--dtype", dtype_, kDTypes, "Element type; bf16 by default")->group(group);
+  add_choice(app, "--dtype", dtype_, kDTypeChoices, "Element type; bf16 by default")->group(group);
   app.add_option("--n-q", q_tokens_, "Query tokens of each request")
       ->transform(in_range("--n-q", 1, 1 << 20))
       ->capture_default_str()
@@ -99,7 +115,7 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--kv-dtype", kv_dtype_, "Element type of K and V; auto: as --dtype")
-      ->check(one_of("--kv-dtype", {"auto", "fp8_e4m3", "fp8_e5m2"}))
+      ->check(one_of("--kv-dtype", kv_dtype_words()))
       ->capture_default_str()
       ->group(group);
   app.add_option("--page-tokens", page_tokens_, "Tokens of a page, by block table; 0: not paged. b of --layout is then the page")
@@ -143,7 +159,9 @@ ProblemSpec ProblemOptions::spec() const {
                    .softcap = softcap_,
                    .alibi = alibi_,
                    .sinks = sinks_};
-  if (kv_dtype_ != "auto") spec.kv_dtype = kv_dtype_ == "fp8_e4m3" ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
+  for (const DType dtype : kScaledDTypes) {
+    if (kv_dtype_ == name_of(dtype)) spec.kv_dtype = dtype;
+  }
   spec.layout = page_tokens_ > 0 && layout_ == "auto" ? Layout::kBhsd : layout_of(layout_, spec.kv_lens);
   if (page_tokens_ > 0 && spec.packed()) throw BadArgument("--layout", layout_, "bhsd or bshd with --page-tokens");
   if (spec.packed() && spec.kv_tokens() > kMaxTokens) {

@@ -9,6 +9,7 @@
 #include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
 #include "explain/words.hpp"
+#include "lean/dtypes.hpp"
 
 namespace lean::cli {
 
@@ -62,16 +63,7 @@ const char* name_of(Layout layout) {
   return "unknown";
 }
 
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return "fp32";
-    case DType::kFloat16: return "fp16";
-    case DType::kBFloat16: return "bf16";
-    case DType::kFloat8E4M3: return "fp8_e4m3";
-    case DType::kFloat8E5M2: return "fp8_e5m2";
-  }
-  return "unknown";
-}
+const char* name_of(DType dtype) { return traits_of(dtype).short_name; }
 
 Layout natural_layout(const std::vector<std::int32_t>& kv_lens) {
   const bool uniform = std::adjacent_find(kv_lens.begin(), kv_lens.end(), std::not_equal_to<>()) == kv_lens.end();

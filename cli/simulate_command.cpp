@@ -1,5 +1,5 @@
-// lean simulate: how long a batch would take, and how busy its multiprocessors were, on GPUs that are not at hand, under lean, fixed
-// split and one worker per output. Or, for measured lines of a result file, what the model says beside what was measured.
+// lean simulate: how long a batch would take, and how busy its multiprocessors were, on GPUs that are not at hand, under lean,
+// fixed split and one worker per output. Or, for measured lines of a result file, what the model says beside what was measured.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 

@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel_rows.hpp"
 #include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
+#include "lean/limits.hpp"
 
 namespace lean::cli {
 namespace {
@@ -141,17 +142,17 @@ void require_simulated(const ProblemSpec& spec) {
     throw BadArgument("--window-left and --window-right: the model was fitted without windows");
   if (spec.softcap != 0.0F || spec.alibi || spec.sinks)
     throw BadArgument("--softcap, --alibi and --sinks: the model was fitted without them");
-  const std::int32_t widest = *std::prev(std::end(cuda::kHeadDims));
-  if (spec.head_dim % 8 != 0 || spec.head_dim > widest) {
-    throw BadArgument("--head-dim", std::to_string(spec.head_dim), "a multiple of 8 up to " + std::to_string(widest));
+  if (spec.head_dim % 8 != 0 || spec.head_dim > kWidestCudaHead) {
+    throw BadArgument("--head-dim", std::to_string(spec.head_dim), "a multiple of 8 up to " + std::to_string(kWidestCudaHead));
   }
 }
 
 namespace {
 
-bool is_step(const GpuModel& gpu, Policy::Kind policy) {
-  return gpu.kernels == cuda::Architecture::kSm90 && policy == Policy::Kind::kLean;
-}
+/// The GPU runs the rows of sm_90, or newer ones of its own: what was timed of sm_90 stands for these.
+bool runs_sm90(const GpuModel& gpu) { return cuda::runs(gpu.kernels, cuda::Architecture::kSm90); }
+
+bool is_step(const GpuModel& gpu, Policy::Kind policy) { return runs_sm90(gpu) && policy == Policy::Kind::kLean; }
 
 }  // namespace
 
@@ -181,7 +182,7 @@ Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& p
                                    .policy = policy,
                                    .workers = gpu.multiprocessors});
   const StreamTimes& on_sm90 = is_step(gpu, policy.kind) ? model.step : model.any_call;
-  const StreamTimes& worker = gpu.kernels == cuda::Architecture::kSm90 ? on_sm90 : model.sm80;
+  const StreamTimes& worker = runs_sm90(gpu) ? on_sm90 : model.sm80;
   const WalkTimes& walk = policy.kind == Policy::Kind::kLean ? model.flat : model.general;
   const double stretch = kTimedClockMhz / gpu.clock_mhz;
   const std::int64_t token_bytes = std::int64_t{2} * spec.head_dim * bytes_of(spec.dtype);

@@ -61,7 +61,8 @@ struct Prediction {
 /// What a GPU's calls of this problem and schedule are cut into. The problem is one that require_simulated() takes.
 [[nodiscard]] tile::TileConfig gpu_tile(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy);
 
-/// Throws BadArgument unless the model was fitted on problems like it: one query token, 16-bit K and V without pages, no score rules.
+/// Throws BadArgument unless the model was fitted on problems like it: one query token, 16-bit K and V without pages, no score
+/// rules.
 void require_simulated(const ProblemSpec& spec);
 
 [[nodiscard]] Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& policy, const TimeModel& model);

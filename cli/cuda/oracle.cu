@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "backends/reference/reference.hpp"
-#include "base/float_types.hpp"
+#include "base/with_type.hpp"
 #include "cli/cuda/check.hpp"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
@@ -253,26 +253,18 @@ Kernel kernel_for(std::int32_t head_dim) {
   return answer_row<TQ, TKv, 18>;
 }
 
-/// K and V are of the queries' type, or fp8.
-template <typename TQ>
-Kernel kernel_for(const Problem& problem) {
-  switch (problem.k.dtype) {
-    case DType::kFloat8E4M3: return kernel_for<TQ, Float8E4M3>(problem.head_dim);
-    case DType::kFloat8E5M2: return kernel_for<TQ, Float8E5M2>(problem.head_dim);
-    case DType::kFloat32:
-    case DType::kFloat16:
-    case DType::kBFloat16: return kernel_for<TQ, TQ>(problem.head_dim);
-  }
-  throw GpuError("reference_answer: no such type of K and V");
-}
-
+/// K and V are of the queries' type, or of one with scales.
 Kernel kernel_of(const Problem& problem) {
-  switch (problem.q.dtype) {
-    case DType::kFloat32: return kernel_for<float>(problem);
-    case DType::kFloat16: return kernel_for<Half>(problem);
-    case DType::kBFloat16: return kernel_for<BFloat16>(problem);
-    default: throw GpuError("reference_answer: no such type");
-  }
+  Kernel kernel = nullptr;
+  with_query_dtype(problem.q.dtype, [&]<DType kQ>() {
+    with_dtype(problem.k.dtype, [&]<DType kKv>() {
+      if constexpr (kKv == kQ || traits_of(kKv).scaled) {
+        kernel = kernel_for<typename StorageOf<kQ>::type, typename StorageOf<kKv>::type>(problem.head_dim);
+      }
+    });
+  });
+  if (kernel == nullptr) throw GpuError("reference_answer: no such types");
+  return kernel;
 }
 
 reference::Answer empty_answer(const Problem& problem) {

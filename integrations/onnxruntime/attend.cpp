@@ -118,7 +118,7 @@ Mask broadcast_mask(const Tensor& tensor, const char* name, std::int64_t batch, 
     demand(shape[axis] == 1 || shape[axis] == wanted[axis], name, ": shape ", tensor.shape, ": must broadcast to [", batch, ", ",
            heads, ", ", queries, ", keys]");
   if (tensor.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL)
-    do_not(bytes_of(dtype_of(tensor.type, name)) == 1, name, ": is ", tensor.type, ": allowed bool, float32, float16, bfloat16");
+    do_not(traits_of(dtype_of(tensor.type, name)).scaled, name, ": is ", tensor.type, ": allowed bool, float32, float16, bfloat16");
   Mask mask{
       .name = name, .data = tensor.data, .type = tensor.type, .keys = shape[3], .strides = bhsd(shape[1], shape[2], shape[3])};
   if (shape[0] == 1) mask.strides.sequence = 0;

@@ -1,6 +1,6 @@
 // Attention of S queries over P past and L new tokens of each sequence, as both ONNX's Attention and com.microsoft's
-// MultiHeadAttention ask it: the two parts become one cache first, and query i stands at position P + i, or counts back from the last
-// of the valid tokens where their number is given.
+// MultiHeadAttention ask it: the two parts become one cache first, and query i stands at position P + i, or counts back from
+// the last of the valid tokens where their number is given.
 #pragma once
 
 #include <cstdint>

@@ -37,8 +37,8 @@ class Rotary {
   /// `cos`, `sin`: the inputs' indices.
   Rotary(const Node& node, std::size_t cos, std::size_t sin, bool interleaved);
 
-  /// Sets the problem's rotary fields for positions below `tokens`, and no capacity beyond the tables. Throws Error where they do not
-  /// fit.
+  /// Sets the problem's rotary fields for positions below `tokens`, and no capacity beyond the tables. Throws Error where they
+  /// do not fit.
   void set(Run& run, std::int64_t tokens, Problem& problem) const;
 
  private:

@@ -1,6 +1,6 @@
-// What operators need done in a GPU's memory around a call of the library: counts in another form, masks as bytes, 16-bit numbers as
-// fp32, rows of a cache moved. Each function enqueues one kernel or copy on a stream and reads nothing on the host. gpu_cuda.cu
-// in a build with the CUDA backend, gpu_absent.cpp in others, which no run reaches. Throws runtime::device::Error.
+// What operators need done in a GPU's memory around a call of the library: counts in another form, masks as bytes, 16-bit
+// numbers as fp32, rows of a cache moved. Each function enqueues one kernel or copy on a stream and reads nothing on the host.
+// gpu_cuda.cu in a build with the CUDA backend, gpu_absent.cpp in others, which no run reaches. Throws runtime::device::Error.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// gpu.hpp by kernels of a few lines. The library has none of them: it takes lengths, masks and tables as it reads them, and moves no
-// cache.
+// gpu.hpp by kernels of a few lines. The library has none of them: it takes lengths, masks and tables as it reads them, and
+// moves no cache.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>

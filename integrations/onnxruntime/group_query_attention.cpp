@@ -176,8 +176,8 @@ void GroupQueryAttention::check_past(const Run& run, Sizes& sizes) const {
          " tokens: allowed up to 2147483647");
 }
 
-/// What the host cannot know is left to the kernels: they clamp a length to the cache, and a sequence of which they had to gets no new
-/// token.
+/// What the host cannot know is left to the kernels: they clamp a length to the cache, and a sequence of which they had to gets
+/// no new token.
 void GroupQueryAttention::count_on_gpu(Run& run, Sizes& sizes) const {
   auto* const totals = run.scratch_of<std::int32_t>(sizes.batch);
   gpu::count(run.stream(), {.values = run.input(kSeqlensK).data, .plus = 1}, sizes.batch, totals);
@@ -280,8 +280,8 @@ void GroupQueryAttention::decode_each(Run& run, const Sizes& sizes, const Proble
   }
 }
 
-/// The same in one call, without a look at the lengths: sequence 2 b has the tokens of b, and sequence 2 b + 1 its padding, which sees
-/// no keys and so is 0. Strides from one sequence to the next are halved; those of padding point where nobody reads.
+/// The same in one call, without a look at the lengths: sequence 2 b has the tokens of b, and sequence 2 b + 1 its padding,
+/// which sees no keys and so is 0. Strides from one sequence to the next are halved; those of padding point where nobody reads.
 void GroupQueryAttention::decode_padded(Run& run, const Sizes& sizes, Problem problem) const {
   do_not(problem.scores.mask_strides.sequence % 2 != 0, "attention_bias: an odd number of elements for each of ", sizes.batch,
          " sequences that bring ", sizes.tokens, " rows: allowed on the CUDA provider an even one, or one bias for all");

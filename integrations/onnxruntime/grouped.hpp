@@ -1,5 +1,5 @@
-// What GroupQueryAttention and PagedAttention of com.microsoft have in common: grouped heads whose new keys and values come with the
-// queries, packed in their rows or apart, and go into a cache that may be of fp8.
+// What GroupQueryAttention and PagedAttention of com.microsoft have in common: grouped heads whose new keys and values come
+// with the queries, packed in their rows or apart, and go into a cache that may be of fp8.
 #pragma once
 
 #include <cstdint>

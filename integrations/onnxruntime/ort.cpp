@@ -111,6 +111,20 @@ void run_in_pool(void* context, std::int32_t worker_count, void (*run)(void*, st
   for (std::int32_t worker = 0; worker < worker_count; ++worker) run(argument, worker);
 }
 
+/// The library's types that tensors may be of, as ONNX numbers and names them.
+struct OnnxFloat {
+  DType dtype;
+  ONNXTensorElementDataType type;
+  const char* name;
+};
+constexpr OnnxFloat kOnnxFloats[] = {
+    {DType::kFloat32, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, "float32"},
+    {DType::kFloat16, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, "float16"},
+    {DType::kBFloat16, ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, "bfloat16"},
+    {DType::kFloat8E4M3, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN, "float8e4m3fn"},
+    {DType::kFloat8E5M2, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2, "float8e5m2"},
+};
+
 /// Whether the library launches kernels as dependents on the current device, of this index: asked with a problem that every build
 /// has a kernel for.
 bool launches_dependents(std::int32_t device) {
@@ -146,12 +160,10 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 }
 
 std::ostream& operator<<(std::ostream& out, ONNXTensorElementDataType type) {
+  for (const OnnxFloat& known : kOnnxFloats) {
+    if (known.type == type) return out << known.name;
+  }
   switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return out << "float32";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return out << "float16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return out << "bfloat16";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN: return out << "float8e4m3fn";
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2: return out << "float8e5m2";
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE: return out << "float64";
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return out << "int32";
     case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64: return out << "int64";
@@ -176,14 +188,10 @@ std::int64_t Tensor::elements() const noexcept {
 }
 
 DType dtype_of(ONNXTensorElementDataType type, const char* what) {
-  switch (type) {
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return DType::kFloat32;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return DType::kFloat16;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16: return DType::kBFloat16;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN: return DType::kFloat8E4M3;
-    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2: return DType::kFloat8E5M2;
-    default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", type, ": allowed float32, float16, bfloat16"));
+  for (const OnnxFloat& known : kOnnxFloats) {
+    if (known.type == type) return known.dtype;
   }
+  throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", type, ": allowed float32, float16, bfloat16"));
 }
 
 std::vector<float> to_floats(const Tensor& tensor, const char* what) {
@@ -259,7 +267,7 @@ Tensor Node::constant(std::size_t index) const {
 ONNXTensorElementDataType Node::computed_type(std::size_t index, const char* name) const {
   const auto type = input_type(index);
   const DType dtype = dtype_of(type, name);
-  do_not(bytes_of(dtype) == 1, name, ": is ", type, ": allowed float32, float16, bfloat16");
+  do_not(traits_of(dtype).scaled, name, ": is ", type, ": allowed float32, float16, bfloat16");
   do_not(on_gpu() && dtype == DType::kFloat32, name, ": is float32: allowed float16, bfloat16 on the CUDA provider");
   return type;
 }

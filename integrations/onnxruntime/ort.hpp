@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "lean/dtypes.hpp"
 #include "lean/lean.hpp"
 #include "stream.hpp"
 
@@ -136,8 +137,8 @@ class Node {
   bool infers_;
 };
 
-/// A node while it runs. On a GPU all is enqueued on the runtime's stream, nothing waits for it, and a captured graph may repeat it:
-/// what tensors hold is read by kernels alone.
+/// A node while it runs. On a GPU all is enqueued on the runtime's stream, nothing waits for it, and a captured graph may
+/// repeat it: what tensors hold is read by kernels alone.
 class Run {
  public:
   Run(OrtKernelContext& context, Place place);

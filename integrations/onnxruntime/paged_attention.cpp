@@ -1,5 +1,6 @@
-// PagedAttention of com.microsoft: tokens of all sequences packed end to end, and caches of pages [pages, page_tokens, Hkv, d] that a
-// block table deals out. New keys and values go into the pages, rotated on the way, and the queries attend to them, in one call.
+// PagedAttention of com.microsoft: tokens of all sequences packed end to end, and caches of pages [pages, page_tokens, Hkv, d]
+// that a block table deals out. New keys and values go into the pages, rotated on the way, and the queries attend to them, in
+// one call.
 #include <algorithm>
 
 #include "cache.hpp"

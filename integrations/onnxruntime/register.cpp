@@ -14,8 +14,8 @@ constexpr const char* kOverrideKey = "lean_attention.override";
 /// Older ones lack functions that are called here.
 constexpr int kOldestMinor = 22;
 
-/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they ask a custom operator for shapes:
-/// it is not asked there.
+/// Older ones look behind the end of a node's outputs, or at an input that is not there, while they ask a custom operator for
+/// shapes: it is not asked there.
 constexpr int kOldestInferringMinor = 28;
 
 /// 0 of another major version than 1, and of what is no version.

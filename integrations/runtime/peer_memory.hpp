@@ -10,9 +10,9 @@
 
 namespace lean::runtime {
 
-/// One rank's side of an exchange whose ranks are processes of one host, a GPU each. Every rank makes one, tells the others its handle
-/// by whatever connects them, and opens theirs; exchange() is complete then. Memory is given back with it: not while another rank may
-/// still be in a call.
+/// One rank's side of an exchange whose ranks are processes of one host, a GPU each. Every rank makes one, tells the others its
+/// handle by whatever connects them, and opens theirs; exchange() is complete then. Memory is given back with it: not while
+/// another rank may still be in a call.
 class PeerMemory {
  public:
   using Handle = std::array<std::byte, 64>;  // a cudaIpcMemHandle_t

@@ -1,8 +1,11 @@
 from typing import Any, Optional
 
 ARGUMENTS: tuple[str, ...]
+QUERY_DTYPES: tuple[str, ...]  # of queries and results; a type's index is its number
+SCALED_DTYPES: tuple[str, ...]  # of K and V alone, with scales
 VERSION: str
 MAX_HEAD_DIM: int
+WIDEST_CUDA_HEAD: int  # of multiples of 8, what the kernels of matrix units serve
 MAX_RANKS: int  # of an exchange over peer memory
 
 def decode(framework: Any, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None: ...

@@ -11,7 +11,6 @@ from lean_attention import _core
 from lean_attention._options import Options
 
 _TEXT, _JSON, _SVG = range(3)
-_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 class Schedule:
@@ -104,8 +103,8 @@ def schedule(
     Raises:
         ValueError, NotImplementedError: as decode() would.
     """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype = {dtype!r}: allowed {', '.join(_DTYPES)}")
+    if dtype not in _core.QUERY_DTYPES:
+        raise ValueError(f"dtype = {dtype!r}: allowed {', '.join(_core.QUERY_DTYPES)}")
     lengths = _whole("seqlens", seqlens)
     pads = None if leftpad is None else _whole("leftpad", leftpad)
     for name, array in (("seqlens", lengths), ("leftpad", pads)):
@@ -113,7 +112,7 @@ def schedule(
             raise ValueError(f"{name}: shape {array.shape}: expected one number for each sequence")
     sizes = (
         lengths.size, q_heads, q_heads if kv_heads is None else kv_heads, head_dim, value_dim or head_dim, q_tokens,
-        int(lengths.max(initial=0)), _DTYPES[dtype], int(causal), *window,
+        int(lengths.max(initial=0)), _core.QUERY_DTYPES.index(dtype), int(causal), *window,
     )  # fmt: skip
     return Schedule((sizes, lengths, pads, options))
 

@@ -48,7 +48,8 @@ class LeanAttentionBackend(AttentionBackend):
         self._pool = model_runner.token_to_kv_pool
         self._page = self._pool.page_size
         has_windows = isinstance(self._pool, SWAKVPool) and self._pool.swa_layer_nums > 0
-        self._window_layers = {layer for layer, (_, windowed) in self._pool.layers_mapping.items() if windowed} if has_windows else set()
+        mapping = self._pool.layers_mapping if has_windows else {}
+        self._window_layers = {layer for layer, (_, windowed) in mapping.items() if windowed}
         self._options = Options(determinism="batch_invariant") if arguments.enable_deterministic_inference else None
         self._step: Optional[Step] = None
         self._graph_step: Optional[Step] = None
@@ -162,7 +163,9 @@ def _refuse_pool(pool: Any) -> None:
         raise NotImplementedError("lean: latent attention (MLA) is not here: take --attention-backend triton")
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd":
-        raise NotImplementedError(f"lean: kv_cache_layout = {layout!r}: allowed 'nhd', what SGLang has without its settings for others")
+        raise NotImplementedError(
+            f"lean: kv_cache_layout = {layout!r}: allowed 'nhd', what SGLang has without its settings for others"
+        )
     if getattr(pool, "is_quantized_kv_cache", False):
         raise NotImplementedError("lean: kv_cache_dtype: 4-bit caches are not here: allowed auto, fp8_e4m3, fp8_e5m2")
 
@@ -175,7 +178,9 @@ def _refuse(layer: Any, others: dict[str, Any]) -> None:
     if layer.pos_encoding_mode != "NONE":
         raise NotImplementedError(f"lean: layer {layer.layer_id}: pos_encoding_mode = {layer.pos_encoding_mode!r}: allowed 'NONE'")
     if layer.logit_cap and layer.logit_capping_method != "tanh":
-        raise NotImplementedError(f"lean: layer {layer.layer_id}: logit_capping_method = {layer.logit_capping_method!r}: allowed 'tanh'")
+        raise NotImplementedError(
+            f"lean: layer {layer.layer_id}: logit_capping_method = {layer.logit_capping_method!r}: allowed 'tanh'"
+        )
     if layer.xai_temperature_len > 0:
         raise NotImplementedError(f"lean: layer {layer.layer_id}: xai_temperature_len = {layer.xai_temperature_len}: not here")
     for name, value in others.items():

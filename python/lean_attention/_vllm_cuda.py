@@ -18,12 +18,12 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadataBuilder,
 )
 
+from lean_attention._core import WIDEST_CUDA_HEAD
 from lean_attention._vllm_call import side_by_side
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl, unknown_rule_of
 
 #: Of a request, in a step of this library's. Long chunks are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
 MOST_QUERY_TOKENS = 16
-LARGEST_HEAD = 256  # what the fast kernels do, in multiples of 8
 
 
 class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
@@ -56,7 +56,7 @@ class LeanCudaBackend(FlashAttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and head_size <= LARGEST_HEAD
+        return head_size % 8 == 0 and head_size <= WIDEST_CUDA_HEAD
 
     @staticmethod
     def get_impl_cls() -> type:

@@ -185,7 +185,7 @@ def _fake_decode_lse(
     return _new_out(q, v), _new_lse(q, arguments.get("cu_seqlens_q"), arguments.get("layout", "bhsd"))
 
 
-_MERGED_AS_IS = (torch.float32, torch.float16, torch.bfloat16)
+_MERGED_AS_IS = tuple(getattr(torch, name) for name in _core.QUERY_DTYPES)
 
 
 def _merge_states(

@@ -36,14 +36,28 @@ Reference attribute(PyObject* object, const char* name) {
   return attribute(object, Reference(checked(PyUnicode_FromString(name))).get());
 }
 
+constexpr ElementType element_type(DType dtype) noexcept { return static_cast<ElementType>(dtype); }
+
+constexpr bool is_of_library(ElementType type) noexcept { return static_cast<std::int32_t>(type) < kDTypeCount; }
+
+/// DLPack's code of each of the library's types.
+constexpr dlpack::TypeCode code_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16: break;
+    case DType::kBFloat16: return dlpack::kBFloat;
+    case DType::kFloat8E4M3: return dlpack::kFloat8E4M3;
+    case DType::kFloat8E5M2: return dlpack::kFloat8E5M2;
+  }
+  return dlpack::kFloat;
+}
+
 ElementType element_type(const dlpack::DataType& type) noexcept {
   if (type.lanes != 1) return ElementType::kOther;
+  for (const DType dtype : kAllDTypes) {
+    if (type.code == code_of(dtype) && type.bits == 8 * bytes_of(dtype)) return element_type(dtype);
+  }
   switch (type.code * 256 + type.bits) {
-    case dlpack::kFloat * 256 + 32: return ElementType::kFloat32;
-    case dlpack::kFloat * 256 + 16: return ElementType::kFloat16;
-    case dlpack::kBFloat * 256 + 16: return ElementType::kBFloat16;
-    case dlpack::kFloat8E4M3 * 256 + 8: return ElementType::kFloat8E4M3;
-    case dlpack::kFloat8E5M2 * 256 + 8: return ElementType::kFloat8E5M2;
     case dlpack::kInt * 256 + 32: return ElementType::kInt32;
     case dlpack::kInt * 256 + 64: return ElementType::kInt64;
     case dlpack::kUInt * 256 + 32: return ElementType::kUInt32;
@@ -66,8 +80,8 @@ ElementType element_type(const NumpyInterface& array, PyObject* object) {
   const Reference type = attribute(object, "dtype");
   const Reference text(checked(PyObject_Str(checked(type.get()))));
   const std::string_view name = checked(PyUnicode_AsUTF8AndSize(text.get(), nullptr));
-  for (const ElementType known : {ElementType::kBFloat16, ElementType::kFloat8E4M3, ElementType::kFloat8E5M2}) {
-    if (name == name_of(known)) return known;
+  for (const DType known : kAllDTypes) {
+    if (name == traits_of(known).name) return element_type(known);
   }
   return ElementType::kOther;
 }
@@ -279,19 +293,14 @@ void check_count(Py_ssize_t count, Py_ssize_t expected) {
 }
 
 const char* name_of(ElementType type) noexcept {
+  if (is_of_library(type)) return traits_of(static_cast<DType>(type)).name;
   switch (type) {
-    case ElementType::kFloat32: return "float32";
-    case ElementType::kFloat16: return "float16";
-    case ElementType::kBFloat16: return "bfloat16";
-    case ElementType::kFloat8E4M3: return "float8_e4m3fn";
-    case ElementType::kFloat8E5M2: return "float8_e5m2";
     case ElementType::kInt32: return "int32";
     case ElementType::kInt64: return "int64";
     case ElementType::kUInt32: return "uint32";
     case ElementType::kBool: return "bool";
-    case ElementType::kOther: break;
+    default: return "another type";
   }
-  return "another type";
 }
 
 std::string Array::shape_text() const {
@@ -364,14 +373,7 @@ Array read_array(PyObject* object, const char* name, void* stream) {
 }
 
 DType dtype_of(const Array& array, const char* name) {
-  switch (array.type) {
-    case ElementType::kFloat32: return DType::kFloat32;
-    case ElementType::kFloat16: return DType::kFloat16;
-    case ElementType::kBFloat16: return DType::kBFloat16;
-    case ElementType::kFloat8E4M3: return DType::kFloat8E4M3;
-    case ElementType::kFloat8E5M2: return DType::kFloat8E5M2;
-    default: break;
-  }
+  if (is_of_library(array.type)) return static_cast<DType>(array.type);
   raise(PyExc_TypeError, "%s: %s: expected float32, float16, bfloat16 or float8", name, array.type_text().c_str());
 }
 

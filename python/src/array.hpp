@@ -7,18 +7,16 @@
 #include <string>
 
 #include "dlpack.hpp"
-#include "lean/problem.hpp"
+#include "lean/dtypes.hpp"
 #include "python.hpp"
 
 namespace lean::python {
 
+/// Of an array's elements: the library's types by their numbers, and behind them those of lengths, tables and masks.
 enum class ElementType : std::int32_t {
-  kFloat32,
-  kFloat16,
-  kBFloat16,
-  kFloat8E4M3,
-  kFloat8E5M2,
-  kInt32,
+  kFloat32 = static_cast<std::int32_t>(DType::kFloat32),
+  kFloat16 = static_cast<std::int32_t>(DType::kFloat16),
+  kInt32 = kDTypeCount,
   kInt64,
   kUInt32,
   kBool,

@@ -55,9 +55,6 @@ bool is_array(std::string_view name) noexcept {
          std::find(kNumbers.begin(), kNumbers.end(), name) == kNumbers.end();
 }
 
-static_assert(static_cast<int>(ElementType::kFloat8E5M2) == static_cast<int>(DType::kFloat8E5M2) &&
-              static_cast<int>(ElementType::kFloat32) == static_cast<int>(DType::kFloat32));
-
 /// "k.dtype = 1: ..." -> "k.dtype = float16: ...", and of an array, whose value is an address, the name alone.
 void say_value(std::string& text) {
   const std::size_t equals = text.find(" = ");

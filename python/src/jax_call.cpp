@@ -25,9 +25,13 @@ struct Image {
 };
 static_assert(std::is_trivially_copyable_v<Image>);
 
-/// Points an argument of the problem at `data`; does nothing for those that are no arrays.
-void set_pointer(Problem& problem, Argument which, void* data) {
-  const auto point = [data]<typename T>(T*& pointer) { pointer = static_cast<T*>(data); };
+/// Points an argument of the problem at `data`; false for those that are no arrays of a traced call: numbers and flags, and append,
+/// which XLA's values that never change do not allow.
+[[nodiscard]] bool set_pointer(Problem& problem, Argument which, void* data) {
+  const auto point = [data]<typename T>(T*& pointer) {
+    pointer = static_cast<T*>(data);
+    return true;
+  };
   switch (which.index()) {
     case Argument("q").index(): return point(problem.q.data);
     case Argument("k").index(): return point(problem.k.data);
@@ -47,7 +51,7 @@ void set_pointer(Problem& problem, Argument which, void* data) {
     case Argument("tree_mask").index(): return point(problem.scores.tree_mask);
     case Argument("k_scale").index(): return point(problem.k_scales);
     case Argument("v_scale").index(): return point(problem.v_scales);
-    default: return;  // numbers and flags; append, which XLA's values that never change do not allow
+    default: return false;
   }
 }
 
@@ -74,7 +78,8 @@ const xla::ArrayAttribute* array_attribute(const xla::Attributes& attributes, st
   return nullptr;
 }
 
-/// The image with the pointers of this run; false when another build made it.
+/// The image with the pointers of this run; false when another build made it, or gave it an operand that no pointer is known
+/// for: its array of this run would be left unread.
 bool read_call(const xla::CallFrame& frame, Image& image) {
   const auto* const bytes = array_attribute(frame.attributes, "image");
   const auto* const operands = array_attribute(frame.attributes, "operands");
@@ -83,12 +88,12 @@ bool read_call(const xla::CallFrame& frame, Image& image) {
   std::memcpy(&image, bytes->data, sizeof(Image));
   if (image.bytes != sizeof(Image)) return false;
   const auto* const which = static_cast<const std::int32_t*>(operands->data);
-  for (std::size_t i = 0; i < operands->size; ++i)
-    set_pointer(image.problem, Argument(static_cast<std::size_t>(which[i])), frame.arguments.buffers[i]->data);
+  for (std::size_t i = 0; i < operands->size; ++i) {
+    if (!set_pointer(image.problem, Argument(static_cast<std::size_t>(which[i])), frame.arguments.buffers[i]->data)) return false;
+  }
   if (image.problem.kv_capacity == 0) image.problem.k.data = image.problem.v.data = nullptr;
-  set_pointer(image.problem, "out", frame.results.buffers[0]->data);
-  if (frame.results.size > 1) set_pointer(image.problem, "lse", frame.results.buffers[1]->data);
-  return true;
+  if (frame.results.size > 1) image.problem.lse.data = static_cast<float*>(frame.results.buffers[1]->data);
+  return set_pointer(image.problem, "out", frame.results.buffers[0]->data);
 }
 
 Status run(Image& image, Backend backend, void* stream) {
@@ -122,7 +127,8 @@ xla::Error* handle(xla::CallFrame* frame) {
   try {
     Image image;
     if (!read_call(*frame, image)) {
-      return error(*frame, xla::ErrorCode::kInvalidArgument, "lean_attention: compiled with another version of the library");
+      return error(*frame, xla::ErrorCode::kInvalidArgument,
+                   "lean_attention: compiled with another version of the library, or with an operand that it cannot point at");
     }
     xla::StreamGetArgs stream{sizeof(xla::StreamGetArgs), nullptr, frame->context, nullptr};
     if constexpr (kBackend == Backend::kCuda) {
@@ -148,7 +154,8 @@ Reference image_of(const Call& call) {
   Image image;
   image.problem = call.problem();
   image.options = call.options();
-  for (std::size_t which = 0; which < kArgumentNames.size(); ++which) set_pointer(image.problem, Argument(which), nullptr);
+  for (std::size_t which = 0; which < kArgumentNames.size(); ++which)
+    static_cast<void>(set_pointer(image.problem, Argument(which), nullptr));
   return Reference(checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&image), sizeof(image))));
 }
 

@@ -164,8 +164,7 @@ const void* Call::on_device(Argument which, const char* method, const T* values,
 }
 
 void Call::read_scales() {
-  const bool fp8 = problem_.k.dtype == DType::kFloat8E4M3 || problem_.k.dtype == DType::kFloat8E5M2;
-  if (!fp8) {
+  if (!traits_of(problem_.k.dtype).scaled) {
     if (given("k_scale") || given("v_scale")) raise(PyExc_ValueError, "k_scale, v_scale: are for float8 k and v only");
     return;
   }

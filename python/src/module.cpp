@@ -11,6 +11,7 @@
 #include "integrations/runtime/workspaces.hpp"
 #include "jax_call.hpp"
 #include "lean/lean.hpp"
+#include "lean/limits.hpp"
 #include "peer_exchange.hpp"
 #include "schedule_text.hpp"
 
@@ -126,8 +127,8 @@ PyObject* image_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 PyObject* jax_handlers_entry(PyObject*, PyObject*) { return guarded(jax_handlers); }
 
-/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first two are
-/// replaced. lean_attention._merge has made them so.
+/// (framework, o_a, lse_a, o_b, lse_b): o [rows, dv] of one type, lse [rows] float32, all dense and on one device; the first
+/// two are replaced. lean_attention._merge has made them so.
 PyObject* merge_states_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     check_count(count, 5);
@@ -222,7 +223,7 @@ PyMethodDef g_methods[] = {
     {"make_exchange", as_method(entry_of<make_exchange>), METH_FASTCALL, nullptr},
     {"open_exchange", as_method(entry_of<open_exchange>), METH_FASTCALL, nullptr},
     {"exchange", as_method(entry_of<exchange>), METH_FASTCALL, nullptr},
-    {"shard_lengths", as_method(entry_of<shard_lengths_on_device>), METH_FASTCALL, nullptr},
+    {"shard_lengths", as_method(entry_of<lengths_of_shard>), METH_FASTCALL, nullptr},
     {"exchange_fault", as_method(entry_of<exchange_fault>), METH_FASTCALL, nullptr},
     {"clear_exchange", as_method(entry_of<clear_exchange>), METH_FASTCALL, nullptr},
     {"machine", machine_entry, METH_NOARGS, nullptr},
@@ -232,15 +233,27 @@ PyMethodDef g_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-int execute(PyObject* module) {
-  Reference names(PyTuple_New(static_cast<Py_ssize_t>(kArgumentNames.size())));
-  if (names == nullptr) return -1;
-  for (std::size_t i = 0; i < kArgumentNames.size(); ++i) {
-    PyObject* const name = PyUnicode_FromString(kArgumentNames[i]);
-    if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return -1;
+/// Adds a tuple of names, name_at(i) of each i in [0, count).
+template <typename TName>
+bool add_names(PyObject* module, const char* constant, std::size_t count, TName name_at) {
+  Reference names(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  if (names == nullptr) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    PyObject* const name = PyUnicode_FromString(name_at(i));
+    if (name == nullptr || PyTuple_SetItem(names.get(), static_cast<Py_ssize_t>(i), name) < 0) return false;
   }
-  if (PyModule_AddObjectRef(module, "ARGUMENTS", names.get()) < 0) return -1;
+  return PyModule_AddObjectRef(module, constant, names.get()) == 0;
+}
+
+int execute(PyObject* module) {
+  const auto argument = [](std::size_t i) { return kArgumentNames[i]; };
+  const auto query_dtype = [](std::size_t i) { return traits_of(kQueryDTypes[i]).name; };
+  const auto scaled_dtype = [](std::size_t i) { return traits_of(kScaledDTypes[i]).name; };
+  if (!add_names(module, "ARGUMENTS", kArgumentNames.size(), argument)) return -1;
+  if (!add_names(module, "QUERY_DTYPES", kQueryDTypes.size(), query_dtype)) return -1;
+  if (!add_names(module, "SCALED_DTYPES", kScaledDTypes.size(), scaled_dtype)) return -1;
   if (PyModule_AddIntConstant(module, "MAX_HEAD_DIM", kMaxHeadDim) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "WIDEST_CUDA_HEAD", kWidestCudaHead) < 0) return -1;
   if (PyModule_AddIntConstant(module, "MAX_RANKS", Exchange::kMaxRanks) < 0) return -1;
   return PyModule_AddStringConstant(module, "VERSION", LEAN_VERSION_STRING);
 }

@@ -92,13 +92,14 @@ Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
   return none();
 }
 
-Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count) {
+Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count) {
   check_count(count, 8);
   const TokenShard shard{
       .rank = small_integer(arguments[3]), .ranks = small_integer(arguments[4]), .block_tokens = small_integer(arguments[5])};
-  const runtime::device::Guard guard(small_integer(arguments[6]));
+  const std::int32_t device = small_integer(arguments[6]);
+  const runtime::device::Guard guard(device);
   Options options;
-  options.backend = Backend::kCuda;
+  options.backend = device < 0 ? Backend::kCpu : Backend::kCuda;
   options.stream = address(arguments[7]);
   check(shard_lengths(static_cast<const std::int32_t*>(address(arguments[0])), static_cast<std::int32_t*>(address(arguments[1])),
                       integer(arguments[2]), shard, options));

@@ -1,5 +1,6 @@
-// What lean_attention.distributed needs for exchanges over peer memory: a rank's memory as a capsule, and calls on it. Addresses and
-// counts come as numbers: the tensors are torch's, checked in Python. All throw ErrorIsSet, or runtime::device::Error.
+// What lean_attention.distributed needs for exchanges over peer memory: a rank's memory as a capsule, and calls on it.
+// Addresses and counts come as numbers: the tensors are torch's, checked in Python. All throw ErrorIsSet, or
+// runtime::device::Error.
 #pragma once
 
 #include "python.hpp"
@@ -14,8 +15,8 @@ namespace lean::python {
 [[nodiscard]] Reference open_exchange(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule, o, lse, merged o, merged lse, rows, value_dim, dtype, stream)
 [[nodiscard]] Reference exchange(PyObject* const* arguments, Py_ssize_t count);
-/// (tokens, held, count, rank, ranks, block tokens, device index, stream): on the GPU.
-[[nodiscard]] Reference shard_lengths_on_device(PyObject* const* arguments, Py_ssize_t count);
+/// (tokens, held, count, rank, ranks, block tokens, device index, stream): there, or on the CPU where the index is -1.
+[[nodiscard]] Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule): None, or what the first fault was.
 [[nodiscard]] Reference exchange_fault(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule): zeroes this rank's memory.

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "base/message.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/lean.h"
 #include "lean/lean.hpp"
 
@@ -19,7 +20,7 @@ static_assert(sizeof(lean_problem) <= kMostBytes && sizeof(lean_options) <= kMos
 
 static_assert(sizeof(lean_status) == sizeof(Status));
 static_assert(LEAN_BACKEND_ERROR == static_cast<int>(StatusCode::kBackendError));
-static_assert(LEAN_FLOAT8_E5M2 == static_cast<int>(DType::kFloat8E5M2));
+static_assert(LEAN_FLOAT8_E5M2 == static_cast<int>(DType::kFloat8E5M2) && LEAN_FLOAT8_E5M2 + 1 == kDTypeCount);
 static_assert(LEAN_POLICY_FIXED_CHUNK == static_cast<int>(Policy::Kind::kFixedChunk));
 static_assert(LEAN_HOST_BLOCK == static_cast<int>(Fixup::kHostBlock));
 static_assert(LEAN_NOT_GUARANTEED == static_cast<int>(Determinism::kNotGuaranteed));

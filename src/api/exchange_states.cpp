@@ -3,9 +3,9 @@
 #include "base/alignment.hpp"
 #include "base/message.hpp"
 #include "fixup/exchanged_rows.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/exchange.hpp"
 #include "lean/lean.hpp"
-#include "softmax/finished_states.hpp"
 
 namespace lean {
 namespace {
@@ -18,7 +18,7 @@ Status check_states(const ExchangedStates& states) noexcept {
     return refuse(kInvalid, "rows", states.rows, "allowed 0 to 2^31 - 1");
   if (states.value_dim < 1 || states.value_dim > kMaxHeadDim)
     return refuse(kInvalid, "value_dim", states.value_dim, "allowed 1 to 576");
-  if (!softmax::is_of_results(states.dtype))
+  if (!traits_of(states.dtype).of_queries())
     return refuse(kInvalid, "dtype", static_cast<std::int64_t>(states.dtype), "allowed float32, float16, bfloat16");
   const struct {
     const char* name;
@@ -61,7 +61,7 @@ Status check_exchange(const Exchange& exchange, const ExchangedStates& states) n
 
 std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
   if (ranks < 1 || ranks > Exchange::kMaxRanks || rows < 0 || rows > fixup::kMaxExchangedRows) return 0;
-  if (value_dim < 1 || value_dim > kMaxHeadDim || !softmax::is_of_results(dtype)) return 0;
+  if (value_dim < 1 || value_dim > kMaxHeadDim || !traits_of(dtype).of_queries()) return 0;
   return static_cast<std::size_t>(fixup::ExchangedRows::of(rows, value_dim, dtype).blocks() *
                                   fixup::ExchangeLayout{ranks}.block_bytes());
 }

@@ -3,6 +3,7 @@
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
 #include "base/message.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/lean.hpp"
 #include "softmax/finished_states.hpp"
 
@@ -17,7 +18,7 @@ Status refuse_states(const softmax::FinishedStates& states) noexcept {
   for (int i = 0; i < 4 && states.rows > 0; ++i) {
     if (pointers[i] == nullptr) return refuse(StatusCode::kInvalidArgument, names[i], 0, "must not be null");
   }
-  if (softmax::is_of_results(states.dtype)) return {};
+  if (traits_of(states.dtype).of_queries()) return {};
   return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype),
                 "allowed float32, float16, bfloat16");
 }

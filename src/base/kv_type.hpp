@@ -1,5 +1,5 @@
-// KvType: what the element type of K and V means to whoever reads them. A type is a row here, so that a further one (int8) has its
-// place.
+// KvType: what the element type of K and V means to kernels that read it, beside what lean/dtypes.hpp says of it to everybody. Device
+// code asks at run time, so names are not here; tests/unit/dtypes_test.cpp compares both.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,18 @@ struct KvType {
     case DType::kFloat8E5M2: return {.dtype = dtype, .bytes = 1, .scaled = true, .product = DType::kFloat16};  // fp16 holds each
   }
   return {.dtype = dtype};
+}
+
+/// Whose kernels on a GPU read a type of K and V: both of fp8 share one family, which asks at run time which it is.
+[[nodiscard]] constexpr DType kernels_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: break;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: return DType::kFloat8E4M3;
+  }
+  return dtype;
 }
 
 }  // namespace lean

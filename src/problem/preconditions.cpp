@@ -7,7 +7,7 @@
 
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
-#include "base/kv_type.hpp"
+#include "lean/dtypes.hpp"
 #include "problem/append.hpp"
 #include "problem/pages.hpp"
 
@@ -21,7 +21,6 @@ constexpr std::int64_t kMaxInt32 = INT32_MAX;
 // What the schedule computes with: cost units of the whole line stay below 2^52, exact in a double as well.
 constexpr std::int64_t kMaxLineWork = std::int64_t{1} << 46;
 
-constexpr bool is_query_type(DType dtype) noexcept { return bytes_of(dtype) >= 2; }
 constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
 bool aligned(const void* data, DType dtype) noexcept { return aligned_to(data, bytes_of(dtype)); }
@@ -91,6 +90,8 @@ std::int64_t line_work(P p) noexcept {
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr auto kTooLarge = StatusCode::kTooLarge;
 
+static_assert(kMaxHeadDim == 576, "the texts of head_dim and value_dim below say it");
+
 // clang-format off: one row, one precondition
 constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "batch", "allowed 0 to 2147483647",
@@ -127,13 +128,13 @@ constexpr std::array kRows = {
                                            p.total_kv_tokens <= (p.cu_kv_tokens != nullptr ? kMaxInt32 : 0); }},
     Precondition<Problem>{kInvalid, "q.dtype", "allowed float32, float16, bfloat16",
                  [](P p) noexcept -> std::int64_t { return as_int(p.q.dtype); },
-                 [](P p) noexcept { return is_query_type(p.q.dtype); }},
+                 [](P p) noexcept { return traits_of(p.q.dtype).of_queries(); }},
     Precondition<Problem>{kInvalid, "o.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.dtype); },
                  [](P p) noexcept { return p.o.dtype == p.q.dtype; }},
     Precondition<Problem>{kInvalid, "k.dtype", "must equal q.dtype, or be float8",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k.dtype); },
-                 [](P p) noexcept { return p.k.dtype == p.q.dtype || kv_type_of(p.k.dtype).scaled; }},
+                 [](P p) noexcept { return p.k.dtype == p.q.dtype || traits_of(p.k.dtype).scaled; }},
     Precondition<Problem>{kInvalid, "v.dtype", "must equal k.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.dtype); },
                  [](P p) noexcept { return p.v.dtype == p.k.dtype; }},
@@ -236,7 +237,7 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return aligned(p.scores.sinks, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "scores.mask_dtype", "allowed float32, float16, bfloat16 for an additive mask",
                  [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask_dtype); },
-                 [](P p) noexcept { return !has_additive_mask(p) || is_query_type(p.scores.mask_dtype); }},
+                 [](P p) noexcept { return !has_additive_mask(p) || traits_of(p.scores.mask_dtype).of_queries(); }},
     Precondition<Problem>{kInvalid, "scores.mask", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.scores.mask); },
                  [](P p) noexcept { return !has_additive_mask(p) || aligned(p.scores.mask, p.scores.mask_dtype); }},
@@ -333,7 +334,7 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return aligned(p.append.rotary_sin, DType::kFloat32); }},
     Precondition<Problem>{kInvalid, "k_scales", "k_scales and v_scales are for float8 K/V only",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
-                 [](P p) noexcept { return kv_type_of(p.k.dtype).scaled || (p.k_scales == nullptr && p.v_scales == nullptr); }},
+                 [](P p) noexcept { return traits_of(p.k.dtype).scaled || (p.k_scales == nullptr && p.v_scales == nullptr); }},
     Precondition<Problem>{kInvalid, "k_scales", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.k_scales); },
                  [](P p) noexcept { return aligned(p.k_scales, DType::kFloat32); }},

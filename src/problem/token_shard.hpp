@@ -1,5 +1,5 @@
 // Which of a sequence's tokens a rank holds (lean/exchange.hpp), on host and device; python/lean_attention/distributed/_placement.py says
-// the same of torch's tensors.
+// the same of torch's tensors, and tests/python/test_distributed.py that both agree.
 #pragma once
 
 #include <cstdint>

@@ -23,11 +23,6 @@ struct FinishedStates {
   DType dtype = DType::kFloat32;
 };
 
-/// Whether finished rows are of this type: what decode() writes.
-[[nodiscard]] constexpr bool is_of_results(DType dtype) noexcept {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 /// The lse of a row without keys is -inf here and in most libraries, +inf in FlashAttention's.
 LEAN_HD [[nodiscard]] inline float known_lse(float lse) noexcept { return std::isinf(lse) ? kNegInf : lse; }
 

@@ -67,7 +67,7 @@ TEST(Conformance, AppendInDecodeStepsOfEveryLayout) {
   for (const DType dtype : dtypes()) {
     for (const KvType type : {KvType::kAsQueries, KvType::kE5M2}) {
       if (type != KvType::kAsQueries && dtype == DType::kFloat32) continue;
-      for (const std::int32_t d : {64, 128, 256}) {
+      for (const std::int32_t d : cuda::kHeadDims) {
         for (const std::int32_t n_q : {1, 3}) {
           for (const auto& [layout, page_tokens] : {std::pair{"bhsd", 0}, {"bshd", 0}, {"bhsd", 64}, {"bshd", 16}}) {
             for (const char* o_layout : {"bhsd", "bshd~off2"}) {

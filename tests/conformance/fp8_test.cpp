@@ -136,7 +136,7 @@ TEST(Conformance, Fp8PagesOfAnySize) {
 /// Lengths around the tiles' ends, several query tokens, rows of every row block.
 TEST(Conformance, R06_Fp8EveryRowBlock) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    for (const std::int32_t d : {64, 128, 256}) {
+    for (const std::int32_t d : cuda::kHeadDims) {
       for (const std::int32_t n_q : {1, 2, 3, 8, 17, 40}) {
         if (reduced() && (d > 64 || n_q > 8)) continue;
         expect_right_on_every_isa({.dtype = dtype,

@@ -77,7 +77,7 @@ TEST(Conformance, DecodeStepsOfEveryGroupAndLayout) {
   for (const DType dtype : dtypes()) {
     for (const KvType kv_type : {KvType::kAsQueries, KvType::kE4M3}) {
       if (kv_type != KvType::kAsQueries && dtype == DType::kFloat32) continue;
-      for (const std::int32_t d : {64, 128, 256}) {
+      for (const std::int32_t d : cuda::kHeadDims) {
         for (const auto& [group, n_q] : {std::pair{1, 1}, {4, 1}, {8, 2}, {13, 1}, {6, 5}, {16, 4}, {25, 4}}) {
           for (const auto& [layout, page_tokens] : {std::pair{"bhsd", 0}, {"bshd", 0}, {"bhsd", 64}, {"bshd", 16}}) {
             for (const std::vector<std::int32_t>& lens : batches) {

@@ -1,6 +1,7 @@
 // Which variant of the kernel serves which call, on which device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <set>
@@ -224,8 +225,8 @@ TEST(CudaHost, R44_ChunksHaveTheSameTilesWhateverIsAsked) {
 /// Dims between the variants' have their decode steps too, filled up by tensor copies; what those cannot take is any call's.
 TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
   to_a_new_device();
-  for (std::int32_t head_dim = 8; head_dim <= 256; head_dim += 8) {
-    const bool whole = head_dim == 64 || head_dim == 128 || head_dim == 256;
+  for (std::int32_t head_dim = 8; head_dim <= kWidestCudaHead; head_dim += 8) {
+    const bool whole = std::ranges::find(cuda::kHeadDims, head_dim) != std::end(cuda::kHeadDims);
     EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim})), whole ? cuda::Scope::kDecodeStep : cuda::Scope::kTensorStep)
         << head_dim;
     EXPECT_EQ(scope_of(problem_of({.head_dim = head_dim, .token_major = true})), cuda::Scope::kTensorStep) << head_dim;

@@ -35,7 +35,8 @@ std::vector<Case> variant_cases(Rows rows) {
   for (const auto& [dtype, kv_type] : {Types{DType::kBFloat16, KvType::kAsQueries}, Types{DType::kFloat16, KvType::kAsQueries},
                                        Types{DType::kBFloat16, KvType::kE4M3}, Types{DType::kFloat16, KvType::kE5M2}}) {
     const bool fp8 = kv_type != KvType::kAsQueries;
-    for (const std::int32_t d : full_or_reduced(Dims{64, 128, 256, 8, 72}, Dims{64, 128, whole_tiles_only() ? 256 : 200})) {
+    for (const std::int32_t d :
+         full_or_reduced(support::head_dims_and({8, 72}), Dims{64, 128, whole_tiles_only() ? kWidestCudaHead : 200})) {
       for (const std::int32_t group : full_or_reduced(Dims{3, 12, 20, 40, 100}, Dims{3, 40})) {
         cases.push_back({.dtype = dtype,
                          .kv_type = kv_type,

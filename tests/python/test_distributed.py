@@ -43,6 +43,17 @@ PLACEMENTS = [Placement(r, block) for r in (1, 2, 3, 4, 7) for block in (1, 2, 3
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_the_library_says_the_same_of_lengths_as_torch_does(placement):
+    tokens = torch.tensor([*range(300), 2**31 - 1], dtype=torch.int32)
+    for rank in range(placement.ranks):
+        held = torch.full_like(tokens, -1)
+        at = (tokens.data_ptr(), held.data_ptr(), tokens.numel())
+        _core.shard_lengths(*at, rank, placement.ranks, placement.block_tokens, -1, 0)
+        assert torch.equal(held, placement.local_tokens(tokens, rank))
+        assert held.tolist() == [placement.local_tokens(n, rank) for n in tokens.tolist()]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_every_token_lies_on_one_rank_in_order(placement):
     tokens = 7 * 16 * 4 + 5
     held = [[] for _ in range(placement.ranks)]

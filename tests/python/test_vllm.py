@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from vllm_models import CONTEXT, choose, engine, folder_of, generate, log_probabilities, prompts, register_kernels_once
 
-from lean_attention import _vllm_call
+from lean_attention import _core, _vllm_call
 from lean_attention import vllm as plugin
 
 register_kernels_once()
@@ -339,7 +339,9 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     step.causal = torch.tensor([True])
     assert not builder.takes(step)
     backend = cuda.LeanCudaBackend
-    assert [size for size in (64, 100, 128, 256, 512) if backend.supports_head_size(size)] == [64, 128, 256]
+    widest = _core.WIDEST_CUDA_HEAD
+    assert all(backend.supports_head_size(size) for size in (64, widest - 8, widest))
+    assert not any(backend.supports_head_size(size) for size in (100, widest + 8))
     assert not backend.supports_dcp() and not backend.supports_kv_cache_dtype("fp8")
 
     impl = object.__new__(cuda.LeanCudaImpl)

@@ -3,8 +3,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <span>
 
+#include "lean/dtypes.hpp"
 #include "support/target.hpp"
 #include "support/text.hpp"
 
@@ -69,6 +71,7 @@ constexpr Named<Input> kInputs[] = {
     {Input::kDescending, "descending"}, {Input::kEqual, "equal"},         {Input::kUniform, "uniform"},
     {Input::kOneHot, "onehot"},         {Input::kSignature, "signature"}, {Input::kFlat, "flat"}};
 constexpr Named<KvType> kKvTypes[] = {{KvType::kAsQueries, "q"}, {KvType::kE4M3, "e4m3"}, {KvType::kE5M2, "e5m2"}};
+static_assert(std::size(kDTypes) == kQueryDTypes.size() && std::size(kKvTypes) == 1 + kScaledDTypes.size());
 constexpr Named<KvScales> kKvScales[] = {{KvScales::kNone, "none"}, {KvScales::kTensor, "tensor"}, {KvScales::kHead, "head"}};
 constexpr Named<Mask> kMasks[] = {
     {Mask::kNone, "none"}, {Mask::kBoolean, "bool"}, {Mask::kFloat32, "f32"}, {Mask::kFloat16, "f16"}, {Mask::kBFloat16, "bf16"}};

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <vector>
 
+#include "backends/cuda/kernel_rows.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/lean.hpp"
 #include "support/layout.hpp"
 #include "support/run_and_check.hpp"
@@ -11,7 +15,14 @@
 
 namespace lean::support {
 
-inline constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+inline constexpr auto kDTypes = kQueryDTypes;
+
+/// The head dimensions that kernels are made for on a GPU, and others.
+inline std::vector<std::int32_t> head_dims_and(std::initializer_list<std::int32_t> others) {
+  std::vector<std::int32_t> dims(std::begin(cuda::kHeadDims), std::end(cuda::kHeadDims));
+  dims.insert(dims.end(), others);
+  return dims;
+}
 inline constexpr Fixup kFixups[] = {Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock};
 
 /// The types that the target computes.

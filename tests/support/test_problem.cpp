@@ -8,6 +8,7 @@
 
 #include "backends/reference/load.hpp"
 #include "backends/reference/visibility.hpp"
+#include "lean/dtypes.hpp"
 #include "problem/address.hpp"
 #include "problem/append.hpp"
 #include "problem/sequence.hpp"
@@ -50,7 +51,7 @@ void fill_with(const GuardedBuffer& buffer, DType dtype, Fill fill) {
 
 DType kv_dtype_of(const Case& c) {
   if (c.kv_type == KvType::kAsQueries) return c.dtype;
-  return c.kv_type == KvType::kE4M3 ? DType::kFloat8E4M3 : DType::kFloat8E5M2;
+  return kScaledDTypes[static_cast<std::size_t>(c.kv_type) - 1];
 }
 
 void* data_of(const GuardedBuffer& buffer, const Layout& layout, DType dtype) {

@@ -136,7 +136,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
 
 def _keys_of(ckv: torch.Tensor, kpe: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[pages, page, ckv dims + kpe dims]`` and the page ids in it: a view of the rows that hold both, or a copy of these pages."""
+    """``[pages, page, ckv dims + kpe dims]`` and the page ids in it: a view of the rows that hold both, or a copy of the pages."""
     if ckv.shape[:2] != kpe.shape[:2]:
         raise ValueError(f"kpe_cache: shape {tuple(kpe.shape)}: ckv_cache has {tuple(ckv.shape)}: pages and tokens must be as many")
     dims = ckv.shape[-1] + kpe.shape[-1]

@@ -6,9 +6,10 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 
+from lean_attention import _core
 from lean_attention._options import Options
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8 = tuple(getattr(torch, name) for name in _core.SCALED_DTYPES if name.startswith("float8"))
 
 
 def refuse(function: str, given: Mapping[str, Any], hints: Iterable[str], reasons: Mapping[str, str]) -> None:

@@ -24,12 +24,13 @@ _REFUSED = {
     "rotary_sin": _ROTARY,
     "stream": "the exchange runs on torch's current stream: call under torch.cuda.stream()",
 }
-#: What the functions below say of a shard, and what means the same there as in the whole. A new argument of decode() is refused until
-#: it stands here.
+#: What the functions below say of a shard, and what means the same there as in the whole. A new argument of decode() is refused
+#: until it stands here.
 SAID = frozenset(
-    ("q", "k", "v", "seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "block_table", "page_indptr")
-    + ("page_indices", "scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "mask", "tree_mask", "append_k", "append_v")
-    + ("rotary_interleaved", "rotary_absolute", "k_scale", "v_scale", "layout", "out", "lse", "return_lse", "options")
+    ("q", "k", "v", "seqlens", "leftpad", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "block_table")
+    + ("page_indptr", "page_indices", "scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "mask", "tree_mask")
+    + ("append_k", "append_v", "rotary_interleaved", "rotary_absolute", "k_scale", "v_scale", "layout", "out", "lse")
+    + ("return_lse", "options")
 )
 
 

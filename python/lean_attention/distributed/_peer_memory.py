@@ -17,7 +17,7 @@ from lean_attention.distributed._agreement import Agreement, failure, listed
 
 State = tuple[torch.Tensor, torch.Tensor]
 
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # lean_dtype
+_DTYPES = {getattr(torch, name): number for number, name in enumerate(_core.QUERY_DTYPES)}
 _LEAST_BYTES = 4 << 20  # of a first allocation
 
 

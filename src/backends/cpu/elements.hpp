@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "backends/cpu/tile_kernels.hpp"
-#include "base/float_types.hpp"
+#include "base/with_type.hpp"
 #include "lean/problem.hpp"
 
 namespace lean::cpu {
@@ -16,18 +16,6 @@ namespace lean::cpu {
 
 /// Rows are read in place when their elements lie side by side; else they are copied to fp32 first.
 [[nodiscard]] inline bool in_place(const TensorView& tensor) noexcept { return tensor.strides.dim == 1; }
-
-/// Calls use(T{}) with the storage type T of `dtype`.
-template <typename TUse>
-void with_type(DType dtype, TUse use) noexcept {
-  switch (dtype) {
-    case DType::kFloat16: return use(Half{});
-    case DType::kBFloat16: return use(BFloat16{});
-    case DType::kFloat8E4M3: return use(Float8E4M3{});
-    case DType::kFloat8E5M2: return use(Float8E5M2{});
-    case DType::kFloat32: return use(float{});
-  }
-}
 
 /// Elements of type `dtype`, side by side, = in[0..dims), rounded to nearest even.
 inline void store_elements(DType dtype, const float* in, std::byte* data, std::int32_t dims) noexcept {

@@ -1,6 +1,6 @@
 // merge_states() on the CPU, in every output type.
 #include "backends/cpu/cpu_backend.hpp"
-#include "base/float_types.hpp"
+#include "base/with_type.hpp"
 
 namespace lean::cpu {
 namespace {
@@ -21,13 +21,7 @@ void merge_rows(const softmax::FinishedStates& states) noexcept {
 }  // namespace
 
 Status merge_states(const softmax::FinishedStates& states, const Options&) noexcept {
-  switch (states.dtype) {
-    case DType::kFloat32: merge_rows<float>(states); break;
-    case DType::kFloat16: merge_rows<Half>(states); break;
-    case DType::kBFloat16: merge_rows<BFloat16>(states); break;
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;  // refused before
-  }
+  with_query_type(states.dtype, [&]<typename T>(T) { merge_rows<T>(states); });  // others are refused before
   return {};
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "base/with_type.hpp"
 #include "problem/tree_mask.hpp"
 #include "softmax/state.hpp"
 #include "tile/score_rules.hpp"
@@ -13,11 +13,9 @@ namespace lean::cpu {
 namespace {
 
 [[nodiscard]] float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
-  switch (scores.mask_dtype) {
-    case DType::kFloat16: return to_float(static_cast<const Half*>(scores.mask)[offset]);
-    case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(scores.mask)[offset]);
-    default: return static_cast<const float*>(scores.mask)[offset];
-  }
+  float bias = 0.0F;
+  with_query_type(scores.mask_dtype, [&]<typename T>(T) { bias = to_float(static_cast<const T*>(scores.mask)[offset]); });
+  return bias;
 }
 
 }  // namespace

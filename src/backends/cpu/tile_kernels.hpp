@@ -10,6 +10,7 @@
 
 #include "backends/cpu/prefetch.hpp"
 #include "backends/cpu/token_rows.hpp"
+#include "lean/dtypes.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
 #include "softmax/state.hpp"
@@ -52,8 +53,8 @@ struct ScoreRule {
   std::int32_t seen_begin = 0;  // tokens of the tile before it are hidden
 };
 
-inline constexpr int kKvTypes = 5;
-inline constexpr int kOutputTypes = 3;  // no fp8
+inline constexpr int kKvTypes = kDTypeCount;
+inline constexpr int kOutputTypes = kQueryDTypeCount;
 
 struct TileKernels {
   const char* name;

@@ -12,6 +12,7 @@
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
+#include "lean/limits.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 #include "softmax/scale.hpp"
@@ -28,8 +29,7 @@ bool in_chunks(const Options& options) noexcept { return options.policy.kind == 
 
 /// The variants' dims; the plain kernel takes any.
 bool has_variants(const Problem& problem) noexcept {
-  return problem.head_dim % 8 == 0 && problem.head_dim <= *std::prev(std::end(kHeadDims)) &&
-         value_dim_of(problem) == problem.head_dim;
+  return problem.head_dim % 8 == 0 && problem.head_dim <= kWidestCudaHead && value_dim_of(problem) == problem.head_dim;
 }
 
 /// Single bytes are copied one by one, if need be.

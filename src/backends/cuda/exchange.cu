@@ -1,6 +1,6 @@
 // The exchange's kernel (exchange.hpp). A thread has a word: 8 bytes of a row of O, the row's log-sum-exp, the epoch. It stores its
-// rank's to every other rank, waits for theirs, merges and writes the result: threads need nothing of each other. A CTA has a block of
-// words, or several where there are more than CTAs that fit the GPU together; it sends all before it waits.
+// rank's to every other rank, waits for theirs, merges and writes the result: threads need nothing of each other. A CTA has a
+// block of words, or several where there are more than CTAs that fit the GPU together; it sends all before it waits.
 #include "backends/cuda/exchange.hpp"
 
 #include <cuda_runtime_api.h>
@@ -18,9 +18,9 @@
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/system_word.cuh"
 #include "base/alignment.hpp"
-#include "base/float_types.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
+#include "base/with_type.hpp"
 #include "fixup/exchanged_rows.hpp"
 #include "softmax/finished_states.hpp"
 
@@ -225,14 +225,9 @@ __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor) exchange_kern
 using Kernel = void (*)(ExchangeCall);
 
 Kernel kernel_of(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::kFloat32: return exchange_kernel<DType::kFloat32>;
-    case DType::kFloat16: return exchange_kernel<DType::kFloat16>;
-    case DType::kBFloat16: return exchange_kernel<DType::kBFloat16>;
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;
-  }
-  return nullptr;
+  Kernel kernel = nullptr;
+  with_query_dtype(dtype, [&]<DType kType>() { kernel = exchange_kernel<kType>; });
+  return kernel;
 }
 
 bool in_vectors(const ExchangedStates& states) noexcept {

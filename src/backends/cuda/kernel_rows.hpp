@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "backends/cuda/kernel_config.hpp"
+#include "lean/limits.hpp"
 
 namespace lean::cuda {
 
@@ -190,12 +191,11 @@ struct KernelFamily {
     return row.head_dim == head_dim && row.kv_bytes == kv_type_of(dtype).bytes;
   }
   /// K and V of this type are served.
-  [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept {
-    return kv_dtype == dtype || (kv_type_of(dtype).scaled && kv_type_of(kv_dtype).scaled);
-  }
+  [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept { return kernels_of(kv_dtype) == dtype; }
 };
 
 inline constexpr std::int32_t kHeadDims[] = {64, 128, 256};
+static_assert(*std::prev(std::end(kHeadDims)) == kWidestCudaHead, "what embeddings are told");
 
 struct NamedFamily {
   std::string_view name;

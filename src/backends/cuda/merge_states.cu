@@ -1,13 +1,13 @@
-// merge_states() on a device: a warp takes a row at a time, its lanes the row's elements in turn, and rows are dealt out over as many
-// warps as the launch has. The rows are short and the arithmetic is a memory's pace: nothing here is tuned.
+// merge_states() on a device: a warp takes a row at a time, its lanes the row's elements in turn, and rows are dealt out over
+// as many warps as the launch has. The rows are short and the arithmetic is a memory's pace: nothing here is tuned.
 #include "backends/cuda/merge_states.hpp"
 
 #include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda/device.hpp"
-#include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "base/with_type.hpp"
 
 namespace lean::cuda {
 namespace {
@@ -33,14 +33,9 @@ __global__ void __launch_bounds__(kLanes* kWarps) merge_rows(const softmax::Fini
 }
 
 const void* kernel_for(DType dtype) noexcept {
-  switch (dtype) {
-    case DType::kFloat32: return reinterpret_cast<const void*>(merge_rows<float>);
-    case DType::kFloat16: return reinterpret_cast<const void*>(merge_rows<Half>);
-    case DType::kBFloat16: return reinterpret_cast<const void*>(merge_rows<BFloat16>);
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;  // refused before
-  }
-  return nullptr;
+  const void* kernel = nullptr;
+  with_query_type(dtype, [&]<typename T>(T) { kernel = reinterpret_cast<const void*>(merge_rows<T>); });
+  return kernel;  // of other types, which are refused before: null
 }
 
 }  // namespace

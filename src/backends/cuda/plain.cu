@@ -24,8 +24,8 @@
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/sticky.cuh"
-#include "base/float_types.hpp"
 #include "base/message.hpp"
+#include "base/with_type.hpp"
 #include "output/rows.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
@@ -348,15 +348,13 @@ Kernel kernel_of(std::int32_t widest_dim) noexcept {
   return plain_kernel<kType, 18>;
 }
 
+/// Null of float32, which the CUDA backend does not compute.
 Kernel kernel_of(DType kv_dtype, std::int32_t widest_dim) noexcept {
-  switch (kv_dtype) {
-    case DType::kFloat16: return kernel_of<DType::kFloat16>(widest_dim);
-    case DType::kFloat8E4M3: return kernel_of<DType::kFloat8E4M3>(widest_dim);
-    case DType::kFloat8E5M2: return kernel_of<DType::kFloat8E5M2>(widest_dim);
-    case DType::kBFloat16: return kernel_of<DType::kBFloat16>(widest_dim);
-    case DType::kFloat32: break;
-  }
-  return nullptr;
+  Kernel kernel = nullptr;
+  with_dtype(kv_dtype, [&]<DType kType>() {
+    if constexpr (kType != DType::kFloat32) kernel = kernel_of<kType>(widest_dim);
+  });
+  return kernel;
 }
 
 }  // namespace

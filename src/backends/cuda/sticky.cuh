@@ -1,6 +1,6 @@
-// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and from the plain kernel which
-// entry it was, which the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays until
-// reset_workspace(). backends/cpu/sticky.hpp does the same on a CPU.
+// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and from the plain kernel
+// which entry it was, which the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays
+// until reset_workspace(). backends/cpu/sticky.hpp does the same on a CPU.
 #pragma once
 
 #include <cuda/atomic>

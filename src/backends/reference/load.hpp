@@ -4,23 +4,17 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/float_types.hpp"
+#include "base/with_type.hpp"
 #include "lean/problem.hpp"
 
 namespace lean::reference {
 
 /// out[i] = element (offset + i x stride), i in [0, count).
 inline void load_run(const void* data, DType dtype, std::int64_t offset, std::int64_t stride, std::int64_t count, double* out) {
-  const auto copy = [=](const auto* typed) {
+  with_type(dtype, [=]<typename T>(T) {
+    const auto* const typed = static_cast<const T*>(data);
     for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<double>(to_float(typed[offset + i * stride]));
-  };
-  switch (dtype) {
-    case DType::kFloat32: return copy(static_cast<const float*>(data));
-    case DType::kFloat16: return copy(static_cast<const Half*>(data));
-    case DType::kBFloat16: return copy(static_cast<const BFloat16*>(data));
-    case DType::kFloat8E4M3: return copy(static_cast<const Float8E4M3*>(data));
-    case DType::kFloat8E5M2: return copy(static_cast<const Float8E5M2*>(data));
-  }
+  });
 }
 
 [[nodiscard]] inline double load_element(const void* data, DType dtype, std::int64_t offset) {
@@ -30,14 +24,7 @@ inline void load_run(const void* data, DType dtype, std::int64_t offset, std::in
 }
 
 inline void store_element(void* data, DType dtype, std::int64_t offset, double value) {
-  const auto narrow = static_cast<float>(value);
-  switch (dtype) {
-    case DType::kFloat32: static_cast<float*>(data)[offset] = narrow; break;
-    case DType::kFloat16: static_cast<Half*>(data)[offset] = from_float<Half>(narrow); break;
-    case DType::kBFloat16: static_cast<BFloat16*>(data)[offset] = from_float<BFloat16>(narrow); break;
-    case DType::kFloat8E4M3: static_cast<Float8E4M3*>(data)[offset] = from_float<Float8E4M3>(narrow); break;
-    case DType::kFloat8E5M2: static_cast<Float8E5M2*>(data)[offset] = from_float<Float8E5M2>(narrow); break;
-  }
+  with_type(dtype, [=]<typename T>(T) { static_cast<T*>(data)[offset] = from_float<T>(static_cast<float>(value)); });
 }
 
 }  // namespace lean::reference

@@ -13,8 +13,8 @@
 #define LEAN_CUDA_WARPGROUPS
 #endif
 
-// Functions that are called, not inlined, so that loops keep their registers and code is there once; but for sm_90a, where registers
-// are not handed from warps to others in a kernel that calls functions.
+// Functions that are called, not inlined, so that loops keep their registers and code is there once; but for sm_90a, where
+// registers are not handed from warps to others in a kernel that calls functions.
 #ifdef LEAN_CUDA_WARPGROUPS
 #define LEAN_CUDA_CALLED __forceinline__
 #else

@@ -47,8 +47,8 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
-/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier. What is
-/// read once the L2 lets go of first.
+/// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier.
+/// What is read once the L2 lets go of first.
 template <bool kReadOnce = true>
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900

@@ -1,6 +1,6 @@
-// Words of 16 bytes that GPUs of one host store to each other's memory and load from their own, whole; and the clock that bounds waits
-// for them. Source: PTX ISA, "Memory Consistency Model": strong relaxed operations of system scope; a .b128 is one scalar, so it is
-// stored and loaded by a single access, where a vector of two or four is several.
+// Words of 16 bytes that GPUs of one host store to each other's memory and load from their own, whole; and the clock that
+// bounds waits for them. Source: PTX ISA, "Memory Consistency Model": strong relaxed operations of system scope; a .b128 is one
+// scalar, so it is stored and loaded by a single access, where a vector of two or four is several.
 #pragma once
 
 #include <cstdint>

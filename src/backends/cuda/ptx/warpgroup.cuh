@@ -1,7 +1,7 @@
 // Products of a warpgroup (sm_90a): 64 rows by N columns by 16, of 16-bit factors, added up in fp32 in the registers of four warps
-// that issue them together and go on before they are done. Operand B, and A of Q K^T, lie in shared memory in columns of 128 bytes a
-// row, swizzled as tensor copies lay them down. Of an accumulator, warp w of the warpgroup and lane 4 quad + in_quad hold rows
-// 16 w + quad and + 8, of every 8 columns 2 in_quad and + 1: what a product of a single warp gives too (mma.cuh).
+// that issue them together and go on before they are done. Operand B, and A of Q K^T, lie in shared memory in columns of 128
+// bytes a row, swizzled as tensor copies lay them down. Of an accumulator, warp w of the warpgroup and lane 4 quad + in_quad
+// hold rows 16 w + quad and + 8, of every 8 columns 2 in_quad and + 1: what a product of a single warp gives too (mma.cuh).
 // Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Matrix Descriptor", "setmaxnreg".
 #pragma once
 
@@ -14,8 +14,9 @@ namespace lean::cuda::ptx {
 
 inline constexpr std::int32_t kWarpgroupThreads = 128;
 
-/// What a product is told of a factor in shared memory. Swizzled rows of 128 bytes repeat every 8 rows, 1024 bytes on; `column_bytes`
-/// lie between columns of 128 bytes, which only a factor whose rows run along the sum (V) crosses within one product.
+/// What a product is told of a factor in shared memory. Swizzled rows of 128 bytes repeat every 8 rows, 1024 bytes on;
+/// `column_bytes` lie between columns of 128 bytes, which only a factor whose rows run along the sum (V) crosses within one
+/// product.
 [[nodiscard]] __device__ __forceinline__ std::uint64_t factor_at(std::uint32_t shared_address, std::uint32_t column_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   constexpr std::uint64_t kEightRows = std::uint64_t{1024 / 16} << 32;
