@@ -64,15 +64,26 @@ class CpuBench {
   }
 
   void try_row(const PlannedRow& planned) {
-    const BenchRow& row = *planned.row;
+    PlannedRow left = planned;
+    try {
+      measure_on(*planned.row, left.threads);
+    } catch (const std::exception& error) {
+      skip(left, std::string("failed: ") + error.what());
+      call_failed_ = true;
+    }
+  }
+
+  /// Takes from `threads` what it has measured.
+  void measure_on(const BenchRow& row, std::vector<std::int32_t>& threads) {
     const KvPool& pool = pool_for(row);
     progress_.say(row.id + ": fp64 answers");
     const DecodeProblem problem(row.spec, pool, kBenchSeed);
     const Oracle oracle(problem, kMaxCheckedProducts);
     warm_up(problem);
-    for (const std::int32_t threads : planned.threads) {
-      progress_.say(fmt::format("{}: {} threads", row.id, threads));
-      measure_row(row, problem, oracle, threads);
+    while (!threads.empty()) {
+      progress_.say(fmt::format("{}: {} threads", row.id, threads.front()));
+      measure_row(row, problem, oracle, threads.front());
+      threads.erase(threads.begin());
     }
   }
 

@@ -21,7 +21,8 @@ EarlierLines::EarlierLines(const std::string& path, const std::string& device) {
   for (std::string text; std::getline(file, text);) {
     if (file.eof()) break;  // no end of line: the run was stopped while it wrote
     const Json json = Json::parse(text, nullptr, false);
-    if (!json.is_object() || !json.contains("row") || !json.contains("impl"))
+    const auto has_text = [&](const char* key) { return json.contains(key) && json[key].is_string(); };
+    if (!json.is_object() || !has_text("row") || !has_text("impl"))
       throw BadArgument("--out", path, "a result file, to go on with");
     if (const auto other = field<std::string>(json, "device", device); other != device)
       throw BadArgument("--out", path, "a result file of this device, \"" + device + "\"; it has lines of \"" + other + "\"");
