@@ -76,6 +76,9 @@ struct BiasedScore {
   double magnitude;  // b_j of reference::RowFacts::bias_mean
 };
 
+/// A function of its own: in line it would be most of every kernel.
+__device__ __noinline__ double capped(double score, double softcap) { return softcap * tanh(score / softcap); }
+
 /// What happens to a row's scores between the product and the softmax.
 struct RowRules {
   std::int64_t position;  // of the query
@@ -90,7 +93,7 @@ struct RowRules {
   [[nodiscard]] static bool any(const Scores& scores) { return scores.softcap > 0.0F || scores.alibi_slopes != nullptr; }
 
   __device__ BiasedScore operator()(double score, std::int64_t key) const {
-    if (softcap > 0.0) score = softcap * tanh(score / softcap);
+    if (softcap > 0.0) score = capped(score, softcap);
     const double bias = slope * static_cast<double>(llabs(position - key));
     return {score - bias, fabs(score) + fabs(bias)};
   }
