@@ -110,7 +110,8 @@ std::string summary_text(const std::vector<BenchLine>& lines) {
         read_bound.add(line.read_fraction(), line);
       }
       for (const BenchLine& rival : lines) {
-        if (rival.row != line.row || rival.threads != line.threads || !rival.measured() || !loses(line, rival)) continue;
+        if (rival.row != line.row || rival.threads != line.threads || !rival.measured() || !rival.noise().empty()) continue;
+        if (!loses(line, rival)) continue;
         lost += fmt::format("slower than {}: {}, {} threads, {} against {}\n", rival.impl, line.row, line.threads,
                             time_text(line.call.median()), time_text(rival.call.median()));
       }

@@ -12,6 +12,10 @@ import tempfile
 import unittest
 from xml.etree import ElementTree
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+import check_results  # noqa: E402
+
 LEAN = ""
 SMALL = ("--lens", "3,0,40", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "8")
 BENCH = ("bench", "--kv-mib", "1", "--rounds", "1", "--threads", "1", "--rows", "^uniform b1 h1 g4 d128 fp32")
@@ -291,6 +295,9 @@ class Suites(unittest.TestCase):
         for line in whole:
             self.assertGreater(line["us"], 0)
             self.assertLessEqual(line["error_ratio"], 1)
+        schema = json.loads((ROOT / "bench" / "results" / "schema.json").read_text())
+        for line in cut + whole:
+            self.assertEqual(list(check_results.faults(line, schema, schema)), [], line)
         text = self.out.read_text().splitlines(keepends=True)
         self.out.write_text("".join(text[:5]) + text[5][:30])  # stopped while it wrote
         again = self.bench(*rows, "--resume")
