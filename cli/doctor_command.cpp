@@ -114,6 +114,17 @@ std::vector<CpuIsa> isas_of(Backend backend) {
   return backend == Backend::kCpu ? available_isas() : std::vector<CpuIsa>{CpuIsa::kBest};
 }
 
+void check_every_way(const ProblemSpec& spec, SelfTest& test) {
+  const TestBed bed(spec, place_of(test.backend));
+  for (const CpuIsa isa : isas_of(test.backend)) {
+    for (const Policy& policy : {Policy::lean(), Policy::fixed_split(3), Policy::data_parallel(), Policy::fixed_chunk(128)}) {
+      for (const Fixup fixup : {Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock}) {
+        bed.check({.backend = test.backend, .policy = policy, .fixup = fixup, .workers = kWorkers, .cpu_isa = isa}, test);
+      }
+    }
+  }
+}
+
 SelfTest self_test(Backend backend) {
   SelfTest test{.backend = backend, .failures = {}};
   for (const DType dtype : kQueryDTypes) {
@@ -121,17 +132,16 @@ SelfTest self_test(Backend backend) {
     for (const std::int32_t q_tokens : {1, 3}) {
       for (const Layout layout : {Layout::kHsd, Layout::kBshd}) {
         if (backend == Backend::kCpu && layout != Layout::kHsd) continue;  // the same code there; keeps it a second
-        const TestBed bed(small_problem(dtype, q_tokens, layout), place_of(backend));
-        for (const CpuIsa isa : isas_of(backend)) {
-          for (const Policy& policy : {Policy::lean(), Policy::fixed_split(3), Policy::data_parallel(), Policy::fixed_chunk(128)}) {
-            for (const Fixup fixup : {Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock}) {
-              bed.check({.backend = backend, .policy = policy, .fixup = fixup, .workers = kWorkers, .cpu_isa = isa}, test);
-            }
-          }
-        }
+        check_every_way(small_problem(dtype, q_tokens, layout), test);
       }
     }
   }
+  ProblemSpec every_rule = small_problem(DType::kFloat16, 3, Layout::kHsd);
+  every_rule.window_left = 300;
+  every_rule.softcap = 5.0F;
+  every_rule.alibi = true;
+  every_rule.sinks = true;
+  check_every_way(every_rule, test);
   return test;
 }
 

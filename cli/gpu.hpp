@@ -84,8 +84,8 @@ struct ReadKernel {
 /// All that run on the current device: no one of them is best for every size.
 [[nodiscard]] std::vector<ReadKernel> read_kernels();
 
-/// The fp64 answers to a problem whose tensors and lengths lie on the device, as reference::decode() gives them. Serves what
-/// the command offers: uniform query tokens, a causal mask or none.
+/// The fp64 answers to a problem whose tensors, lengths, slopes and sinks lie on the device, as reference::decode() gives them.
+/// Serves what the command offers: uniform query tokens; a causal mask, windows, softcap, ALiBi and sinks.
 [[nodiscard]] reference::Answer reference_answer(const Problem& problem);
 
 }  // namespace lean::cli::gpu

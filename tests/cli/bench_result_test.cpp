@@ -37,5 +37,14 @@ TEST(BenchResult, NoisyLinesAreCountedAndInNoFigure) {
   EXPECT_NE(text.find("noisy: 1 line"), std::string::npos) << text;
 }
 
+TEST(BenchResult, ARivalLosesOrWinsByQuietRoundsOnly) {
+  const BenchLine slow = line_of({100, 100, 100}, {90, 90, 90});
+  BenchLine rival = line_of({85, 86, 87}, {90, 90, 90});
+  rival.impl = "lean/fixed_split";
+  EXPECT_NE(summary_text({slow, rival}).find("slower than lean/fixed_split: row"), std::string::npos);
+  rival.ceiling.us = {900, 900, 900};
+  EXPECT_EQ(summary_text({slow, rival}).find("slower than"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace lean::cli

@@ -12,6 +12,10 @@ import tempfile
 import unittest
 from xml.etree import ElementTree
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+import check_results  # noqa: E402
+
 LEAN = ""
 SMALL = ("--lens", "3,0,40", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "8")
 BENCH = ("bench", "--kv-mib", "1", "--rounds", "1", "--threads", "1", "--rows", "^uniform b1 h1 g4 d128 fp32")
@@ -52,6 +56,7 @@ class OneStyle(unittest.TestCase):
         self.refused("one of auto, on, off", "run", "--causal", "maybe")
         self.refused("one of cpu, cuda", "run", "--backend", "tpu")
         self.refused("one of a, b, all", "bench", "--tier", "c")
+        self.refused("some of paper, models, ragged,", "bench", "--suite", "tier")
         self.refused("lean, fixed-split", "schedule", "--schedule", "")
 
     def test_lengths(self):
@@ -65,7 +70,7 @@ class OneStyle(unittest.TestCase):
     def test_an_empty_value_never_means_as_without_the_option(self):
         for command, option in (("run", "--lens"), ("run", "--preset"), ("run", "--trace"), ("demo", "--trace"), ("demo", "--svg"),
                                 ("schedule", "--svg"), ("schedule", "--html"), ("simulate", "--measured"),
-                                ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--peers"), ("bench", "--trace")):
+                                ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--suite"), ("bench", "--peers"), ("bench", "--trace")):
             self.refused("", command, option, "")
 
     def test_options_that_are_none(self):
@@ -207,6 +212,116 @@ class Simulations(unittest.TestCase):
             with self.subTest(arguments=arguments):
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
                 self.assertIn(words, done.stderr)
+
+
+def lines_of(text: str) -> list:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def listed(*arguments: str) -> list:
+    done = lean("bench", "--list", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return lines_of(done.stdout)
+
+
+class Suites(unittest.TestCase):
+    """`lean bench`: the list that other programs read, and runs that are cut and gone on with."""
+
+    # Fields of a row that are an option of `lean run`.
+    WORDS = {"q_heads": "--q-heads", "kv_heads": "--kv-heads", "head_dim": "--head-dim", "dtype": "--dtype", "layout": "--layout",
+             "n_q": "--n-q", "kv_dtype": "--kv-dtype", "page_tokens": "--page-tokens", "window_left": "--window-left",
+             "window_right": "--window-right", "softcap": "--softcap"}
+    FLAGS = {"alibi": "--alibi", "sinks": "--sinks"}
+    ABOUT = {"row", "suite", "tier", "missing", "kv_bytes", "lens", "causal"}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = pathlib.Path(folder.name) / "out.jsonl"
+
+    def bench(self, *arguments: str) -> list:
+        done = lean("bench", "--suite", "short", "--rounds", "1", "--out", str(self.out), *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return lines_of(self.out.read_text())
+
+    def arguments_of(self, row: dict) -> list:
+        self.assertEqual(set(row) - self.ABOUT - set(self.WORDS) - set(self.FLAGS), set(), row["row"])
+        arguments = ["--lens", ",".join(map(str, row["lens"])), "--causal", "on" if row["causal"] else "off"]
+        for field, option in self.WORDS.items():
+            arguments += [option, str(row[field])] if field in row else []
+        return arguments + [option for field, option in self.FLAGS.items() if row.get(field)]
+
+    def test_what_is_listed_is_a_call_of_run(self):
+        kinds = {}
+        for row in listed("--suite", "all"):
+            if row["missing"] is None and row["n_q"] <= 16 and row["head_dim"] < 256:
+                kinds.setdefault(str([row.get(field) for field in (*self.WORDS, *self.FLAGS) if "heads" not in field]), row)
+        self.assertGreater(len(kinds), 20)
+        for row in kinds.values():
+            row["lens"] = [min(tokens, 40 + 7 * i) for i, tokens in enumerate(row["lens"][:2])]  # of a test's size
+            done = lean("run", "--json", "--repeat", "1", *self.arguments_of(row))
+            with self.subTest(row=row["row"]):
+                self.assertEqual(done.returncode, 0, done.stderr)
+                ran = json.loads(done.stdout)
+                fields = (set(row) | set(ran)) & {"lens", "causal", *self.WORDS, *self.FLAGS}
+                self.assertEqual({field: ran.get(field) for field in fields}, {field: row.get(field) for field in fields})
+                self.assertTrue(ran["passes"])
+
+    def test_both_backends_list_the_same_rows_without_a_gpu(self):
+        self.assertEqual(listed("--backend", "cuda", "--suite", "paper,wide"), listed("--suite", "paper,wide"))
+        self.assertEqual({row["tier"] for row in listed("--backend", "cuda")}, {"a"})
+        cuda, cpu = listed("--backend", "cuda", "--suite", "all"), listed("--suite", "all")
+        self.assertEqual(cuda, [row for row in cpu if row["suite"] != "cpu"])
+        self.assertEqual({row["suite"] for row in listed("--suite", "features")}, {"features"})
+        self.assertEqual({row["suite"] for row in listed()}, {"cpu"})
+
+    def test_rows_that_do_not_fit_are_lines(self):
+        lines = self.bench("--row-seconds", "0.001", "--rows", "^short 1")
+        self.assertEqual({line["row"] for line in lines}, {row["row"] for row in listed("--suite", "short", "--rows", "^short 1")})
+        for line in lines:
+            self.assertRegex(line["note"], r"^skipped: expected to take \d+ s, --row-seconds is 0.001$")
+            self.assertIsNone(line["us"])
+        note = lean("bench", "--suite", "wide", "--rows", "mixed", "--json")
+        self.assertEqual(lines_of(note.stdout)[0]["note"], "skipped: this command makes no query lengths that differ in a batch")
+
+    def test_a_run_is_gone_on_with(self):
+        rows = ("--rows", "^short [23]x100 ")
+        cut = self.bench(*rows, "--max-seconds", "0.001")
+        self.assertEqual([line["note"] for line in cut[3:]], 3 * ["skipped: --max-seconds"])
+        self.assertEqual({line["suite"] for line in cut}, {"short"})
+        whole = self.bench(*rows, "--resume")
+        self.assertEqual([line["row"] for line in whole], [line["row"] for line in cut])
+        self.assertEqual(whole[:3], cut[:3])  # not measured again
+        for line in whole:
+            self.assertGreater(line["us"], 0)
+            self.assertLessEqual(line["error_ratio"], 1)
+        schema = json.loads((ROOT / "bench" / "results" / "schema.json").read_text())
+        for line in cut + whole:
+            self.assertEqual(list(check_results.faults(line, schema, schema)), [], line)
+        text = self.out.read_text().splitlines(keepends=True)
+        self.out.write_text("".join(text[:5]) + text[5][:30])  # stopped while it wrote
+        again = self.bench(*rows, "--resume")
+        self.assertEqual((len(again), again[:3]), (6, whole[:3]))
+        self.assertEqual(self.bench(*rows, "--resume"), again)
+        self.assertEqual([line["impl"] for line in again], 2 * ["lean", "lean/fixed_split", "lean/data_parallel"])
+
+    def test_what_does_not_go_together_is_refused(self):
+        for arguments, words in ((("--suite", "cpu", "--backend", "cuda"), "--suite = cpu: goes with --backend cpu"),
+                                 (("--suite", "paper", "--tier", "a", "--backend", "cuda"), "only one of --suite and --tier"),
+                                 (("--resume",), "--resume goes with --out"), (("--trace", "x.csv"), "--trace goes with --suite ragged"),
+                                 (("--tier", "a"), "--tier goes with --backend cuda"), (("--rows", "nothing"), "no row's id"),
+                                 (("--row-seconds", "1", "--backend", "cuda"), "--row-seconds goes with --backend cpu")):
+            done = lean("bench", "--list", *arguments)
+            with self.subTest(arguments=arguments):
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+
+    def test_the_list_names_its_rows_by_trace(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write("ContextTokens\n" + "".join(f"{100 + i}\n" for i in range(128)))
+            file.flush()
+            rows = listed("--suite", "ragged", "--trace", file.name, "--rows", "^ragged trace")
+        self.assertEqual([len(row["lens"]) for row in rows], [16, 64, 128])
 
 
 class Traces(unittest.TestCase):
