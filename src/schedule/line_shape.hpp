@@ -173,15 +173,18 @@ struct OneBlockShape {
 /// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
 /// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.
 struct CostModel {
-  std::int32_t tile_units = 16;        // a tile whose time is its read
-  std::int32_t free_rows = 128;        // rows a tile carries without getting slower
-  std::int32_t row_units = 0;          // each row beyond: units per tile
-  std::int32_t segment_units = 0;      // fixed charge of every output a worker touches
-  std::int32_t min_worker_tiles = 1;   // a worker gets at least this much, else fewer workers run
-  std::int32_t sliver_tiles = 0;       // no cut closer than this to an output's edge
-  std::int32_t align_percent = 0;      // up to this many percent are given up to cut at outputs' edges,
-  std::int32_t whole_percent = 0;      // or so many where each worker then has whole outputs, so that none is merged,
+  std::int32_t tile_units = 16;       // a tile whose time is its read
+  std::int32_t free_rows = 128;       // rows a tile carries without getting slower
+  std::int32_t row_units = 0;         // each row beyond: units per tile
+  std::int32_t segment_units = 0;     // fixed charge of every output a worker touches
+  std::int32_t min_worker_tiles = 1;  // a worker gets at least this much, else fewer workers run
+  std::int32_t sliver_tiles = 0;      // no cut closer than this to an output's edge
+  std::int32_t alike_percent = 0;  // outputs whose costs differ by no more, and that are no more than the workers, count as alike
+  std::int32_t align_percent = 0;  // up to this many percent are given up to cut at outputs' edges,
+  std::int32_t whole_percent = 0;  // or so many where each worker then has whole outputs, so that none is merged,
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved
+
+  bool operator==(const CostModel&) const = default;
 
   [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }
 

@@ -51,6 +51,11 @@ struct BasicLineSums {
   [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
 
   [[nodiscard]] LEAN_HD constexpr bool same_costs() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
+  /// No two outputs' costs differ by more than so many percent of the larger.
+  [[nodiscard]] LEAN_HD constexpr bool alike(std::int32_t percent) const noexcept {
+    if (percent == 0) return same_costs();
+    return outputs > 0 && std::int64_t{max_output_cost - min_output_cost} * 100 <= std::int64_t{max_output_cost} * percent;
+  }
   /// All outputs have the same cost and the same tiles: 2 tiles of many rows may cost as much as 8 of few.
   [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };

@@ -284,14 +284,15 @@ class Checker {
 /// Those that the backends compute with: the CPU's, and every one that a variant of the CUDA kernel has.
 [[nodiscard]] inline std::vector<CostModel> backend_models() {
   std::vector<CostModel> models = {cpu::cost_model({})};
-  for (const cuda::ArchitectureRows& table : cuda::kKernelRows) {
+  const auto add_models = [&models](const cuda::ArchitectureRows& table) {
     for (const cuda::KernelRow& row : table) {
       const DType dtype = row.kv_bytes == 1 ? DType::kFloat8E4M3 : DType::kBFloat16;
-      const CostModel model = cuda::cost_model(cuda::config_of(table.architecture, row, dtype).tile());
-      const auto same = [&model](const CostModel& other) { return other.align_units == model.align_units; };
-      if (std::none_of(models.begin(), models.end(), same)) models.push_back(model);
+      const CostModel model = cuda::cost_model(cuda::config_of(table.architecture, row, dtype));
+      if (std::find(models.begin(), models.end(), model) == models.end()) models.push_back(model);
     }
-  }
+  };
+  for (const cuda::ArchitectureRows& table : cuda::kKernelRows) add_models(table);
+  add_models(cuda::kWideRows);
   return models;
 }
 

@@ -146,7 +146,7 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
   const std::int32_t q_rows = entry.config.q_rows;
   return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
          schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
-                                cost_model(entry.config.tile()), options.workers);
+                                cost_model(entry.config), options.workers);
 }
 
 /// Whether a step's kernel has whatever the call asks for: its traits, one by one.
@@ -166,7 +166,7 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
                                 std::int64_t outputs) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config.tile()), kEvenShareTiles);
+  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config), kEvenShareTiles);
 }
 
 void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {

@@ -113,6 +113,22 @@ struct KernelConfig {
           .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes)};
 }
 
+/// The same of a variant. A tile of many rows takes its products, not its read: 1.99 us on an H100. Beside tiles a segment takes 8.5
+/// (its queries, first scores with nothing under them, rows on their way out) and an output that is shared 16 more: fitted with
+/// tools/wide_model.py to experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
+/// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
+/// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
+/// their last tiles.
+[[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
+  schedule::CostModel model = cost_model(config.tile());
+  if (!config.wide()) return model;
+  model.segment_units = 4 * model.tile_units;
+  model.alike_percent = 2;
+  model.whole_percent = model.align_percent;
+  model.align_units = schedule::CostModel{}.align_units;
+  return model;
+}
+
 [[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept { return config.cta_warps() * kWarpThreads; }
 
 }  // namespace lean::cuda
