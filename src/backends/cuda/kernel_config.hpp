@@ -66,12 +66,15 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
   /// Those of a warp's query rows that it stages at once at a segment's end.
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
-  /// Size of the area where the warps stage their parts, and where queries and scores lie for a while.
+  /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
+  /// hold whole rows and their queries have a place of their own.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
-    return max_of(8192, consumer_warps * staged_rows() * head_dim);
+    return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * head_dim);
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
+  /// Queries of a segment come while the one before is computed, to a place for each of the two: by bulk copies, or by producer threads.
+  [[nodiscard]] constexpr bool queries_ahead() const noexcept { return bulk_queries() || wide(); }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
   [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || kv_type().converted() || narrow(); }
   /// Runs of kMmaTokens that one warp takes of a tile.
