@@ -170,6 +170,14 @@ struct OneBlockShape {
   return problem.batch * problem.kv_heads * ceil_div(row_capacity(problem), q_rows);
 }
 
+/// Whether outputs of few rows may be a kind of their own (CostModel::few_rows). Not in GPU code, until a kernel has both kinds: models
+/// lie in memory there, and walks have no registers for a question that is always answered no.
+#ifdef __CUDA_ARCH__
+inline constexpr bool kHasTwoKinds = false;
+#else
+inline constexpr bool kHasTwoKinds = true;
+#endif
+
 /// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
 /// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.
 struct CostModel {
@@ -198,8 +206,10 @@ struct CostModel {
   [[nodiscard]] LEAN_HD constexpr std::int32_t segment_cost(std::int32_t rows) const noexcept {
     return has_few(rows) ? few_segment_units : segment_units;
   }
-  /// No model of one kind of output looks at its rows.
-  [[nodiscard]] LEAN_HD constexpr bool has_few(std::int32_t rows) const noexcept { return few_rows > 0 && rows <= few_rows; }
+  /// Whether an output of so many rows is of that other kind.
+  [[nodiscard]] LEAN_HD constexpr bool has_few(std::int32_t rows) const noexcept {
+    return kHasTwoKinds && few_rows > 0 && rows <= few_rows;
+  }
 };
 
 }  // namespace lean::schedule
