@@ -49,6 +49,7 @@ Json batch_of(const explain::ScheduleMap& map, const schedule::CostModel& model)
             {"segment_units", model.segment_units},
             {"min_worker_tiles", model.min_worker_tiles},
             {"sliver_tiles", model.sliver_tiles},
+            {"alike_percent", model.alike_percent},
             {"align_percent", model.align_percent},
             {"whole_percent", model.whole_percent},
             {"align_units", model.align_units}}}};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,9 @@ const char* kv_name(std::int32_t kv_bytes) { return kv_bytes == 1 ? "fp8" : "16 
 
 void print_json() {
   const char* separator = "[\n";
-  for (const ArchitectureRows& table : kKernelRows) {
+  std::vector<ArchitectureRows> tables(std::begin(kKernelRows), std::end(kKernelRows));
+  tables.push_back(kWideRows);
+  for (const ArchitectureRows& table : tables) {
     for (const KernelRow& row : table) {
       for (const NamedFamily& named : kFamilies) {
         if (!named.family.has(row)) continue;

@@ -246,7 +246,8 @@ def test_tool(name: str, *arguments: str, python: str = sys.executable) -> Tally
 
 def test_cuda() -> Tally:
     """Kernels are compiled, for one architecture, and never run: that is what make gpu-test does. Host code runs on a fake runtime."""
-    tally = test_tool("cuda", "tools/cuda_build.py", "--architectures", "90-real", "--target", "lean", "--target", "cuda_host_tests")
+    targets = [word for target in ("lean", "cuda_host_tests", "lean_cuda_wide_kernels") for word in ("--target", target)]
+    tally = test_tool("cuda", "tools/cuda_build.py", "--architectures", "90-real", *targets)
     begin = time.monotonic()
     run_ctest(CUDA_BUILD, tally, "--test-dir", str(CUDA_BUILD), "--tests-regex", "^cuda_host$", "--output-on-failure")
     tally.seconds += time.monotonic() - begin

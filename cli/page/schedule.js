@@ -68,9 +68,10 @@ const LeanSchedule = (() => {
   }
 
   function alignToOutputs(plan, line, model) {
-    if (line.minCost !== line.maxCost) return;
     const n = line.outputs.length;
     const w = plan.workers;
+    const alikePercent = n <= w ? model.alike_percent : 0;
+    if ((line.maxCost - line.minCost) * 100 > line.maxCost * alikePercent) return;
     if (n <= w) {
       const aligned = n * quotient(w, n);
       const fewIdle = aligned * 100 >= w * (100 - model.align_percent);

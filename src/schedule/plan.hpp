@@ -53,13 +53,14 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 namespace detail {
 
 /// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where
-/// outputs stay whole, and no worker more than align_units.
+/// outputs stay whole, and no worker more than align_units. Outputs that are shared may differ by alike_percent: boundaries that
+/// are a little off the edges are moved there.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
-  if (!sums.same_costs()) return;
   const TUnits n = sums.outputs;
   const TUnits w = plan.workers;
+  if (!sums.alike(n <= w ? model.alike_percent : 0)) return;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
     const TUnits aligned = n * quotient(w, n);
     const std::int64_t limit = std::int64_t{model.align_units} * w;

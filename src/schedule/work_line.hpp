@@ -51,6 +51,11 @@ struct BasicLineSums {
   [[nodiscard]] LEAN_HD constexpr TUnits in(Measure measure) const noexcept { return measure == Measure::kCost ? cost : outputs; }
 
   [[nodiscard]] LEAN_HD constexpr bool same_costs() const noexcept { return outputs > 0 && min_output_cost == max_output_cost; }
+  /// No two outputs' costs differ by more than so many percent of the larger.
+  [[nodiscard]] LEAN_HD constexpr bool alike(std::int32_t percent) const noexcept {
+    if (percent == 0) return same_costs();
+    return outputs > 0 && std::int64_t{max_output_cost - min_output_cost} * 100 <= std::int64_t{max_output_cost} * percent;
+  }
   /// All outputs have the same cost and the same tiles: 2 tiles of many rows may cost as much as 8 of few.
   [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };
@@ -77,9 +82,10 @@ using Output = BasicOutput<std::int64_t>;
 [[nodiscard]] constexpr bool narrow_units(std::int64_t outputs, std::int64_t kv_capacity, const LineShape& shape,
                                           const CostModel& model, std::int32_t workers) noexcept {
   const std::int64_t tiles = ceil_div(kv_capacity, shape.tile_tokens) + 1;
-  const std::int64_t output = model.segment_units + tiles * model.tile_cost(shape.q_rows);
+  const std::int64_t output = model.segment_cost(shape.q_rows) + tiles * model.tile_cost(shape.q_rows);
   const std::int64_t room = INT32_MAX - std::int64_t{workers} * workers;
-  return room > 0 && output <= room / (model.segment_units + 1) && outputs <= room / max_of(output, Policy::kMaxSplits);
+  return room > 0 && output <= room / (model.segment_cost(shape.q_rows) + 1) &&
+         outputs <= room / max_of(output, Policy::kMaxSplits);
 }
 
 /// What lies on the line: the work of every sequence, and its measure. A small value, without the strips.
@@ -120,7 +126,7 @@ class LineRules {
     output.first_tile = tiles.first;
     output.tiles = tiles.count;
     output.tile_cost = cost_model_.tile_cost(output.rows);
-    output.cost = cost_model_.segment_units + TUnits{output.tiles} * output.tile_cost;
+    output.cost = cost_model_.segment_cost(output.rows) + TUnits{output.tiles} * output.tile_cost;
     return output;
   }
 
@@ -130,7 +136,7 @@ class LineRules {
   }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t spread_tile_cost(const Output& output) const noexcept {
-    const std::int32_t charge = cost_model_.segment_units;
+    const std::int32_t charge = cost_model_.segment_cost(output.rows);
     if (output.tiles <= 1) return 0;
     if (output.tiles >= charge) return output.tile_cost + (charge > 0 ? 1 : 0);
     return output.tile_cost + quotient(charge + output.tiles - 1, output.tiles);
@@ -178,13 +184,15 @@ class LineRules {
   /// Units of the first `blocks` full row blocks of a stair.
   [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TileStair& stair, std::int64_t blocks) const noexcept {
     const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    return static_cast<TUnits>(blocks) * cost_model_.segment_units + static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
+    return static_cast<TUnits>(blocks) * cost_model_.segment_cost(shape_.q_rows) +
+           static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
   }
 
   /// What sum_block() says of each of them, added up.
   [[nodiscard]] LEAN_HD constexpr Sums sum_stair(const TileStair& stair, std::int32_t blocks) const noexcept {
     const std::int32_t tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    const auto cost_of = [&](std::int32_t tiles) { return cost_model_.segment_units + TUnits{tiles} * tile_cost; };
+    const std::int32_t charge = cost_model_.segment_cost(shape_.q_rows);
+    const auto cost_of = [&](std::int32_t tiles) { return charge + TUnits{tiles} * tile_cost; };
     const std::int32_t fewest = stair.tiles(0);
     const std::int32_t most = stair.tiles(blocks - 1);
     Sums sums{.cost = stair_cost(stair, blocks),
@@ -195,7 +203,7 @@ class LineRules {
               .max_output_cost = cost_of(most)};
     // The fewer tiles an output has, the more of its fixed charge each takes; one of a single tile is not cut.
     const std::int32_t cut = max_of(fewest, min_of(2, most));
-    sums.max_tile_cost = spread_tile_cost({.tiles = cut, .tile_cost = tile_cost});
+    sums.max_tile_cost = spread_tile_cost({.rows = shape_.q_rows, .tiles = cut, .tile_cost = tile_cost});
     return sums;
   }
 

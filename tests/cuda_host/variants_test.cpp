@@ -43,7 +43,7 @@ Asked call_for(const cuda::KernelConfig& config) {
 /// Whether a wide kernel takes the calls of a variant where there are products of warpgroups: built with LEAN_CUDA_WIDE.
 bool has_wide_kernel(const cuda::KernelConfig& config) {
   const bool instead = config.scope == cuda::Scope::kTensorStep || config.scope == cuda::Scope::kAnyCall;
-  return instead && config.q_rows > cuda::kFewestWideRows && !cuda::wide_kernels_for(config.dtype, config.head_dim).empty();
+  return instead && config.q_rows >= cuda::kWideRule.fewest_rows && !cuda::wide_kernels_for(config.dtype, config.head_dim).empty();
 }
 
 /// R33: no row of the table without its kernels, and none that no call takes.
@@ -133,8 +133,8 @@ cuda::Scope scope_of(const Problem& problem, const Options& options = cuda_optio
   return cuda::Scope::kAnyCall;
 }
 
-/// More than 64 packed rows of 16-bit K and V are a wide kernel's, where the build has it, the device has products of warpgroups and
-/// the call asks for nothing that it does not do.
+/// More than 128 packed rows of 16-bit K and V are a wide kernel's, and more than 64 where there are tiles enough, if the build has
+/// it, the device has products of warpgroups and the call asks for nothing that it does not do.
 TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   using cuda::Scope;
   const auto chunk = [](std::int32_t q_tokens, const Shape& shape = {}) {
@@ -151,7 +151,10 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 128).empty();
   for (const std::int32_t head_dim : {64, 128}) {
     EXPECT_FALSE(is_wide(chunk(16, {.head_dim = head_dim})));  // 64 rows, of 4 heads a token
-    EXPECT_EQ(is_wide(chunk(17, {.head_dim = head_dim})), built);
+    EXPECT_FALSE(is_wide(chunk(17, {.head_dim = head_dim})));  // a step's: 2 x 32 tiles of 68 rows are none for most workers
+    EXPECT_FALSE(is_wide(chunk(32, {.batch = 4, .q_heads = 32, .kv_heads = 8, .head_dim = head_dim})));
+    EXPECT_EQ(is_wide(chunk(32, {.batch = 32, .head_dim = head_dim, .capacity = 8192})), built);  // 31 tiles a worker
+    EXPECT_EQ(is_wide(chunk(33, {.head_dim = head_dim})), built);                                 // 132 rows: no step has them
     EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .page_tokens = 16})), built);
     EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .token_major = true})), built);
   }

@@ -43,6 +43,7 @@ Case random_case(Stream& random) {
              .segment_units = pick({0, 3, 8, 40}),
              .min_worker_tiles = pick({1, 2, 4, 8}),
              .sliver_tiles = pick({0, 2, 4}),
+             .alike_percent = pick({0, 2}),
              .align_percent = pick({0, 5, 20}),
              .whole_percent = pick({0, 5, 25})};
   const bool all_alike = random.chance(40);

@@ -138,7 +138,7 @@ TEST(Schedule, BothNeighboursAgreeOnTheCut) {
   for (std::int32_t round = 0; round < full_or_reduced(300, 30); ++round) {
     std::vector<std::int32_t> lengths(static_cast<std::size_t>(random.between(1, 40)));
     for (std::int32_t& length : lengths) length = static_cast<std::int32_t>(random.between(0, 900));
-    const CostModel model = all_models()[static_cast<std::size_t>(round % 4)];
+    const CostModel model = all_models()[static_cast<std::size_t>(round) % all_models().size()];
     Checker checker(
         {.works = decode_of(lengths), .shape = {.kv_heads = 2, .group = 4, .q_rows = 4, .tile_tokens = 16}, .model = model},
         Measure::kCost);
@@ -188,7 +188,7 @@ Case random_case(Stream& random, std::int64_t batch) {
              .q_rows = static_cast<std::int32_t>(random.one_of({16, 64})),
              .tile_tokens = static_cast<std::int32_t>(random.one_of({64, 128, 100})),
              .reach = checks::random_reach(random)};
-  c.model = all_models()[static_cast<std::size_t>(random.between(0, 3))];
+  c.model = all_models()[static_cast<std::size_t>(random.between(0, 4))];
   for (std::int64_t b = 0; b < batch; ++b) {
     SequenceWork work = {.q_tokens = 1, .kv_tokens = static_cast<std::int32_t>(random.between(0, 700))};
     if (random.chance(3)) work.kv_tokens = static_cast<std::int32_t>(random.between(0, 256 * 1024));

@@ -125,9 +125,9 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
-/// The wide kernel that serves a call's rows, if they are many: row blocks that are less than half full are another's.
+/// The wide kernel that can serve a call of many rows; kWideRule says where it does.
 const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
-  if (!plan.device.warpgroups || in_chunks(plan.options) || schedule::row_capacity(shape) <= kFewestWideRows) return nullptr;
+  if (!plan.device.warpgroups || in_chunks(plan.options) || schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
   const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
                                                Scope::kWideTile, schedule::row_capacity(shape));
   if (entry == nullptr || shape.head_dim != entry->config.head_dim) return nullptr;
@@ -135,6 +135,14 @@ const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, con
   const bool asks_for_more = rules.beyond_softcap || !scaled_up || plan.options.fixup != Fixup::kLastArriver;
   if (asks_for_more || !plan.copies.boxes || !plan.vector_queries) return nullptr;
   return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+}
+
+/// Whether it has enough to do to be faster than a decode step that serves the call too: at the capacity, which is what is known
+/// here of lengths. Shorter ones cost what a segment's ends do, some 40 us.
+bool outruns_steps(const KernelEntry& wide, const Problem& shape, const CallPlan& plan) noexcept {
+  const std::int64_t tiles =
+      schedule::output_capacity(shape, wide.config.q_rows) * ceil_div(shape.kv_capacity, wide.config.tile_tokens);
+  return tiles >= std::int64_t{kWideRule.fewest_step_tiles} * plan.options.workers;
 }
 
 schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
@@ -146,7 +154,7 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
   const std::int32_t q_rows = entry.config.q_rows;
   return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
          schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
-                                cost_model(entry.config.tile()), options.workers);
+                                cost_model(entry.config), options.workers);
 }
 
 /// Whether a step's kernel has whatever the call asks for: its traits, one by one.
@@ -166,7 +174,7 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
                                 std::int64_t outputs) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config.tile()), kEvenShareTiles);
+  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config), kEvenShareTiles);
 }
 
 void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
@@ -198,8 +206,10 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   if (plan.plain) return launch;
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
-  launch.kernel = step != nullptr && serves(*step, shape, launch.rules, plan) ? step : launch.any_call;
-  if (const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan); wide != nullptr) launch.kernel = wide;
+  const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
+  launch.kernel = is_step ? step : launch.any_call;
+  const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan);
+  if (wide != nullptr && (!is_step || outruns_steps(*wide, shape, plan))) launch.kernel = wide;
   plan_line(launch, shape, plan);
   launch.ring = ring_of(*launch.kernel, shape, plan, launch.flat);
   launch.tensor_copies = launch.kernel->config.in_columns() && plan.copies.boxes;

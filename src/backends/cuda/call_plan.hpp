@@ -80,8 +80,9 @@ struct CallPlan {
 
   /// How a call is cut up whose plan has a kernel: by the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {
-    const tile::TileConfig config = plain ? plain_tile : launches[0].kernel->config.tile();
-    return {.config = config, .cost_model = cost_model(config), .workers = options.workers};
+    if (plain) return {.config = plain_tile, .cost_model = cost_model(plain_tile), .workers = options.workers};
+    const KernelConfig& config = launches[0].kernel->config;
+    return {.config = config.tile(), .cost_model = cost_model(config), .workers = options.workers};
   }
 };
 

@@ -66,12 +66,15 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
   /// Those of a warp's query rows that it stages at once at a segment's end.
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
-  /// Size of the area where the warps stage their parts, and where queries and scores lie for a while.
+  /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
+  /// hold whole rows and their queries have a place of their own.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
-    return max_of(8192, consumer_warps * staged_rows() * head_dim);
+    return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * head_dim);
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
+  /// Queries of a segment come while the one before is computed, to a place for each of the two: by bulk copies, or by producer threads.
+  [[nodiscard]] constexpr bool queries_ahead() const noexcept { return bulk_queries() || wide(); }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
   [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || kv_type().converted() || narrow(); }
   /// Runs of kMmaTokens that one warp takes of a tile.
@@ -111,6 +114,22 @@ struct KernelConfig {
           .align_percent = 5,
           .whole_percent = 20,
           .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes)};
+}
+
+/// The same of a variant. A tile of many rows takes its products, not its read: 1.99 us on an H100. Beside tiles a segment takes 8.5
+/// (its queries, first scores with nothing under them, rows on their way out) and an output that is shared 16 more: fitted with
+/// tools/wide_model.py to experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
+/// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
+/// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
+/// their last tiles.
+[[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
+  schedule::CostModel model = cost_model(config.tile());
+  if (!config.wide()) return model;
+  model.segment_units = 4 * model.tile_units;
+  model.alike_percent = 2;
+  model.whole_percent = model.align_percent;
+  model.align_units = schedule::CostModel{}.align_units;
+  return model;
 }
 
 [[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept { return config.cta_warps() * kWarpThreads; }

@@ -147,12 +147,29 @@ inline constexpr KernelRow kSm90[] = {
 
 inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
-    {kWideTile,    2, 64,  128, 128, 8, 192,  kWarpgroups},
+    {kWideTile,    2, 64,  128, 128, 8, 112,  kWarpgroups},
     {kWideTile,    2, 128, 128, 128, 8, 192,  kWarpgroups},
 };
 // clang-format on
 
 }  // namespace rows
+
+/// Which calls of a wide row's dims it takes, of those that ask for nothing it lacks.
+struct WideRule {
+  std::int32_t fewest_rows = 0;        // packed rows of a kv head
+  std::int32_t fewest_step_tiles = 0;  // a worker's, at the call's capacity, of calls that a decode step serves too
+  Reason reason{};
+};
+
+/// A tile of 128 tokens takes a wide kernel 2.0 us, whatever its rows, and no less than its read, 3.1 us on an H100 and 1.9 on an
+/// H200. A decode step (mma.sync) takes 2.6 us for 64 rows, so there is at most a fifth to gain below them, and 5.2 for 128; calls of
+/// more rows are any call's without it, at 12 us. But a wide call pays 50 us beside its tiles (fit in kernel_config.hpp), a step 10:
+/// 12 to 19 tiles a worker make up for that. 4 x 32 of 8192, 16 tiles: 110 us wide, and by this arithmetic 93 in a step.
+inline constexpr WideRule kWideRule{
+    .fewest_rows = 65,
+    .fewest_step_tiles = 18,
+    .reason = {"many rows, or enough tiles to pay for a segment's ends",
+               "experiments/h100-wide-tile.jsonl, h200-tier-b.jsonl (n_q16), h200-prefill-mix.jsonl"}};
 
 /// The rows of one architecture.
 struct ArchitectureRows {

@@ -34,7 +34,7 @@ struct CtaShared {
   std::uint64_t stage_free[max_stages(kConfig)];
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
-  std::uint64_t queries_full[kRecords];  // with bulk_queries()
+  std::uint64_t queries_full[kRecords];  // with queries_ahead()
   std::uint64_t contributors_known[kRecords];
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
@@ -50,17 +50,17 @@ struct CtaShared {
 template <KernelConfig kConfig>
 inline constexpr std::size_t kRestAlignment = kConfig.in_columns() ? 1024 : 128;
 
-/// Products of warpgroups read the queries there, placed by their addresses' bits too.
+/// Products of warpgroups read the queries, placed by their addresses' bits too.
 template <KernelConfig kConfig>
-inline constexpr std::size_t kExchangeAlignment = kConfig.wide() ? 1024 : 16;
+inline constexpr std::size_t kQueriesAlignment = kConfig.wide() ? 1024 : 16;
 
 /// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
 template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
-  alignas(16) std::byte queries[kRecords][kConfig.bulk_queries() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
-  alignas(kExchangeAlignment<
-          kConfig>) float exchange[kConfig.exchange_floats()];  // queries are staged there, and parts of results side by side
+  alignas(kQueriesAlignment<kConfig>)
+      std::byte queries[kRecords][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
+  alignas(16) float exchange[kConfig.exchange_floats()];  // other queries are staged there, and parts of results side by side
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }

@@ -54,7 +54,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   for (std::int32_t record = 0; record < kRecords; ++record) {
     ptx::barrier_init(&shared.record_full[record], 1);
     ptx::barrier_init(&shared.contributors_known[record], 1);
-    ptx::barrier_init(&shared.queries_full[record], 1);
+    ptx::barrier_init(&shared.queries_full[record], kConfig.wide() ? kConfig.producer_threads() : 1);
     const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
     ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/wide_layout.hpp"
 
 namespace lean::cuda {
 
@@ -22,9 +23,7 @@ inline constexpr std::int32_t kQueryRowBytes = kConfig.head_dim * kQueryBytes + 
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t query_address(std::uint32_t staged, std::int32_t row, std::int32_t piece) {
   if constexpr (kConfig.wide()) {  // in columns, as a tile of K
-    constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
-    return staged + static_cast<std::uint32_t>((piece / kPieces * kConfig.q_rows + row) * kConfig.column_bytes() +
-                                               (piece % kPieces ^ row % 8) * kPieceBytes);
+    return staged + wide::piece_place(kConfig.q_rows, row, piece);
   }
   const std::int32_t place = kConfig.bulk_queries() ? piece : piece ^ (row % 8);
   return staged + static_cast<std::uint32_t>(row * kQueryRowBytes<kConfig> + place * kPieceBytes);

@@ -27,10 +27,6 @@ inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 /// of one end. Five tiles made up to 5 % more of long calls, and less of short ones (experiments/h100-wide-tile.jsonl).
 inline constexpr std::int32_t kWideRingBytes = 128 * 1024;
 
-/// Packed rows of a kv head. Calls with more are served by wide kernels, where there are any: at most half of a row block of 128
-/// is empty then.
-inline constexpr std::int32_t kFewestWideRows = 64;
-
 /// Stages that a ring has at most.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (!config.copies_runs()) return 16;

@@ -7,7 +7,6 @@
 
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/wide_segment_end.cuh"
-#include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -22,9 +21,10 @@ namespace lean::cuda {
 /// Of which warpgroup it is the turn to ask for products: a named barrier each.
 inline constexpr std::uint32_t kTurnBarrier = 3;
 
-/// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have.
-inline constexpr int kWideConsumerRegisters = 200;
-inline constexpr int kWideProducerRegisters = 104;
+/// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
+/// spilled 176 bytes, with 192 and 120 it is 120, with 184 and 136 124: what is left is spilled before they are dealt out anew.
+inline constexpr int kWideConsumerRegisters = 192;
+inline constexpr int kWideProducerRegisters = 120;
 static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
 
 template <KernelConfig kConfig>
@@ -47,10 +47,12 @@ class WideConsumer {
       ptx::barrier_wait(&shared.record_full[records.index], records.phase);
       const SegmentRecord& record = shared.records[records.index];
       if (record.last) return;
-      stage_all_queries<kConfig>(call_, record);
-      publish_to_products();
       WideTile<kConfig> tile(call_);
-      tile.begin(record, ptx::shared_address(memory_.exchange));
+      tile.begin(record, ptx::shared_address(memory_.queries[records.index]));
+      ptx::barrier_wait(&shared.queries_full[records.index], records.phase);
+      // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
+      // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
+      ptx::fence_before_copies();
       if (record.token_begin < record.token_end) take_tiles(record, tile);
       tile.finish();
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
+#include "backends/cuda/wide_layout.hpp"
 #include "lean/problem.hpp"
 
 namespace lean::cuda::ptx {
@@ -18,9 +19,7 @@ inline constexpr std::int32_t kWarpgroupThreads = 128;
 /// `column_bytes` lie between columns of 128 bytes, which only a factor whose rows run along the sum (V) crosses within one
 /// product.
 [[nodiscard]] __device__ __forceinline__ std::uint64_t factor_at(std::uint32_t shared_address, std::uint32_t column_bytes) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-  constexpr std::uint64_t kEightRows = std::uint64_t{1024 / 16} << 32;
-  return kSwizzle128 | kEightRows | std::uint64_t{column_bytes / 16} << 16 | (shared_address & 0x3FFFFU) / 16;
+  return wide::descriptor(shared_address, column_bytes);
 }
 
 /// Before the first product after registers that it takes or gives were written by anything else.

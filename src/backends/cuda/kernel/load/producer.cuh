@@ -162,6 +162,10 @@ class Producer {
         await_append();
         copy_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index);
       }
+      if constexpr (kConfig.wide()) {  // of the first segment too: consumers have nothing to do but wait
+        await_append();
+        copy_all_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index, thread_);
+      }
       v = rows_of(call_for_later<kConfig>(call_), false, record);
     };
     std::int32_t token = record.token_begin;

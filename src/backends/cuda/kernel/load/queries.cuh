@@ -87,28 +87,29 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
   }
 }
 
-/// stage_queries() of many rows: each thread asks for all of its pieces before it stores one.
+/// Has a record's queries copied to its place, of many rows: by all producer threads, pieces of 16 bytes one after the other; rows that
+/// do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place. A row's place among tokens and
+/// heads follows from that of the row before it, without a division.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void stage_all_queries(const DeviceCall& call, const SegmentRecord& record) {
+__device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index,
+                                                 std::int32_t thread) {
   constexpr std::int32_t kPieces = kQueryPieces<kConfig>;
-  constexpr std::int32_t kAtOnce = kConfig.consumer_threads() / kPieces;  // rows
-  constexpr int kOwn = kConfig.q_rows / kAtOnce;
-  static_assert(kOwn * kAtOnce == kConfig.q_rows && kAtOnce * kPieces == kConfig.consumer_threads());
-  const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+  constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kPieces;  // rows
+  static_assert(kAtOnce * kPieces == kConfig.producer_threads() && kConfig.q_rows % kAtOnce == 0);
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const std::uint32_t staged = ptx::shared_address(memory.queries[record_index]);
   const std::int32_t piece = thread % kPieces;
-  const std::uint32_t staged = ptx::shared_address(cta_memory<kConfig>().exchange);
-  uint4 eight[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const std::int32_t row = thread / kPieces + i * kAtOnce;
-    eight[i] = {0, 0, 0, 0};
-    if (row >= record.rows) continue;
-    const PackedRow at = row_in_block<kConfig>(call, record, row);
-    eight[i] = *reinterpret_cast<const uint4*>(query_row(call, record, at) + piece * kQueryPieceDims);
+  const std::int32_t group = call.shape.group;
+  const PackedRow step{kAtOnce / group, kAtOnce % group};
+  PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + thread / kPieces, group);
+#pragma unroll 1
+  for (std::int32_t row = thread / kPieces; row < kConfig.q_rows; row += kAtOnce) {
+    const bool exists = row < record.rows;  // else nothing is read, wherever the address lies
+    ptx::async_copy_16(query_address<kConfig>(staged, row, piece), query_row(call, record, at) + piece * kQueryPieceDims, exists);
+    at = {at.token + step.token, at.head_in_group + step.head_in_group};
+    if (at.head_in_group >= group) at = {at.token + 1, at.head_in_group - group};
   }
-  consumer_sync<kConfig>();  // what the segment before had there is read
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) ptx::store_shared(query_address<kConfig>(staged, thread / kPieces + i * kAtOnce, piece), eight[i]);
+  ptx::barrier_arrive_after_copies(&memory.shared.queries_full[record_index]);
 }
 
 /// stage_queries() as a function that is called: with the widest row blocks of any call fewer registers are spilled so, with others

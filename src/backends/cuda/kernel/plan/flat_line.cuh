@@ -15,7 +15,7 @@ namespace lean::cuda {
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
   return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()),
-          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig.tile()), schedule::Measure::kCost};
+          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
@@ -25,7 +25,7 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
   const bool chunks = kConfig.chunks_only();
   const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
-  return schedule::make_plan(sums, policy, cost_model(kConfig.tile()), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+  return schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
 }
 
 /// This worker, or the first that has no share.

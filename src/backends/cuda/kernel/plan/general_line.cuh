@@ -19,7 +19,7 @@ __device__ LEAN_CUDA_CALLED void build_general_line() {
   CtaLine& built = memory.line();
   const schedule::Measure measure = schedule::measure_of(call.plan.policy.kind);
   const DeviceLine::Rules rules(DeviceLengths(call.problem, call.plan.queries, call.fixup.slots.header()), call.shape,
-                                cost_model(kConfig.tile()), measure);
+                                cost_model(kConfig), measure);
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
   const auto warps = static_cast<std::int32_t>(blockDim.x) / kWarpThreads;
   const std::int64_t strip_sequences = ceil_div(call.shape.batch, DeviceLine::kStrips);
@@ -45,7 +45,7 @@ __device__ LEAN_CUDA_CALLED void build_general_line() {
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig.tile()), call.shape.tile_tokens,
+    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens,
                                      static_cast<std::int32_t>(gridDim.x));
   }
   __syncthreads();

@@ -18,6 +18,7 @@
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/ptx/warpgroup.cuh"
+#include "backends/cuda/wide_layout.hpp"
 #include "problem/pages.hpp"
 #include "softmax/state.hpp"
 #include "tile/score_rules.hpp"
@@ -39,7 +40,7 @@ class WideTile {
   static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
   static constexpr int kColumns = kDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
-  static constexpr std::int32_t kStepBytes = kMmaDims * kQueryBytes;
+  static_assert(kConfig.column_bytes() == wide::kColumnBytes && kMmaDims * kQueryBytes == wide::kStepBytes);
 
   __device__ __forceinline__ explicit WideTile(const DeviceCall& call) : call_(call) {}
 
@@ -63,14 +64,12 @@ class WideTile {
 
   /// Asks for S = Q K^T of a stage that holds K.
   __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
-    constexpr std::int32_t kSteps = kConfig.column_bytes() / kStepBytes;  // in a column
     ptx::pin_registers(s_);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const auto in_column = static_cast<std::uint32_t>(step % kSteps * kStepBytes);
-      const std::uint32_t q = queries_ + step / kSteps * kConfig.q_rows * kConfig.column_bytes() + in_column;
-      const std::uint32_t k = stage + step / kSteps * column_stage_bytes<kConfig> + in_column;
+      const std::uint32_t q = queries_ + wide::step_place(kConfig.q_rows, step);
+      const std::uint32_t k = stage + wide::step_place(kConfig.tile_tokens, step);
       ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
     }
     ptx::end_products();
@@ -82,7 +81,7 @@ class WideTile {
     ptx::begin_products();
 #pragma unroll
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
-      const std::uint32_t v = stage + static_cast<std::uint32_t>(run * kMmaTokens * kConfig.column_bytes());
+      const std::uint32_t v = stage + wide::run_place(run);
       ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], ptx::factor_at(v, column_stage_bytes<kConfig>), true);
     }
     ptx::end_products();
@@ -142,7 +141,8 @@ class WideTile {
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* const pair = &s_[2 * run + i / 2][i % 2 * 2];
+        constexpr auto kPair = wide::operand_pair;
+        const float* const pair = &s_[kPair(run, i) / 4][kPair(run, i) % 4];
         p_[run][i] = ptx::pack<kConfig.dtype>(pair[0], pair[1]);
       }
     }
@@ -164,14 +164,16 @@ class WideTile {
   }
 
   /// Rows of the block that this lane holds: half 0 and 1.
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) { return warp() * kMmaRows + quad() + 8 * half; }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) {
+    return wide::accumulator_place(static_cast<std::int32_t>(ptx::thread_index()), 2 * half).row;
+  }
   /// What became of such a row: its state, and what this lane has of every 8 dims of O, two from dim_of(column) on.
   [[nodiscard]] __device__ __forceinline__ softmax::State state(int half) const { return {lane_rows_.max[half], sum_[half]}; }
   [[nodiscard]] __device__ __forceinline__ float2 pair(int column, int half) const {
     return {o_[column][2 * half], o_[column][2 * half + 1]};
   }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t dim_of(int column) {
-    return column * kAccumulatorDims + 2 * in_quad();
+    return wide::accumulator_place(lane(), 4 * column).column;
   }
   /// Of the lanes of a row one leads.
   [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0; }

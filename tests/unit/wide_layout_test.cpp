@@ -1,0 +1,145 @@
+// Where things lie for products of warpgroups, against a model of what the hardware reads: descriptors decoded as the PTX ISA says,
+// bytes swizzled as it says, for whole products Q K^T and P V of a wide tile.
+#include "backends/cuda/wide_layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/kernel_rows.hpp"
+
+namespace lean::cuda::wide {
+namespace {
+
+/// A descriptor's fields, in bytes (PTX ISA, "Matrix Descriptor Format").
+struct Descriptor {
+  explicit Descriptor(std::uint64_t bits)
+      : start(static_cast<std::uint32_t>(bits & 0x3FFF) * 16),
+        leading(static_cast<std::uint32_t>(bits >> 16 & 0x3FFF) * 16),
+        stride(static_cast<std::uint32_t>(bits >> 32 & 0x3FFF) * 16),
+        base_offset(static_cast<std::uint32_t>(bits >> 49 & 7)),
+        swizzle(static_cast<std::uint32_t>(bits >> 62)) {}
+
+  std::uint32_t start, leading, stride, base_offset, swizzle;
+};
+
+/// The swizzle of 128 bytes: bits 4 to 6 of an address change with bits 7 to 9.
+std::uint32_t swizzled(std::uint32_t address) { return address ^ (address >> 7 & 7U) << 4; }
+
+/// Where the hardware reads element (row, k) of a factor whose rows run along the sum.
+std::uint32_t along_sum(const Descriptor& d, std::int32_t row, std::int32_t k) {
+  return swizzled(d.start + static_cast<std::uint32_t>(row / 8) * d.stride + static_cast<std::uint32_t>(row % 8 * 128 + 2 * k));
+}
+
+/// Where it reads element (k, column) of a factor whose rows are the sum's terms: 64 columns of 8 rows lie together.
+std::uint32_t as_terms(const Descriptor& d, std::int32_t k, std::int32_t column) {
+  return swizzled(d.start + static_cast<std::uint32_t>(column / 64) * d.leading + static_cast<std::uint32_t>(k / 8) * d.stride +
+                  static_cast<std::uint32_t>(k % 8 * 128 + column % 64 * 2));
+}
+
+/// Where element `dim` of a row was stored, by a tensor copy or a thread.
+std::uint32_t stored(std::uint32_t begin, std::int32_t rows, std::int32_t row, std::int32_t dim) {
+  return begin + piece_place(rows, row, dim / 8) + static_cast<std::uint32_t>(dim % 8 * 2);
+}
+
+constexpr std::uint32_t kBegin = 5 * 1024;  // columns begin at any multiple of 1024 bytes
+
+TEST(WideLayout, PiecesOfARowLieApartAndFillTheColumns) {
+  for (const KernelRow& config : kWideRows) {
+    std::set<std::uint32_t> places;
+    for (std::int32_t row = 0; row < config.tile_tokens; ++row) {
+      for (std::int32_t piece = 0; piece < config.head_dim / 8; ++piece) places.insert(piece_place(config.tile_tokens, row, piece));
+    }
+    EXPECT_EQ(places.size(), static_cast<std::size_t>(config.tile_tokens * config.head_dim / 8));
+    EXPECT_EQ(*places.rbegin(), static_cast<std::uint32_t>(config.tile_tokens * config.head_dim * 2 - 16));
+  }
+}
+
+/// A quarter warp that loads the same piece of 8 rows meets no bank twice.
+TEST(WideLayout, EqualPiecesOfEightRowsLieInAllBanks) {
+  for (std::int32_t piece = 0; piece < 16; ++piece) {
+    std::set<std::uint32_t> banks;
+    for (std::int32_t row = 8; row < 16; ++row) banks.insert(piece_place(128, row, piece) % 128 / 16);
+    EXPECT_EQ(banks.size(), 8U) << piece;
+  }
+}
+
+TEST(WideLayout, DescriptorsSayWhatThePtxIsaAsksFor) {
+  const Descriptor d(descriptor(0x2F400, 16'384));
+  EXPECT_EQ(d.start, 0x2F400U);
+  EXPECT_EQ(d.leading, 16'384U);
+  EXPECT_EQ(d.stride, 1024U);
+  EXPECT_EQ(d.base_offset, 0U);
+  EXPECT_EQ(d.swizzle, 1U);
+  EXPECT_EQ(Descriptor(descriptor(0x7FFF0, 16)).start, 0x3FFF0U) << "18 bits of a shared address";
+}
+
+/// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens, from where they were stored.
+TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
+  for (const KernelRow& config : kWideRows) {
+    for (const std::int32_t rows : {config.q_rows, config.tile_tokens}) {
+      for (std::int32_t first = 0; first < rows; first += 64) {  // a warpgroup's rows, or some tokens
+        for (std::int32_t step = 0; step < config.head_dim / 16; ++step) {
+          const auto begin = kBegin + static_cast<std::uint32_t>(first * kColumnBytes);
+          const Descriptor d(descriptor(begin + step_place(rows, step), 16));
+          for (std::int32_t row = 0; row < 64; ++row) {
+            for (std::int32_t k = 0; k < 16; ++k)
+              ASSERT_EQ(along_sum(d, row, k), stored(kBegin, rows, first + row, 16 * step + k)) << row << ' ' << step;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Every run of P V reads all dims of 16 tokens.
+TEST(WideLayout, ProductsOfWeightsAndValuesReadWhatWasStored) {
+  for (const KernelRow& config : kWideRows) {
+    const auto column_bytes = static_cast<std::uint32_t>(config.tile_tokens * kColumnBytes);
+    for (std::int32_t run = 0; run < config.tile_tokens / 16; ++run) {
+      const Descriptor d(descriptor(kBegin + run_place(run), column_bytes));
+      for (std::int32_t k = 0; k < 16; ++k) {
+        for (std::int32_t dim = 0; dim < config.head_dim; ++dim)
+          ASSERT_EQ(as_terms(d, k, dim), stored(kBegin, config.tile_tokens, 16 * run + k, dim)) << run << ' ' << k << ' ' << dim;
+      }
+    }
+  }
+}
+
+TEST(WideLayout, AWarpgroupHoldsEveryElementOfAnAccumulatorOnce) {
+  constexpr std::int32_t kColumns = 128;
+  std::set<std::pair<std::int32_t, std::int32_t>> elements;
+  for (std::int32_t thread = 0; thread < 128; ++thread) {
+    for (std::int32_t i = 0; i < kColumns / 2; ++i) {
+      const Place place = accumulator_place(thread, i);
+      EXPECT_EQ(place.row / 16, thread / 32) << "a warp's rows are its own";
+      EXPECT_LT(place.column, kColumns);
+      elements.emplace(place.row, place.column);
+    }
+  }
+  EXPECT_EQ(elements.size(), 64U * kColumns);
+  // The first figures of the PTX ISA's table: thread 0 has (0, 0), (0, 1), (8, 0), (8, 1), (0, 8); thread 5 begins with (1, 2).
+  EXPECT_EQ(accumulator_place(0, 3), (Place{8, 1}));
+  EXPECT_EQ(accumulator_place(0, 4), (Place{0, 8}));
+  EXPECT_EQ(accumulator_place(5, 0), (Place{1, 2}));
+}
+
+/// Operand A in registers (PTX ISA, "Register Fragments for A", 16 bits): register i of a lane holds two neighbours of row quad, 8
+/// below it for odd i, 8 columns on from i = 2.
+TEST(WideLayout, WeightsLieWhereTheNextProductWantsThem) {
+  for (std::int32_t thread = 0; thread < 128; ++thread) {
+    for (std::int32_t run = 0; run < 8; ++run) {
+      for (std::int32_t i = 0; i < 4; ++i) {
+        const Place wanted{.row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8, .column = 16 * run + i / 2 * 8 + thread % 4 * 2};
+        EXPECT_EQ(accumulator_place(thread, operand_pair(run, i)), wanted);
+        EXPECT_EQ(accumulator_place(thread, operand_pair(run, i) + 1), (Place{wanted.row, wanted.column + 1}));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::cuda::wide
