@@ -148,7 +148,7 @@ inline constexpr KernelRow kSm90[] = {
 inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
     {kWideTile,    2, 64,  128, 128, 8, 112,  kWarpgroups},
-    {kWideTile,    2, 128, 128, 128, 8, 192,  kWarpgroups},
+    {kWideTile,    2, 128, 128, 128, 8, 176,  kWarpgroups},
 };
 // clang-format on
 
