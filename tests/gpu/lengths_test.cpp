@@ -113,7 +113,7 @@ TEST(Lengths, R25_TheStickyCodeStaysUntilReset) {
 TEST(Lengths, R25_AnEntryIsNamedWhereNoSequenceHasKeys) {
   const Stream stream;
   for (int round = 0; round < 200; ++round) {
-    DeviceRun call({.lens = {0, 0}, .n_q = {1 + round % 3}});
+    DeviceRun call({.lens = {0, 0}, .n_q = {1 + round % 3}, .capacity = 16});
     Options options = call.options();
     options.stream = stream.get();
     put(call, Array::kLengths, round % 2, -1 - round);
