@@ -22,7 +22,7 @@ def accepts(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **argum
     how sizes agree; not for each batch and length.
     """
     tensors = (query, key, value)
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if _need_gradient(*tensors, *arguments.values()):
         return False
     rules = tuple((name, _kind_of(argument)) for name, argument in arguments.items())
     if torch.compiler.is_compiling():
@@ -52,7 +52,7 @@ def decode_if_accepted(
     """
     if torch.compiler.is_compiling():
         return decode(query, key, value, **arguments) if accepts(query, key, value, **arguments) else None
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+    if _need_gradient(query, key, value, *arguments.values()):
         return None
     try:  # asking first would cost half as much again
         return decode(query, key, value, **arguments)
@@ -62,6 +62,11 @@ def decode_if_accepted(
         if _supported(query, key, value, arguments):
             raise
         return None
+
+
+def _need_gradient(*arguments: Any) -> bool:
+    """A mask or a sink alone may be what is learned."""
+    return torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in arguments)
 
 
 def _supported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]) -> bool:

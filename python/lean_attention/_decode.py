@@ -86,8 +86,8 @@ def sticky_status(q: Array, *, stream: Optional[int] = None, reset: bool = True)
     """What calls on q's device and this stream had to clamp or skip in device memory, since it was last asked with `reset`.
 
     ``code`` is "bad_lengths" or "bad_page_index" (with ``Options(check_workspace=True)`` also "workspace_dirty" and
-    "workspace_in_use"). ``message`` names the first such entry where a kernel says which it was, as CUDA's plain kernel
-    does: "seqlens[1] = 500: allowed 0 to 128 (the tokens there is room for); it was clamped". Else check_lengths() does.
+    "workspace_in_use"). ``message`` names the first such entry: "seqlens[1] = 500: allowed 0 to 128 (the tokens there is
+    room for); it was clamped".
     Waits for the device. On the CPU decode() itself raises.
 
     Args:

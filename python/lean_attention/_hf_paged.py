@@ -96,7 +96,7 @@ def packed_attention(
         max_seqlen_q=int(keywords["max_length_q"]), max_seqlen_k=int(keywords["max_length_k"]),
         scale=getattr(module, "scaling", None) if scaling is None else scaling, causal=bool(causal),
         window=(window - 1, -1) if window else (-1, -1), softcap=softcap or 0.0,
-        sinks=None if s_aux is None else s_aux.detach().float(),
+        sinks=None if s_aux is None else s_aux.float(),
     )  # fmt: skip
     out = torch.nn.functional.pad(out, (0, 0, 0, tokens - out.shape[1])) if tokens > out.shape[1] else out
     return out.transpose(0, 1)[None], None

@@ -26,6 +26,7 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
     Raises:
         ValueError: shapes do not fit, or arrays lie on different devices.
+        TypeError: integers or complex numbers, which would be cut.
         RuntimeError: a torch tensor requires a gradient: there is no backward pass.
         NotImplementedError: tensors on a GPU, and this build has no CUDA.
     """
@@ -33,6 +34,9 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
         if tuple(o.shape[:-1]) != tuple(lse.shape) or tuple(o.shape) != tuple(o_a.shape):
             expected = f"{tuple(o_a.shape)}, {tuple(o_a.shape[:-1])}"
             raise ValueError(f"o_{name}, lse_{name}: shapes {tuple(o.shape)}, {tuple(lse.shape)}: expected {expected}")
+        for array_name, array in ((f"o_{name}", o), (f"lse_{name}", lse)):
+            if not _is_floating(array.dtype):
+                raise TypeError(f"{array_name}: {array.dtype}: real floating-point numbers are needed")
     framework = framework_of(o_a)
     if framework.ops is not None:
         return framework.ops.merge_states(framework, o_a, lse_a, o_b, lse_b)
@@ -44,3 +48,9 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
     _core.merge_states(framework, o.reshape(-1, value_dim), lse.reshape(-1), other.reshape(-1, value_dim), other_lse.reshape(-1))
     o = o.astype(o_a.dtype, copy=False)
     return (o, lse) if framework.finish is None else (framework.finish(o), framework.finish(lse))
+
+
+def _is_floating(dtype: Any) -> bool:
+    """Whether numbers of a torch or NumPy type are; types that NumPy is told of by others, bfloat16 for one, have no kind there."""
+    floating = getattr(dtype, "is_floating_point", None)
+    return floating if floating is not None else np.dtype(dtype).kind not in "biuc"

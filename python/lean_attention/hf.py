@@ -92,7 +92,7 @@ def attention_forward(
             return packed_attention(module, query, key, value, keywords, scaling, sliding_window, softcap, s_aux)
     rules: dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0)
     if s_aux is not None:
-        rules["sinks"] = s_aux.detach().float()
+        rules["sinks"] = s_aux.float()
     ours = dropout == 0.0 and keywords.get("position_bias") is None and not torch_ops.is_transformed(query, key, value)
     out = _decoded(query, key, value, attention_mask, rules) if ours else None
     if out is not None:

@@ -86,7 +86,9 @@ def _is_decode(
     is_causal: bool,
 ) -> bool:
     """One query of each sequence, nothing this library lacks. is_causal is top-left there: one query would see one key."""
-    if query.dim() != 4 or query.shape[2] != 1 or is_causal or dropout_p != 0.0:
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or query.shape[2] != 1 or is_causal or dropout_p != 0.0:
+        return False
+    if mask is not None and (mask.dim() > 4 or torch_ops.is_transformed(mask)):
         return False
     if query.device.type not in ("cpu", "cuda") or key.shape[0] != query.shape[0] or torch_ops.is_transformed(query, key, value):
         return False

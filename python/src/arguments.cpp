@@ -122,6 +122,7 @@ Array Call::array(Argument which, PyObject* object) {
     }
     if (read.of_torch && !q_.of_torch) refuse_gradient(object, which.name());  // else the door has looked
   }
+  spans_[which.index()] = span_of(read);
   if (read.owner != nullptr) owners_.push_back(std::move(read.owner));
   return read;
 }

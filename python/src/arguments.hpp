@@ -11,6 +11,7 @@
 
 #include "array.hpp"
 #include "lean/lean.hpp"
+#include "overlap.hpp"
 
 namespace lean::python {
 
@@ -88,6 +89,10 @@ class Call {
   /// are copied to the host first. Reads what decode() reads: never for supports(), nor where arrays are stand-ins.
   void check_lengths(bool device);
 
+  /// Throws when what the call writes overlaps what it reads: out, lse, and with append_k the cache. Where arrays are stand-ins it
+  /// means nothing.
+  void check_outputs_apart() const;
+
   /// A refusal of this call by the library in the words of decode()'s arguments.
   [[nodiscard]] std::string text_of(const Status& status) const;
   /// Throws it unless ok.
@@ -134,6 +139,7 @@ class Call {
 
   PyObject* framework_;
   std::array<PyObject*, kArgumentNames.size()> arguments_{};  // null: not given, or None; the caller's dict holds them
+  std::array<Span, kArgumentNames.size()> spans_{};           // of those that are arrays
   Array q_;
   Array k_;
   Array v_;

@@ -71,6 +71,7 @@ PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     options.executor = &executor;
     if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
       call.check_lengths(call.wants_checked_lengths());
+    call.check_outputs_apart();
     call.check(decode_unlocked(call, options));
     return none();
   });

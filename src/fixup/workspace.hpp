@@ -22,7 +22,8 @@ inline constexpr std::int64_t kAlignmentBytes = 256;
 struct StateHeader {
   Counter owner = 0;        // not 0 while a call holds the workspace
   Counter sticky_code = 0;  // StatusCode of the first fault seen in device-resident data
-  LengthFault fault;        // of a length or page id: which entry it was, by whoever set the code, after that; not found: unknown
+  LengthFault fault{};      // of a length or page id: which entry it was (fixup/sticky.hpp); not found: unknown
+  Counter named = 0;        // not 0 once somebody looks that up
 };
 static_assert(sizeof(StateHeader) <= kStateHeaderBytes);
 

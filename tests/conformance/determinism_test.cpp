@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <thread>
 #include <tuple>
 
+#include "fixup/workspace.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/tables.hpp"
@@ -326,7 +328,7 @@ TEST(ConformanceDeathTest, R37_FirstCallsMayRace) {
   EXPECT_EXIT(std::_Exit(concurrent_calls_match(4, 3, ExecutorKind::kDefault) ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 
-TEST(Conformance, AWorkspaceInUseIsRefused) {
+TEST(Conformance, R36_AWorkspaceInUseIsRefused) {
   if (on_cuda()) GTEST_SKIP() << "a call from inside an executor";
   const Case c{.lens = {37}};
   struct Nested {
@@ -353,6 +355,34 @@ TEST(Conformance, AWorkspaceInUseIsRefused) {
   EXPECT_TRUE(decode(built.problem(), options, workspace.get()).ok());
   EXPECT_EQ(nested.inner, StatusCode::kWorkspaceInUse);
   EXPECT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+}
+
+/// What an aborted call may leave: counters that are not 0. Whichever it is, on the CPU the call is refused and writes nothing.
+TEST(Conformance, R15_ADirtyStateIsRefusedAndAResetMendsIt) {
+  if (on_cuda()) GTEST_SKIP() << "gpu_tests have it: a device notices behind the call";
+  for (const Policy& policy : {Policy::lean(), Policy::fixed_split(3), Policy::fixed_chunk(64)}) {
+    const Case c{.lens = {1511, 0, 97}, .policy = policy, .workers = 7};
+    const TestExecutor executor(c.executor);
+    const Options options = options_of(c, executor);
+    TestProblem built(c);
+    const TestWorkspace workspace(built.problem(), options);
+    ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+    const auto bits = built.output_bits();
+    auto* const counters = static_cast<std::byte*>(workspace.get().state) + fixup::kStateHeaderBytes;
+    for (const std::size_t slot : {0U, 1U}) {
+      for (const fixup::Counter dirt : {1U, 0xFFFFFFFFU}) {
+        std::memcpy(counters + slot * sizeof(dirt), &dirt, sizeof(dirt));
+        built.poison_outputs();
+        const auto poison = built.output_bits();
+        const Status status = decode(built.problem(), options, workspace.get());
+        EXPECT_EQ(status.code, StatusCode::kWorkspaceDirty) << status.message;
+        EXPECT_EQ(built.output_bits(), poison);
+        ASSERT_TRUE(reset_workspace(workspace.get(), options).ok());
+        EXPECT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+        EXPECT_EQ(built.output_bits(), bits);
+      }
+    }
+  }
 }
 
 // ---- endurance --------------------------------------------------------------------------------------------------------

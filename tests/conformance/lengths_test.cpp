@@ -269,8 +269,7 @@ TEST(Conformance, R25_LeftPaddingOutsideTheLengthIsClampedAndReported) {
   }
 }
 
-TEST(Conformance, R25_TheStickyCodeStaysUntilReset) {
-  const Case c{.head_dim = 59, .lens = {37, 53}};  // on a GPU the plain kernel says which entry it was
+void expect_the_first_fault_to_stay(const Case& c) {
   const TestExecutor executor(c.executor);
   const Options options = options_of(c, executor);
   TestProblem built(c);
@@ -288,6 +287,14 @@ TEST(Conformance, R25_TheStickyCodeStaysUntilReset) {
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
   ASSERT_TRUE(decode_and_wait(built.problem(), options, workspace.get()).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
+}
+
+/// On a GPU by both kernels: any call's and a decode step's of 64 dims, the plain one of 59.
+TEST(Conformance, R25_TheStickyCodeStaysUntilReset) {
+  for (const std::int32_t dim : {59, 64}) {
+    expect_the_first_fault_to_stay({.head_dim = dim, .lens = {37, 53}});
+    expect_the_first_fault_to_stay({.head_dim = dim, .lens = {37, 53}, .n_q = {3}});
+  }
 }
 
 }  // namespace

@@ -124,8 +124,7 @@ TEST(Conformance, R26_ASequenceWithoutAPageInThePoolIsEmpty) {
   EXPECT_EQ(built.lse({0, 1, 0}), built.problem().scores.sinks[1]);
 }
 
-TEST(Conformance, R26_TheStickyCodeNamesThePagesUntilReset) {
-  const Case c{.head_dim = 59, .lens = {37, 53}, .page_tokens = 16};  // on a GPU the plain kernel says which entry it was
+void expect_the_page_to_be_named(const Case& c) {
   const TestExecutor executor(c.executor);
   const Options options = options_of(c, executor);
   TestProblem built(c);
@@ -142,6 +141,16 @@ TEST(Conformance, R26_TheStickyCodeNamesThePagesUntilReset) {
   EXPECT_NE(std::string(sticky.message).find("; its tokens were skipped"), std::string::npos) << sticky.message;
   EXPECT_TRUE(reset_workspace(workspace.get(), options).ok());
   EXPECT_TRUE(sticky_status(workspace.get(), options).ok());
+}
+
+/// On a GPU by both kernels, whose pages come as runs, in boxes or by threads.
+TEST(Conformance, R26_TheStickyCodeNamesThePagesUntilReset) {
+  for (const std::int32_t dim : {59, 64}) {
+    for (const std::int32_t page_tokens : {8, 16}) {
+      expect_the_page_to_be_named({.head_dim = dim, .lens = {37, 41}, .page_tokens = page_tokens});
+      expect_the_page_to_be_named({.head_dim = dim, .lens = {37, 41}, .n_q = {3}, .page_tokens = page_tokens});
+    }
+  }
 }
 
 /// A window that begins behind a bad page never looks it up.

@@ -81,8 +81,8 @@ def test_other_schedules(policy):
     attention(q, k, v, dtype="bfloat16").check(decode(q, k, v, options=Options(policy=policy)))
 
 
-def test_sticky_status_names_the_first_entry():
-    dim = 59  # the plain kernel's; the others say that there was one
+@pytest.mark.parametrize("dim", [59, 64, 128])  # the plain kernel's, and others'
+def test_sticky_status_names_the_first_entry(dim):
     q, k, v = tensors(dim=dim, kv_tokens=128)
     lean_attention.sticky_status(q)  # forgets what others left
     decode(q, k, v, seqlens=lengths(128, 500))

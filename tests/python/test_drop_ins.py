@@ -93,6 +93,22 @@ def test_sdpa_gradients_are_pytorchs(enabled, counted):
     assert not counted and v.grad is not None
 
 
+@pytest.mark.parametrize("door", ["function", pytest.param("hook", marks=needs_hook)])
+def test_sdpa_a_mask_that_is_learned_is_pytorchs(request, counted, door):
+    """A bias of positions, over keys that are not learned."""
+    q, k, v = tensors()
+    call = sdpa.scaled_dot_product_attention if door == "function" else request.getfixturevalue("enabled")
+    bias = torch.randn(1, q.shape[1], 1, 37, requires_grad=True)
+    call(q, k, v, attn_mask=bias, enable_gqa=True).sum().backward()
+    assert not counted and bias.grad is not None and bias.grad.abs().sum() > 0
+
+
+def test_sdpa_function_leaves_axes_that_pytorch_broadcasts_to_it(counted):
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(4, 9, 16), torch.randn(4, 9, 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(sdpa.scaled_dot_product_attention(q, k, v), expected) and not counted
+
+
 @needs_hook
 def test_sdpa_is_given_back(counted):
     q, k, v = tensors()

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import arrays, needs
+from oracle import attention
 
 import lean_attention
 from lean_attention import Options, decode, supports
@@ -384,3 +385,41 @@ def test_supports_agrees_with_decode():
 def test_unknown_attributes_of_the_package():
     with pytest.raises(AttributeError, match="no attribute 'decoed'"):
         lean_attention.decoed
+
+
+def test_outputs_lie_apart_from_what_is_read():
+    """One buffer for two things: what is computed last would read what was written first."""
+    q, k, v = arrays()  # [2, 6, 1, 40]
+    floats = np.zeros(4 * q.size, np.float32)
+    out = floats[: q.size].reshape(q.shape)
+    lse = np.zeros((2, 6, 1), np.float32)
+    for name, arguments in (
+        ("lse: must not overlap out", dict(out=out, lse=floats[q.size - 5 :][:12].reshape(2, 6, 1))),
+        ("out: must not overlap mask", dict(out=out, mask=floats[40:77].reshape(1, 1, 1, 37))),
+        ("out: must not overlap sinks", dict(out=out, sinks=floats[q.size - 6 : q.size])),
+        ("out: must not overlap seqlens", dict(out=out, seqlens=floats.view(np.int32)[5:7])),
+        ("lse: must not overlap seqlens", dict(lse=lse, seqlens=lse.reshape(-1)[2:4].view(np.int32))),
+        ("lse: must not overlap mask", dict(lse=lse, mask=np.broadcast_to(lse.reshape(-1)[:1], (1, 1, 1, 37)))),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            decode(q, k, v, **arguments)
+    shared = np.zeros(k.size + 40, np.float32)
+    with pytest.raises(ValueError, match="^out: must not overlap v: "):
+        decode(q, k, shared[40:].reshape(v.shape), out=shared[: q.size].reshape(q.shape))
+    with pytest.raises(ValueError, match="^v: must not overlap k: "):
+        both = np.zeros(k.size + 40, np.float32)
+        new = np.zeros((2, 2, 1, 40), np.float32)
+        decode(q, both[40:].reshape(k.shape), both[:-40].reshape(v.shape), seqlens=[5, 6], append_k=new, append_v=new.copy())
+
+
+def test_outputs_may_lie_between_what_is_read():
+    """Rows of one buffer, queries beside results; K and V of one tensor; a cache whose new tokens stand there already."""
+    q, k, v = arrays()
+    rows = np.zeros((2, *q.shape), np.float32)
+    both = np.zeros((q.shape[0], q.shape[1], 2, q.shape[3]), np.float32)
+    both[:, :, :1] = q
+    decode(both[:, :, :1], k, v, out=both[:, :, 1:], lse=rows[0, :, :, :, 0])
+    attention(q, k, v).check(both[:, :, 1:], rows[0, :, :, :, 0])
+    pools = np.stack((k, v), 1)
+    attention(q, k, v).check(decode(q, pools[:, 0], pools[:, 1], seqlens=[37, 37], append_k=k[:, :, -1:], append_v=v[:, :, -1:]))
+    decode(q, k, v, seqlens=[37, 37], append_k=k[:, :, -1:], append_v=v[:, :, -1:])

@@ -288,11 +288,27 @@ NEW = torch.ones(2, 1, 2, 40)
         ("cache_seqlens", ValueError, dict(k=NEW, v=NEW)),
         ("v", ValueError, dict(k=NEW, cache_seqlens=3)),
         ("rotary_sin", ValueError, dict(k=NEW, v=NEW, cache_seqlens=3, rotary_cos=torch.ones(9, 8))),
+        ("rotary_cos", ValueError, dict(rotary_cos=torch.ones(9, 8), rotary_sin=torch.ones(9, 8))),  # q would not be turned
+        ("v", ValueError, dict(v=NEW, cache_seqlens=3)),
     ],
 )  # fmt: skip
 def test_flash_attn_refuses_by_name(name, error, arguments):
     with pytest.raises(error, match=f"^{name}(:| =)"):
         flash_attn_with_kvcache(*to_bshd(*tensors()), **arguments)
+
+
+@pytest.mark.parametrize("name", ["s_aux", "learnable_sink", "alibi_slopes"])
+def test_r50_flash_attn_loses_no_gradient(name):
+    """Sinks and slopes are made float32 on their way: of those that are learned nothing would come back."""
+    q, k, v = to_bshd(*tensors())
+    meant = "alibi_slopes" if name == "alibi_slopes" else "sinks"
+    for dtype in (torch.float32, torch.bfloat16):
+        learned = torch.ones(q.shape[2], dtype=dtype, requires_grad=True)
+        with pytest.raises(RuntimeError, match=f"^{meant}: requires a gradient"):
+            flash_attn_with_kvcache(q, k, v, **{name: learned})
+        with torch.no_grad():
+            out = flash_attn_with_kvcache(q, k, v, **{name: learned})
+        assert torch.equal(out, flash_attn_with_kvcache(q, k, v, **{name: learned.detach()}))
 
 
 @needs("fp8")

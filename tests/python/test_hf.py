@@ -301,6 +301,24 @@ def test_a_softcap_without_a_mask_is_causal_only_where_that_is_said(said):
     torch.testing.assert_close(out, expected)
 
 
+def test_sinks_that_alone_are_learned_get_their_gradient():
+    """Everything else frozen: the layer's inputs need none, and the library would return what has none."""
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    module = type("Module", (torch.nn.Module,), dict(__module__=modeling_gpt_oss.__name__, num_key_value_groups=1))().eval()
+    sinks = torch.randn(4, requires_grad=True)
+    module.sinks = torch.nn.Parameter(sinks.detach())  # where eager attention looks
+    out, _ = attention_forward(module, q, k, v, None, scaling=0.25, s_aux=module.sinks)
+    out.sum().backward()
+    scores = torch.cat((q @ k.transpose(2, 3) * 0.25, sinks.view(1, 4, 1, 1).expand(2, -1, 1, -1)), -1)
+    expected = (scores.softmax(-1)[..., :-1] @ v).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    expected.sum().backward()
+    torch.testing.assert_close(module.sinks.grad, sinks.grad)
+
+
 @pytest.mark.parametrize("door", ["hf", "sdpa"])
 def test_autocast_casts_as_it_does_for_sdpa(door, monkeypatch):
     torch.manual_seed(0)

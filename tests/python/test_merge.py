@@ -49,6 +49,19 @@ def test_an_empty_state_changes_nothing_whatever_its_o_holds(framework, nothing)
     assert (out == 0).all() and (merged == -np.inf).all()
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["o_a", "lse_a", "o_b", "lse_b"])
+@pytest.mark.parametrize("dtype", ["int32", "complex64", "bool"])
+def test_numbers_that_would_be_cut_are_refused(framework, name, dtype):
+    states = dict(zip(("o_a", "lse_a", "o_b", "lse_b"), 2 * (np.ones((2, 4), np.float32), np.zeros(2, np.float32))))
+    states[name] = states[name].astype(dtype)
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        states = {key: torch.from_numpy(x) for key, x in states.items()}
+    with pytest.raises(TypeError, match=f"^{name}: .*{dtype}"):
+        merge_states(**states)
+
+
 def test_strides_mean_nothing():
     o = np.arange(12, dtype=np.float32).reshape(4, 3)
     lse = np.arange(8, dtype=np.float32)[::2]

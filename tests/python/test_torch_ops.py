@@ -84,6 +84,20 @@ def test_compile_is_one_graph(dynamic):
         assert torch.equal(out, eager + 1) and torch.equal(lse, eager_lse)
 
 
+@pytest.mark.parametrize("name", ["out", "lse"])
+@pytest.mark.parametrize("what", ["shape", "type"])
+def test_a_recorded_call_refuses_an_out_that_does_not_fit(name, what):
+    """As eagerly: an operator's result is copied to it, and a copy would be broadcast, or cast."""
+    q, k, v = tensors()
+    places = dict(out=torch.empty_like(q), lse=torch.empty(2, 6, 1))
+    wrong = places[name]
+    places[name] = wrong.expand(3, *wrong.shape).clone() if what == "shape" else wrong.to(torch.float64)
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=f"^{name}"):
+        decode(q, k, v, **places)
+    with pytest.raises((ValueError, TypeError), match=f"^{name}"):
+        torch.fx.experimental.proxy_tensor.make_fx(lambda x: decode(x, k, v, **places))(q)
+
+
 def test_compile_writes_to_out():
     q, k, v = tensors()
     out, lse = torch.full_like(q, 7), torch.full((2, 6, 1), 7.0)

@@ -103,7 +103,7 @@ def _per_head(name: str, scale: ScaleLike, heads: int, device: torch.device) -> 
         return torch.full((heads,), 1.0 if scale is None else float(scale), device=device)
     if scale.numel() not in (1, heads):
         raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected one number or [{heads}]")
-    return scale.detach().to(device, torch.float32).reshape(-1).expand(heads).contiguous()
+    return scale.to(device, torch.float32).reshape(-1).expand(heads).contiguous()
 
 
 class PositionEncoding:

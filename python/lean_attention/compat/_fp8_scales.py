@@ -44,7 +44,7 @@ def _rows(name: str, scale: Scale, heads: int, device: torch.device) -> Optional
         return None
     if not isinstance(scale, torch.Tensor):
         return torch.full((1, heads), float(scale), device=device)
-    scale = scale.detach().to(device, torch.float32)
+    scale = scale.to(device, torch.float32)
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(1, heads)
     if scale.dim() == 1 and scale.shape[0] == heads:

@@ -43,7 +43,8 @@ def one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
 
 
 def float32(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    return None if tensor is None else tensor.detach().float().contiguous()
+    """In decode()'s type, and still what it was: decode() refuses one that requires a gradient."""
+    return None if tensor is None else tensor.float().contiguous()
 
 
 def is_fp8(tensor: torch.Tensor) -> bool:

@@ -113,6 +113,10 @@ def flash_attn_with_kvcache(
         cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if k is None:
+        of_new = dict(v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+        for name in [name for name, given in of_new.items() if given is not None]:
+            raise ValueError(f"{name}: is for new tokens: k must be given with it")
     scales = Fp8Scales()
     if is_fp8(k_cache):
         scales = fp8_scales(q, k_cache, is_fp8(q), q_descale, k_descale, v_descale)

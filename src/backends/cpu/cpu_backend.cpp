@@ -85,7 +85,7 @@ Lengths read_lengths(const Problem& problem, std::byte* memory, fixup::StateHead
     std::construct_at(sequences + b, source(b));
     clamped = clamped || sequences[b].clamped;
   }
-  if (clamped && first_to_report(header, StatusCode::kBadLengths)) header.fault = first_bad_length<OneLoad>(problem);
+  if (clamped) report(problem, header, StatusCode::kBadLengths);
   return {sequences};
 }
 

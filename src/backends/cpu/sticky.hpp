@@ -1,11 +1,14 @@
-// How a CPU call reports lengths that had to be clamped and pages that were skipped: a sticky code in the state, and which entry it
-// was. The first fault stays until reset_workspace(); backends/cuda/sticky.cuh does the same on a device.
+// How a CPU call reports lengths that had to be clamped and pages that were skipped (fixup/sticky.hpp); backends/cuda/sticky.cuh does
+// the same on a device.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+#include "backends/cpu/thread_atomic.hpp"
+#include "fixup/sticky.hpp"
 #include "fixup/workspace.hpp"
+#include "lean/problem.hpp"
 #include "lean/status.hpp"
 
 namespace lean::cpu {
@@ -17,11 +20,9 @@ struct OneLoad {
   }
 };
 
-/// Whether the code is the state's first: workers may report at the same time. Who is first says which entry it was.
-[[nodiscard]] inline bool first_to_report(fixup::StateHeader& header, StatusCode code) noexcept {
-  fixup::Counter none = 0;
-  return std::atomic_ref<fixup::Counter>(header.sticky_code)
-      .compare_exchange_strong(none, static_cast<fixup::Counter>(code), std::memory_order_relaxed);
+/// Workers may report at the same time: who is first says which entry it was.
+inline void report(const Problem& problem, fixup::StateHeader& header, StatusCode code) noexcept {
+  if (fixup::report_sticky<ThreadAtomic>(header, code)) fixup::name_fault<ThreadAtomic, OneLoad>(problem, header);
 }
 
 }  // namespace lean::cpu

@@ -1,4 +1,4 @@
-// ThreadAtomic: the arrival protocol's atomics (fixup/arrival.hpp) on CPU threads; ThreadSystem: those of an exchange
+// ThreadAtomic: the atomics of arrivals (fixup/arrival.hpp) and of sticky faults (fixup/sticky.hpp) on CPU threads; ThreadSystem: those of an exchange
 // (fixup/exchange.hpp), with threads as ranks.
 #pragma once
 
@@ -27,6 +27,12 @@ struct ThreadAtomic {
   }
   static void store_relaxed(Counter& counter, Counter value) noexcept {
     std::atomic_ref<Counter>(counter).store(value, std::memory_order_relaxed);
+  }
+  static Counter load_relaxed(Counter& counter) noexcept {
+    return std::atomic_ref<Counter>(counter).load(std::memory_order_relaxed);
+  }
+  static bool replace_relaxed(Counter& counter, Counter expected, Counter value) noexcept {
+    return std::atomic_ref<Counter>(counter).compare_exchange_strong(expected, value, std::memory_order_relaxed);
   }
   static void relax() noexcept { std::this_thread::yield(); }
 };

@@ -47,7 +47,7 @@ class Worker {
         hand_over(segment);
       }
     }
-    if (tiles_.met_bad_page()) report_bad_page();
+    if (tiles_.met_bad_page()) report(call_.problem, call_.slots.header(), StatusCode::kBadPageIndex);
     hand_in();
   }
 
@@ -63,11 +63,6 @@ class Worker {
   }
 
  private:
-  void report_bad_page() const noexcept {
-    fixup::StateHeader& header = call_.slots.header();
-    if (first_to_report(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page<OneLoad>(call_.problem);
-  }
-
   /// Once, at the end: neighbours' sums share a cache line.
   void hand_in() const noexcept {
     call_.done[worker_].tiles += done_.tiles;

@@ -111,7 +111,7 @@ __device__ void find_output(const DeviceCall& call, std::int64_t index, std::int
   output.sequence = head / problem.kv_heads;
   output.kv_head = static_cast<std::int32_t>(head % problem.kv_heads);
   output.lengths = DeviceLengths(problem, call.plan.queries, call.fixup.slots.header()).unreported(output.sequence);
-  if (output.lengths.clamped) report_bad_length(problem, call.fixup.slots.header());
+  if (output.lengths.clamped) report_sticky(call.fixup.slots.header(), StatusCode::kBadLengths);
   const std::int64_t first = std::int64_t{output.row_block} * block_rows;
   const std::int64_t rows = std::int64_t{output.lengths.q_tokens} * call.shape.group - first;
   output.rows = static_cast<std::int32_t>(clamp_to(rows, 0, block_rows));
@@ -156,7 +156,7 @@ __device__ bool find_rows(const DeviceCall& call, const SegmentRecord& output, s
     id = page_ids(problem.pages, output.lengths, output.sequence)[page];
     row = token - std::int64_t{page} * problem.pages.page_tokens;
     there = in_pool(problem.pages, id);
-    if (!there) report_bad_page(problem, call.fixup.slots.header(), output.sequence);
+    if (!there) report_sticky(call.fixup.slots.header(), StatusCode::kBadPageIndex);
   }
   const auto row_of = [&](const TensorView& tensor) -> const std::byte* {
     if (!there) return nullptr;
@@ -336,6 +336,8 @@ __global__ void __launch_bounds__(kThreads) plain_kernel(const __grid_constant__
     __syncthreads();
     if (shared.output.rows > 0) compute<kType>(call, shared);
   }
+  __syncthreads();  // what any thread reported was before
+  if (threadIdx.x == 0) name_fault(call.problem, call.fixup.slots.header());
 }
 
 using Kernel = void (*)(DeviceCall, std::int64_t);

@@ -1,31 +1,31 @@
-// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and from the plain kernel
-// which entry it was, which the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays
-// until reset_workspace(). backends/cpu/sticky.hpp does the same on a CPU.
+// The device's one way to report a fault in data that only it reads: a sticky code in the workspace, and which entry it was, which
+// the host reads when it likes (sticky_status()). Any thread of any kernel may; the first fault stays until reset_workspace().
+// backends/cpu/sticky.hpp does the same on a CPU.
 #pragma once
 
-#include <cuda/atomic>
-
+#include "backends/cuda/device_atomic.cuh"
 #include "backends/cuda/ptx/arch.cuh"
+#include "fixup/sticky.hpp"
 #include "fixup/workspace.hpp"
+#include "lean/problem.hpp"
 #include "lean/status.hpp"
-#include "problem/length_faults.hpp"
 
 namespace lean::cuda {
 
-/// Whether the code is the state's first. A compare-and-swap: two CTAs may find different faults at once.
-__device__ __forceinline__ bool report_sticky(fixup::StateHeader& header, StatusCode code) {
-  using Code = ::cuda::atomic_ref<fixup::Counter, ::cuda::thread_scope_device>;
-  fixup::Counter none = 0;
-  return Code(header.sticky_code).compare_exchange_strong(none, static_cast<fixup::Counter>(code), ::cuda::memory_order_relaxed);
+/// A compare-and-swap: two CTAs may find different faults at once.
+__device__ __forceinline__ void report_sticky(fixup::StateHeader& header, StatusCode code) {
+  fixup::report_sticky<DeviceAtomic>(header, code);
 }
 
-/// Which entry it was, looked up once until the next reset by the thread whose code is the first. The plain kernel does so; in the
-/// variants of the tile, whose registers are all taken, these calls made the loop over tiles spill (up to 916 bytes for 672).
-__device__ __noinline__ inline void report_bad_length(const Problem& problem, fixup::StateHeader& header) {
-  if (report_sticky(header, StatusCode::kBadLengths)) header.fault = first_bad_length(problem);
+/// Called where nothing is kept in registers: inside a loop over tiles, whose registers are all taken, this made the loop spill.
+__device__ LEAN_CUDA_CALLED inline void look_up_fault(const Problem& problem, fixup::StateHeader& header) {
+  fixup::name_fault<DeviceAtomic>(problem, header);
 }
-__device__ __noinline__ inline void report_bad_page(const Problem& problem, fixup::StateHeader& header, std::int64_t sequence) {
-  if (report_sticky(header, StatusCode::kBadPageIndex)) header.fault = first_bad_page(problem, sequence);
+
+/// Has the entry looked up where there is a fault. By who is done with a call, and had read all lengths and page ids that it reports:
+/// without a fault one word is read.
+__device__ __forceinline__ void name_fault(const Problem& problem, fixup::StateHeader& header) {
+  if (fixup::has_fault<DeviceAtomic>(header)) look_up_fault(problem, header);
 }
 
 }  // namespace lean::cuda

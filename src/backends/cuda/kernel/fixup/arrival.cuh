@@ -2,10 +2,9 @@
 // (docs/fixup.md). Called by all consumer threads together.
 #pragma once
 
-#include <cuda/atomic>
-
 #include <cstdint>
 
+#include "backends/cuda/device_atomic.cuh"
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -14,22 +13,6 @@
 #include "fixup/workspace.hpp"
 
 namespace lean::cuda {
-
-/// fixup::arrive_last's atomic on device memory.
-struct DeviceAtomic {
-  using Ref = ::cuda::atomic_ref<fixup::Counter, ::cuda::thread_scope_device>;
-  __device__ static fixup::Counter fetch_add_acq_rel(fixup::Counter& counter, fixup::Counter amount) {
-    return Ref(counter).fetch_add(amount, ::cuda::memory_order_acq_rel);
-  }
-  __device__ static void store_relaxed(fixup::Counter& counter, fixup::Counter value) {
-    Ref(counter).store(value, ::cuda::memory_order_relaxed);
-  }
-  __device__ static void store_release(fixup::Counter& counter, fixup::Counter value) {
-    Ref(counter).store(value, ::cuda::memory_order_release);
-  }
-  __device__ static fixup::Counter load_acquire(fixup::Counter& counter) { return Ref(counter).load(::cuda::memory_order_acquire); }
-  __device__ static void relax() { __nanosleep(20); }
-};
 
 /// Counts the worker in; true for all consumer threads when it is the last. What they stored comes before.
 template <KernelConfig kConfig>

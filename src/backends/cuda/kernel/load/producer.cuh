@@ -21,6 +21,7 @@
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/sticky.cuh"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
 
@@ -268,11 +269,13 @@ struct Produce {
     const auto thread = static_cast<std::int32_t>(threadIdx.x) - kConfig.consumer_threads();
     if (thread >= copying_threads<kConfig>(call) && thread != kConfig.producer_threads()) return;
     Producer<kConfig, false>(call, maps, memory.shared, memory.ring(call)).run(cursor);
+    name_fault(call.problem, call.fixup.slots.header());  // consumers still compute
   }
 
   template <typename TCursor>
   __device__ __forceinline__ void operator()(OneSegment<TCursor> one) const {
     Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run(one);
+    name_fault(call.problem, call.fixup.slots.header());
   }
 };
 

@@ -174,8 +174,8 @@ __device__ __noinline__ void build_flat_line() {
     built.line.share = share;
     if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
   }
+  if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();
-  if (clamped) rules.lengths().report();
 }
 
 }  // namespace lean::cuda

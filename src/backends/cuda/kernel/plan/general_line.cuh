@@ -48,8 +48,8 @@ __device__ LEAN_CUDA_CALLED void build_general_line() {
     built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens,
                                      static_cast<std::int32_t>(gridDim.x));
   }
+  if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();
-  if (clamped) rules.lengths().report();
 }
 
 }  // namespace lean::cuda
