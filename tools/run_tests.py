@@ -219,7 +219,8 @@ def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
     if found:
         say(f"python: test with {tally.name}")
         command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        run(*command, f"tests/python/test_{name}.py", environment=environment)
+        files = [f"tests/python/test_{name}.py", f"tests/python/test_{name}_cuda.py"]
+        run(*command, *(file for file in files if (ROOT / file).exists()), environment=environment)
     count_pytest(report, tally)
     tally.seconds = time.monotonic() - begin
     return tally

@@ -38,6 +38,12 @@ def keys_then_values(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return cache[0], cache[1]
 
 
+def token_rows_of_keys_then_values(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of a cache ``[2, pages, page, Hkv, d]``."""
+    k, v = keys_then_values(cache)
+    return k.transpose(1, 2), v.transpose(1, 2)
+
+
 def pairs_of_token_rows(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of a cache ``[pages, 2, page, Hkv, d]``."""
     if _shape(cache, 5)[1] != 2:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from vllm import envs
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -17,12 +16,14 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from lean_attention._core import MAX_HEAD_DIM
-from lean_attention._vllm_call import halves, keys_then_values
+from lean_attention._vllm_call import halves
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl
 
 
 class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
     writes = True
+    engine_backend = CPUAttentionBackend
+    reads_packed = staticmethod(halves)
 
     def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
         super().refuse_configuration(config, kv_cache_dtype)
@@ -39,9 +40,6 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
         """A layer of this library writes its cache in forward()."""
         if self.lean is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-
-    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return keys_then_values(kv_cache) if kv_cache.dim() == 5 else halves(kv_cache)
 
     def scales_of(self, layer: Any) -> tuple[Any, Any]:
         return layer._k_scale_float, layer._v_scale_float

@@ -27,8 +27,8 @@ MOST_QUERY_TOKENS = 16
 
 
 class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
-    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return side_by_side(kv_cache)
+    engine_backend = FlashAttentionBackend
+    reads_packed = staticmethod(side_by_side)
 
 
 class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
@@ -53,6 +53,11 @@ class LeanCudaBackend(FlashAttentionBackend):
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"
+
+    @classmethod
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: Any) -> bool:
+        """Said here too: older FlashAttention classes do not ask the list above, and take float8 on some GPUs."""
+        return kv_cache_dtype is None or kv_cache_dtype in cls.supported_kv_cache_dtypes
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:

@@ -7,7 +7,7 @@ or is refused by name. _vllm_cpu.py and _vllm_cuda.py add the platform.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from vllm import envs
@@ -15,6 +15,7 @@ from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
 from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer
+from lean_attention._vllm_seams import Pages, reader_of
 
 DECODER = "decoder"
 _FLOAT_CACHES = ("auto", "float16", "bfloat16", "float32")
@@ -93,6 +94,9 @@ class LeanImpl:
     supports_pcp = False
     supports_quant_query_input = False
     lean: Optional[PagedLayer] = None
+    #: The engine's backend of the platform, which shapes the cache, and what reads a packed one.
+    engine_backend: Any = None
+    reads_packed: Callable[[torch.Tensor], Pages]
     #: Whether the attention call writes new keys and values, in an order of its own, and not the engine ahead of it.
     writes = False
 
@@ -124,6 +128,7 @@ class LeanImpl:
             raise NotImplementedError(f"{type(self).__name__}: changes what its layer gets: not known to lean_attention")
         config = get_current_vllm_config()
         self.refuse_configuration(config, kv_cache_dtype)
+        self._pages_of = reader_of(self.engine_backend, self.reads_packed)
         self.lean = PagedLayer(
             scale=scale, window=sliding_window, softcap=logits_soft_cap, alibi_slopes=alibi_slopes, sinks=sinks,
             fp8=FP8_TYPES.get(kv_cache_dtype), writes=self.writes and kv_sharing_target_layer_name is None,
@@ -149,9 +154,6 @@ class LeanImpl:
         if self.lean is not None:
             self.lean.to(self._device)
 
-    def pages_of(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError
-
     def forward(
         self,
         layer: Any,
@@ -172,7 +174,7 @@ class LeanImpl:
             raise NotImplementedError("output_scale: results are not quantised by lean_attention")
         assert self.lean is not None
         if self._bound[0] is not kv_cache:
-            self._bound = (kv_cache, self.pages_of(kv_cache))
+            self._bound = (kv_cache, self._pages_of(kv_cache))
         self.lean.attend(query, key, value, self._bound[1], attn_metadata, output, self.scales_of(layer))
         return output
 

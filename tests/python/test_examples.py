@@ -4,7 +4,9 @@ Its folder comes first where Python looks for modules, so no example may have th
 """
 
 import importlib.metadata
+import json
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -51,3 +53,20 @@ def test_no_example_hides_a_package():
     names = {"flash_attn", "flash_attn_interface", "flashinfer", "vllm", "xformers", "torch", "transformers", "jax", "numpy"}
     names |= set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
     assert not names.intersection(SCRIPTS)
+
+
+def test_the_picture_of_a_servers_load(tmp_path):
+    """examples/serve/plot.py over what load.py keeps: numbers that can be said beforehand, a picture, and a failed request named."""
+    pytest.importorskip("matplotlib")
+    requests = [dict(load=2.0, prompt_words=3, begin=float(i), tokens=[i + 0.5, i + 0.6, i + 0.8], error="") for i in range(4)]
+    requests.append(dict(load=4.0, prompt_words=3, begin=0.0, tokens=[], error="refused"))
+    (tmp_path / "load.json").write_text(json.dumps(requests))
+    script = EXAMPLES.parent / "serve" / "plot.py"
+    module = runpy.run_path(str(script))
+    found = module["by_load"](requests)[2.0]
+    assert found["tokens/s"] == pytest.approx(12 / 3.8) and found["first p50"] == pytest.approx(500)
+    assert found["gap p50"] == pytest.approx(150) and 199 < found["gap p99"] < 200.1
+    command = [sys.executable, script, f"ours={tmp_path / 'load.json'}", "--out", tmp_path / "load.svg"]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ours: a request at 4/s failed: refused" in done.stderr and "requests/s offered" in (tmp_path / "load.svg").read_text()  # text is glyphs, named in comments

@@ -346,6 +346,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
 
     impl = object.__new__(cuda.LeanCudaImpl)
     impl.lean, impl._bound = _vllm_call.PagedLayer(scale=0.1), (None, None)
+    impl._pages_of = impl.reads_packed
     cache, query = torch.randn(4, 2, 16, 2 * 64).bfloat16(), torch.randn(1, 4, 64).bfloat16()
     table, length = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([23], dtype=torch.int32)
     batch = _vllm_call.Batch(1, 1, torch.tensor([0, 1], dtype=torch.int32), 23, length, table, None)

@@ -10,6 +10,7 @@ from conftest import needs
 torch = pytest.importorskip("torch")
 
 from lean_attention import _vllm_call as call
+from lean_attention import _vllm_seams as seams
 from lean_attention import vllm as plugin
 
 Q_HEADS, KV_HEADS, DIM, PAGE, PAGES = 6, 2, 24, 8, 40
@@ -18,6 +19,7 @@ LAYOUTS = {
     "halves": (PAGES, KV_HEADS, PAGE, 2 * DIM),
     "side_by_side": (PAGES, KV_HEADS, PAGE, 2 * DIM),
     "keys_then_values": (2, PAGES, KV_HEADS, PAGE, DIM),
+    "token_rows_of_keys_then_values": (2, PAGES, PAGE, KV_HEADS, DIM),
     "pairs_of_token_rows": (PAGES, 2, PAGE, KV_HEADS, DIM),
 }
 RULES = {
@@ -92,6 +94,29 @@ def test_a_layer_writes_and_reads_every_layout(layout, dtype):
     step.check(step.attend())  # what the first call wrote
 
 
+#: get_kv_cache_shape(pages, page, Hkv, d) of the engine's classes: FlashAttention's of 0.22.1, 0.25.1 and 0.28.0, CPU_ATTN's of 0.22.1.
+SHAPES = {
+    "token_rows_of_keys_then_values": lambda pages, page, heads, dim: (2, pages, page, heads, dim),
+    "pairs_of_token_rows": lambda pages, page, heads, dim: (pages, 2, page, heads, dim),
+    "side_by_side": lambda pages, page, heads, dim: (pages, heads, page, 2 * dim),
+    "keys_then_values": lambda pages, page, heads, dim: (2, pages, heads, page, dim),
+}
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+def test_what_a_backend_says_of_its_cache_chooses_how_it_is_read(layout):
+    backend = type("Backend", (), {"get_kv_cache_shape": staticmethod(SHAPES[layout])})
+    assert seams.reader_of(backend, call.side_by_side) is getattr(call, layout)
+    assert backend.get_kv_cache_shape(PAGES, PAGE, KV_HEADS, DIM) == LAYOUTS[layout]
+
+
+def test_a_backend_that_says_nothing_has_packed_caches_and_other_shapes_are_refused():
+    assert seams.reader_of(type("Backend", (), {}), call.halves) is call.halves
+    backend = type("Backend", (), {"get_kv_cache_shape": staticmethod(lambda pages, page, heads, dim: (pages, page, heads, dim))})
+    with pytest.raises(NotImplementedError, match=r"Backend: caches of shape \[pages, page, Hkv, d\]: lean_attention reads \[2, "):
+        seams.reader_of(backend, call.halves)
+
+
 @pytest.mark.parametrize("rules", RULES)
 def test_a_layer_has_its_rules(rules):
     step = Step("halves")
@@ -145,6 +170,10 @@ def test_a_window_of_a_batch_that_is_not_causal_is_refused():
     [
         ("0.32.0", "cpu", ""),
         ("0.32.1+cpu", "cuda", ""),
+        ("0.22.1", "cpu", ""),
+        ("0.33.0", "cuda", ""),
+        ("0.21.0", "cpu", "vllm 0.21.0 is not served, vllm 0.22 to 0.33 is"),
+        ("0.34.0", "cuda", "vllm 0.34.0 is not served"),
         ("0.19.1", "cpu", "vllm 0.19.1 is not served"),
         ("1.0.0", "cuda", "vllm 1.0.0 is not served"),
         ("dev", "cuda", "vllm dev is not served"),

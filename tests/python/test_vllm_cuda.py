@@ -1,0 +1,148 @@
+"""The classes behind ``--attention-backend CUSTOM`` with the engine's own metadata over paged caches, on CPU tensors.
+
+The library's CPU backend stands in for its CUDA kernel; what the engine hands over and what is made of it is the same. Runs
+where vLLM is, of any version that is served: caches have the shape that its FlashAttention class asks for.
+"""
+
+import dataclasses
+import importlib.util
+import types
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("torch") is None:
+    pytest.skip("no vllm", allow_module_level=True)
+
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
+
+import lean_attention
+from lean_attention import _vllm_call, _vllm_cuda
+from lean_attention._vllm_seams import reader_of
+
+Q_HEADS, KV_HEADS, DIM, PAGE, PAGES, SCALE = 8, 2, 64, 16, 60, 0.125
+STEPS = {  # tokens of each request, and how many of them are new
+    "decode": ([300, 1, 33, 64], [1, 1, 1, 1]),
+    "guessed tokens": ([70, 9, 200, 16], [4, 4, 4, 4]),
+    "uneven": ([70, 9, 200, 16], [1, 9, 3, 16]),
+}
+
+
+def empty_cache(head_major):
+    """A cache as FlashAttention wants it; all heads of a token together in memory, or all tokens of a page and head."""
+    shape_of = getattr(FlashAttentionBackend, "get_kv_cache_shape", None)
+    shape = shape_of(PAGES, PAGE, KV_HEADS, DIM) if shape_of else (PAGES, KV_HEADS, PAGE, 2 * DIM)
+    by_token = shape[-2] == KV_HEADS  # as axes are named; the memory's order is another matter
+    cache = torch.full(shape, float("nan"), dtype=torch.bfloat16)
+    swapped = head_major if by_token else not head_major
+    axes = (-3, -2)
+    return cache.transpose(*axes).contiguous().transpose(*axes) if swapped else cache
+
+
+class Step:
+    def __init__(self, lengths, new, head_major, owned=lambda token: True):
+        """Only tokens that are owned lie in the cache, close together, as on a rank of context parallelism."""
+        generator = torch.Generator().manual_seed(3)
+        self.lengths, self.new = lengths, new
+        self.kv = torch.randn(2, len(lengths), max(lengths), KV_HEADS, DIM, generator=generator).bfloat16()
+        self.query = torch.randn(sum(new), Q_HEADS, DIM, generator=generator).bfloat16()
+        self.cache = empty_cache(head_major)
+        pools = reader_of(FlashAttentionBackend, _vllm_call.side_by_side)(self.cache)
+        pages = torch.randperm(PAGES, generator=generator).tolist()
+        self.table = torch.zeros(len(lengths), max(lengths) // PAGE + 1, dtype=torch.int32)
+        for b, length in enumerate(lengths):
+            for place, token in enumerate(filter(owned, range(length))):
+                if place % PAGE == 0:
+                    self.table[b, place // PAGE] = pages.pop()
+                for pool, x in zip(pools, self.kv):
+                    pool[self.table[b, place // PAGE], :, place % PAGE] = x[b, token]
+
+    def metadata(self, lengths=None):
+        starts = torch.tensor([0, *self.new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        given = dict(
+            query_start_loc=starts, query_start_loc_cpu=starts, num_reqs=len(self.new), num_actual_tokens=sum(self.new),
+            seq_lens=torch.tensor(self.lengths, dtype=torch.int32) if lengths is None else lengths, max_query_len=max(self.new),
+            max_seq_len=max(self.lengths), block_table_tensor=self.table, slot_mapping=torch.zeros(sum(self.new), dtype=torch.int64),
+        )  # fmt: skip
+        needed = {
+            field.name
+            for field in dataclasses.fields(CommonAttentionMetadata)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        }
+        assert needed <= given.keys(), f"this vLLM's steps say more: {needed - given.keys()}"
+        return CommonAttentionMetadata(**given)
+
+    def expected(self, lengths):
+        """Eager attention in fp64."""
+        rows, first = [], 0
+        for b, (length, new) in enumerate(zip(lengths, self.new)):
+            q = self.query[first : first + new].double().transpose(0, 1)
+            k, v = (x[b, :length].double().transpose(0, 1).repeat_interleave(Q_HEADS // KV_HEADS, 0) for x in self.kv)
+            hidden = torch.ones(new, length, dtype=torch.bool).triu(length - new + 1)
+            rows.append((SCALE * q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v)
+            first += new
+        return torch.cat(rows, 1).transpose(0, 1)
+
+
+def builder_and_layer():
+    """Without an engine's configuration: what its base classes read of it concerns FlashAttention alone."""
+    builder = object.__new__(_vllm_cuda.LeanCudaBuilder)
+    builder.is_ours = True
+    layer = object.__new__(_vllm_cuda.LeanCudaImpl)
+    layer.lean, layer._bound = _vllm_call.PagedLayer(scale=SCALE), (None, None)
+    layer._pages_of = reader_of(layer.engine_backend, layer.reads_packed)
+    return builder, layer
+
+
+def forward(layer, step, batch):
+    out = torch.full_like(step.query, float("nan"))
+    layer.forward(types.SimpleNamespace(_k_scale=None, _v_scale=None), step.query, None, None, step.cache, batch, out)
+    return out
+
+
+@pytest.mark.parametrize("head_major", [False, True], ids=["NHD", "HND"])
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_of_the_engine_over_its_cache_is_eager_attention(kind, head_major):
+    step = Step(*STEPS[kind], head_major)
+    builder, layer = builder_and_layer()
+    batch = builder.build(PAGE, step.metadata())  # a shared prefix, which the engine would have read once: here it is read as any page
+    assert isinstance(batch, _vllm_call.Batch)
+    torch.testing.assert_close(forward(layer, step, batch).double(), step.expected(step.lengths), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_what_a_graph_captured_reads_lengths_anew(new):
+    """A graph is captured with lengths of its own and replayed with others, written to the same tensors."""
+    lengths = [70, 9, 200, 16]
+    step = Step(lengths, [new] * 4, head_major=True)
+    builder, layer = builder_and_layer()
+    captured = torch.full((4,), new, dtype=torch.int32)
+    batch = builder.build_for_cudagraph_capture(step.metadata(captured))
+    for replayed in ([new] * 4, lengths, [60, 8, 151, 9]):
+        captured.copy_(torch.tensor(replayed))
+        torch.testing.assert_close(forward(layer, step, batch).double(), step.expected(replayed), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("interleave", [1, PAGE])
+def test_two_ranks_of_context_parallelism_merge_to_one(interleave):
+    """The engine's own count of each rank's tokens; ranks' results and log-sum-exps are merged. The plug-in itself refuses
+    such engines: this is the arithmetic that they would ask of it."""
+    lengths, ranks = [300, 1, 33, 64], 2
+    parts = []
+    for rank in range(ranks):
+        step = Step(lengths, [1] * 4, False, owned=lambda token, rank=rank: token // interleave % ranks == rank)
+        local = get_dcp_local_seq_lens(torch.tensor(lengths, dtype=torch.int32), ranks, rank, interleave)
+        k, v = (pool.float() for pool in reader_of(FlashAttentionBackend, _vllm_call.side_by_side)(step.cache))
+        query = step.query[:, :, None].float()
+        parts += lean_attention.decode(query, k, v, seqlens=local, block_table=step.table, scale=SCALE, return_lse=True)
+    out, _ = lean_attention.merge_states(*parts)
+    torch.testing.assert_close(out[:, :, 0].double(), step.expected(lengths), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_refused_is_refused_by_every_version():
+    """Some FlashAttention classes take float8 caches on some GPUs, whatever the list of types says."""
+    backend = _vllm_cuda.LeanCudaBackend
+    assert [kind for kind in ("auto", "bfloat16", "fp8", "fp8_e4m3", None) if backend.supports_kv_cache_dtype(kind)] == ["auto", "bfloat16", None]
+    assert not _vllm_cuda.LeanCudaImpl.supports_dcp and not _vllm_cuda.LeanCudaImpl.can_return_lse_for_decode
