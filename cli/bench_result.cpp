@@ -60,7 +60,7 @@ bool loses(const BenchLine& line, const BenchLine& rival) { return line.call.min
 std::string BenchLine::noise() const { return measured() ? noise_in(call, ceiling) : std::string(); }
 
 Json to_json(const BenchLine& line, const BenchContext& context) {
-  Json json{{"row", line.row}, {"impl", line.impl}};
+  Json json{{"row", line.row}, {"suite", name_of(line.suite)}, {"impl", line.impl}};
   add_problem(json, line.spec);
   json["threads"] = line.threads;
   json["kv_bytes"] = line.spec.kv_bytes();
@@ -78,12 +78,12 @@ Json to_json(const BenchLine& line, const BenchContext& context) {
 }
 
 std::string text_header() {
-  return fmt::format("{:<40} {:>2}  {:<18} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9}  {:<7} {:>7}\n", "row", "t", "impl", "time", "min",
+  return fmt::format("{:<60} {:>2}  {:<18} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9}  {:<7} {:>7}\n", "row", "t", "impl", "time", "min",
                      "max", "GB/s", "of read", "roofline", "bound", "error");
 }
 
 std::string to_text(const BenchLine& line) {
-  const std::string head = fmt::format("{:<40} {:>2}  {:<18}", line.row, line.threads, line.impl);
+  const std::string head = fmt::format("{:<60} {:>2}  {:<18}", line.row, line.threads, line.impl);
   if (!line.measured()) return fmt::format("{} {}\n", head, line.note);
   return fmt::format("{} {:>9} {:>9} {:>9} {:>8.2f} {:>8} {:>9}  {:<7} {:>7}{}\n", head, time_text(line.call.median()),
                      time_text(line.call.min()), time_text(line.call.max()),

@@ -10,6 +10,7 @@
 #include "cli/oracle.hpp"
 #include "cli/problem_json.hpp"
 #include "cli/problem_spec.hpp"
+#include "cli/suites/suite.hpp"
 
 namespace lean::cli {
 
@@ -24,6 +25,7 @@ struct BenchContext {
 
 struct BenchLine {
   std::string row{};
+  Suite suite = Suite::kCpu;
   std::string impl{};
   ProblemSpec spec{};
   std::string isa{};  // of this call; empty: the run's

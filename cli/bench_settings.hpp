@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <regex>
 #include <string>
 #include <vector>
 
+#include "cli/suites/matrix.hpp"
 #include "lean/options.hpp"
 
 namespace lean::cli {
@@ -16,12 +18,14 @@ struct BenchSettings {
   std::string out;
   std::string commit;
 
-  std::vector<std::int32_t> threads;  // CPU; empty: 1 to all
-  std::int64_t kv_mib = 0;            // CPU; 0: a multiple of the last-level cache
+  bool resume = false;  // rows that `out` has are not measured again
 
-  std::string tier = "a";  // GPU: a, b, all
-  bool resume = false;     // GPU: rows that `out` has are not measured again
-  std::string trace;       // GPU: more rows from its requests
+  Selection rows;            // which of the matrix
+  std::regex pattern{".*"};  // searched for in their ids
+
+  std::vector<std::int32_t> threads;  // CPU; empty: 1 to all for its own suite, all for the others
+  double row_seconds = 60.0;          // CPU: rows that are expected to take longer are skipped
+
   std::string peers;       // GPU: a result file of other libraries
   bool dependent = false;  // GPU: kDependentLaunch is measured too
 };
@@ -35,6 +39,12 @@ struct Implementation {
 inline constexpr Implementation kImplementations[] = {
     {"lean", Policy::lean()}, {"lean/fixed_split", Policy::fixed_split()}, {"lean/data_parallel", Policy::data_parallel()}};
 inline constexpr Implementation kDependentLaunch = {"lean/dependent_launch", Policy::lean(), true};
+
+[[nodiscard]] inline std::vector<std::string> names_of(const std::vector<Implementation>& implementations) {
+  std::vector<std::string> names;
+  for (const Implementation& implementation : implementations) names.emplace_back(implementation.name);
+  return names;
+}
 
 inline constexpr std::uint64_t kBenchSeed = 1;
 

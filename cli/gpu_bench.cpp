@@ -3,21 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <memory>
-#include <set>
+#include <optional>
 
 #include "cli/bad_argument.hpp"
+#include "cli/bench_rows.hpp"
 #include "cli/call_chain.hpp"
 #include "cli/command.hpp"
+#include "cli/earlier_lines.hpp"
 #include "cli/gpu_ceiling.hpp"
 #include "cli/gpu_line.hpp"
-#include "cli/gpu_matrix.hpp"
 #include "cli/gpu_timing.hpp"
 #include "cli/line_sink.hpp"
 #include "cli/oracle.hpp"
 #include "cli/prepared_call.hpp"
+#include "cli/row_progress.hpp"
 
 namespace lean::cli {
 namespace {
@@ -25,7 +26,6 @@ namespace {
 constexpr double kWarmUpUs = 1.5e6;                            // clocks settle
 constexpr double kClockMoved = 0.03;                           // voids a row
 constexpr std::int64_t kSpareBytes = std::int64_t{512} << 20;  // workspaces, graphs and the runtime itself
-constexpr const char* kOutOfTime = "skipped: --max-seconds";
 
 /// Device memory of a row: K and V, the outputs, and the oracle's answers to every row.
 std::int64_t bytes_needed(const ProblemSpec& spec) {
@@ -35,16 +35,14 @@ std::int64_t bytes_needed(const ProblemSpec& spec) {
 
 class GpuBench {
  public:
-  GpuBench(const BenchSettings& settings, const Peers& peers, LineSink<GpuLine>& sink)
-      : settings_(settings),
-        peers_(peers),
-        sink_(sink),
-        implementations_(std::begin(kImplementations), std::end(kImplementations)) {
-    if (settings.dependent) implementations_.push_back(kDependentLaunch);
-  }
+  GpuBench(const BenchSettings& settings, const std::vector<Implementation>& implementations, const Peers& peers,
+           LineSink<GpuLine>& sink)
+      : settings_(settings), implementations_(implementations), peers_(peers), sink_(sink) {}
 
-  void run(const std::vector<GpuRow>& rows) {
-    for (const GpuRow& row : rows) {
+  void run(const std::vector<BenchRow>& rows) {
+    RowProgress& progress = progress_.emplace(costs_of(rows));
+    for (const BenchRow& row : rows) {
+      progress.next();
       std::vector<GpuLine> lines = lines_of(row);
       const std::string reason = reason_to_skip(row);
       if (!reason.empty()) {
@@ -52,22 +50,32 @@ class GpuBench {
       } else {
         try_row(row, lines);
       }
-      for (GpuLine& line : lines) sink_.add(std::move(line), progress_);
+      for (GpuLine& line : lines) sink_.add(std::move(line), progress.line());
     }
   }
 
  private:
-  [[nodiscard]] std::vector<GpuLine> lines_of(const GpuRow& row) const {
+  /// Every row takes about as long as its rounds do, and the oracle reads what it needs.
+  static std::vector<double> costs_of(const std::vector<BenchRow>& rows) {
+    constexpr double kProductsASecond = 1e11;
+    std::vector<double> costs;
+    for (const BenchRow& row : rows) {
+      costs.push_back(row.missing.empty() ? 1.0 + static_cast<double>(row.spec.products()) / kProductsASecond : 0.0);
+    }
+    return costs;
+  }
+
+  [[nodiscard]] std::vector<GpuLine> lines_of(const BenchRow& row) const {
     std::vector<GpuLine> lines;
     const PeerTime* peer = row.missing.empty() ? peers_.best(row.spec) : nullptr;
     for (const Implementation& implementation : implementations_) {
-      lines.push_back({.row = row.id, .tier = row.tier, .impl = implementation.name, .spec = row.spec});
+      lines.push_back({.row = row.id, .suite = row.suite, .tier = row.tier, .impl = implementation.name, .spec = row.spec});
       if (peer != nullptr && lines.size() == 1) lines.back().peer = *peer;
     }
     return lines;
   }
 
-  [[nodiscard]] std::string reason_to_skip(const GpuRow& row) const {
+  [[nodiscard]] std::string reason_to_skip(const BenchRow& row) const {
     if (!row.missing.empty()) return "skipped: this command makes no " + row.missing;
     if (lost_) return "skipped: the GPU stopped answering";
     if (limit_.passed()) return kOutOfTime;
@@ -78,7 +86,7 @@ class GpuBench {
                        static_cast<double>(free) / 1e9);
   }
 
-  void try_row(const GpuRow& row, std::vector<GpuLine>& lines) {
+  void try_row(const BenchRow& row, std::vector<GpuLine>& lines) {
     try {
       measure_row(row, lines);
     } catch (const std::exception& error) {
@@ -105,14 +113,14 @@ class GpuBench {
     }
   }
 
-  void measure_row(const GpuRow& row, std::vector<GpuLine>& lines) {
-    progress_.say(row.id + ": making K and V");
+  void measure_row(const BenchRow& row, std::vector<GpuLine>& lines) {
+    progress_->say(row.id + ": making K and V");
     const KvPool pool(row.spec.kv_type(), row.spec.stored_elements(), kBenchSeed, Place::kDevice, copies_for(row.spec.kv_bytes()));
     const DecodeProblem problem(row.spec, pool, kBenchSeed);
     warm_up(problem);
-    progress_.say(row.id + ": fp64 answers");
+    progress_->say(row.id + ": fp64 answers");
     const Oracle oracle(problem);
-    progress_.say(row.id);
+    progress_->say(row.id);
 
     std::vector<std::unique_ptr<PreparedCall>> calls;
     std::vector<GpuLine*> timed;
@@ -199,42 +207,20 @@ class GpuBench {
   }
 
   const BenchSettings& settings_;
+  const std::vector<Implementation>& implementations_;
   const Peers& peers_;
   LineSink<GpuLine>& sink_;
-  std::vector<Implementation> implementations_;
   GpuInstruments instruments_;
-  Progress progress_;
+  std::optional<RowProgress> progress_;
   TimeLimit limit_{settings_.max_seconds};
   bool warm_ = false;
   bool lost_ = false;
 };
 
-/// What an earlier run left in the result file: its lines but those that time cut off, and the rows they are of.
-struct Earlier {
-  std::string lines;
-  std::set<std::string> rows;
-};
-
-Earlier read_earlier(const BenchSettings& settings) {
-  Earlier earlier;
-  if (!settings.resume) return earlier;
-  if (settings.out.empty()) throw BadArgument("--resume goes with --out");
-  std::ifstream file(settings.out);
-  for (std::string text; std::getline(file, text);) {
-    const Json line = Json::parse(text, nullptr, false);
-    if (line.is_discarded() || !line.contains("row")) throw BadArgument("--out", settings.out, "a result file, to go on with");
-    if (line.contains("note") && line["note"] == kOutOfTime) continue;
-    earlier.lines += text + "\n";
-    earlier.rows.insert(line["row"].get<std::string>());
-  }
-  return earlier;
-}
-
-std::vector<GpuRow> chosen_rows(const BenchSettings& settings, const std::regex& pattern) {
-  std::vector<GpuRow> rows = gpu_matrix(settings.tier, settings.trace);
-  std::erase_if(rows, [&](const GpuRow& row) { return !std::regex_search(row.id, pattern); });
-  if (rows.empty()) throw BadArgument("--rows: no row's id of tier " + settings.tier + " has the pattern; --list shows them");
-  return rows;
+std::vector<Implementation> implementations_of(const BenchSettings& settings) {
+  std::vector<Implementation> implementations(std::begin(kImplementations), std::end(kImplementations));
+  if (settings.dependent) implementations.push_back(kDependentLaunch);
+  return implementations;
 }
 
 std::string header(const gpu::Device& device, const GpuContext& context, const Peers& peers, const std::string& peers_path) {
@@ -253,34 +239,24 @@ std::string header(const gpu::Device& device, const GpuContext& context, const P
 
 }  // namespace
 
-int bench_gpu(const BenchSettings& settings, const std::regex& pattern, bool json) {
+int bench_gpu(const BenchSettings& settings, bool json) {
   const gpu::Device device = gpu::devices().at(0);
   const Peers peers = settings.peers.empty() ? Peers() : Peers(settings.peers);
   const GpuContext context{
       .device = device.name, .driver = Nvml(device.pci_bus_id).driver(), .commit = settings.commit, .peers_device = peers.device()};
-  const Earlier earlier = read_earlier(settings);
-  std::vector<GpuRow> rows = chosen_rows(settings, pattern);
-  std::erase_if(rows, [&](const GpuRow& row) { return earlier.rows.contains(row.id); });
+  EarlierLines earlier = settings.resume ? EarlierLines(settings.out, context.device) : EarlierLines();
+  const std::vector<Implementation> implementations = implementations_of(settings);
+  std::vector<BenchRow> rows = chosen_rows(settings);
+  std::erase_if(rows, [&](const BenchRow& row) { return earlier.has({.row = row.id, .impls = names_of(implementations)}); });
   if (!json) print(header(device, context, peers, settings.peers));
   LineSink<GpuLine> sink({.json = [&](const GpuLine& line) { return to_json(line, context); },
                           .text = [](const GpuLine& line) { return to_text(line); },
                           .text_header = gpu_text_header(!peers.empty())},
-                         settings.out, json, earlier.lines);
-  GpuBench(settings, peers, sink).run(rows);
+                         settings.out, json, earlier.text());
+  GpuBench(settings, implementations, peers, sink).run(rows);
   if (!json) print("\n" + summary_text(sink.lines()));
   const bool broken = std::any_of(sink.lines().begin(), sink.lines().end(), [](const GpuLine& line) { return line.broken; });
   return broken ? kExitCheckFailed : kExitOk;
-}
-
-int list_gpu_rows(const BenchSettings& settings, const std::regex& pattern, bool json) {
-  for (const GpuRow& row : chosen_rows(settings, pattern)) {
-    Json line{{"row", row.id}, {"tier", std::string(1, row.tier)}};
-    add_problem(line, row.spec);
-    line["missing"] = row.missing.empty() ? Json(nullptr) : Json(row.missing);
-    const std::string missing = row.missing.empty() ? "" : "; not in this version: " + row.missing;
-    print(json ? line.dump() + "\n" : fmt::format("{} {:<60}  {}{}\n", row.tier, row.id, describe(row.spec), missing));
-  }
-  return kExitOk;
 }
 
 }  // namespace lean::cli

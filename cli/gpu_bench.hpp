@@ -2,16 +2,11 @@
 // bytes, and what was timed is checked again.
 #pragma once
 
-#include <regex>
-
 #include "cli/bench_settings.hpp"
 
 namespace lean::cli {
 
-/// Measures the rows of the tier whose ids have `pattern`; returns an ExitCode. Throws BadArgument when there are none.
-[[nodiscard]] int bench_gpu(const BenchSettings& settings, const std::regex& pattern, bool json);
-
-/// Prints them and measures nothing.
-[[nodiscard]] int list_gpu_rows(const BenchSettings& settings, const std::regex& pattern, bool json);
+/// Measures the rows asked for; returns an ExitCode. Throws BadArgument when there are none.
+[[nodiscard]] int bench_gpu(const BenchSettings& settings, bool json);
 
 }  // namespace lean::cli

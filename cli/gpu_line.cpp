@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/gpu_matrix.hpp"
 #include "cli/machine.hpp"
 #include "cli/print.hpp"
 
@@ -130,7 +129,9 @@ double GpuLine::against_peer() const {
 }
 
 Json to_json(const GpuLine& line, const GpuContext& context) {
-  Json json{{"row", line.row}, {"tier", std::string(1, line.tier)}, {"impl", line.impl}};
+  Json json{{"row", line.row}, {"suite", name_of(line.suite)}};
+  add_tier(json, line.tier);
+  json["impl"] = line.impl;
   add_problem(json, line.spec);
   json["kv_bytes"] = line.spec.kv_bytes();
   add_measurement(json, line);
@@ -149,12 +150,12 @@ Json to_json(const GpuLine& line, const GpuContext& context) {
 }
 
 std::string gpu_text_header(bool with_peers) {
-  return fmt::format("{:<42} {:<18} {:>8} {:>8} {:>8} {:>8} {:>6} {:>7} {:>8} {:>7}{}\n", "row", "impl", "time", "min", "max",
+  return fmt::format("{:<60} {:<18} {:>8} {:>8} {:>8} {:>8} {:>6} {:>7} {:>8} {:>7}{}\n", "row", "impl", "time", "min", "max",
                      "alone", "TB/s", "of read", "target", "error", with_peers ? "   time / best peer" : "");
 }
 
 std::string to_text(const GpuLine& line) {
-  const std::string head = fmt::format("{:<42} {:<18}", line.row, line.impl);
+  const std::string head = fmt::format("{:<60} {:<18}", line.row, line.impl);
   if (!line.measured()) return fmt::format("{} {}\n", head, line.note);
   std::string text =
       fmt::format("{} {:>8} {:>8} {:>8} {:>8} {:>6.3f} {:>7} {:>8} {:>7}", head, time_text(line.us()),

@@ -12,6 +12,7 @@
 #include "cli/peers.hpp"
 #include "cli/problem_json.hpp"
 #include "cli/problem_spec.hpp"
+#include "cli/suites/matrix.hpp"
 
 namespace lean::cli {
 
@@ -34,7 +35,8 @@ struct GpuWork {
 
 struct GpuLine {
   std::string row{};
-  char tier = 'a';
+  Suite suite = Suite::kPaper;
+  Tier tier = Tier::kNone;
   std::string impl{};
   ProblemSpec spec{};
   GpuCallTimes call{};  // empty: not measured, `note` says why

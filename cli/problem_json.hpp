@@ -5,6 +5,7 @@
 
 #include "cli/measure.hpp"
 #include "cli/problem_spec.hpp"
+#include "cli/suites/matrix.hpp"
 
 namespace lean::cli {
 
@@ -27,6 +28,11 @@ inline void add_problem(Json& json, const ProblemSpec& spec) {
   if (spec.softcap > 0.0F) json["softcap"] = spec.softcap;
   if (spec.alibi) json["alibi"] = true;
   if (spec.sinks) json["sinks"] = true;
+}
+
+/// Rows of no tier have no such field.
+inline void add_tier(Json& json, Tier tier) {
+  if (tier != Tier::kNone) json["tier"] = std::string(1, static_cast<char>(tier));
 }
 
 /// us, us_min, us_max: median, least and most.

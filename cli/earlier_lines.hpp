@@ -1,0 +1,43 @@
+// EarlierLines: what an earlier run left in the result file that --resume goes on with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lean::cli {
+
+/// The note of lines that --max-seconds cut off: a later run measures them.
+inline constexpr const char* kOutOfTime = "skipped: --max-seconds";
+
+/// What is measured together: all lines of it are there, or it is measured again.
+struct LineGroup {
+  std::string row;
+  std::int32_t threads = 0;  // 0 on a GPU
+  std::vector<std::string> impls;
+};
+
+class EarlierLines {
+ public:
+  EarlierLines() = default;
+  /// A line that was cut off in the middle, the last, is left out. Throws BadArgument when the file holds something else, or
+  /// lines of another device. A file that is not there yet has none.
+  EarlierLines(const std::string& path, const std::string& device);
+
+  /// Whether all lines of the group are there. Where some are missing, those that are there are dropped.
+  [[nodiscard]] bool has(const LineGroup& group);
+
+  /// What is left of the file.
+  [[nodiscard]] std::string text() const;
+
+ private:
+  struct Line {
+    std::string row;
+    std::int32_t threads = 0;
+    std::string impl;
+    std::string text;
+  };
+  std::vector<Line> lines_;
+};
+
+}  // namespace lean::cli
