@@ -7,7 +7,7 @@
     python bench/suite.py --quick --device cpu            # seconds: does everything run?
 
 Rows: those of `lean bench --suite NAME --list --json`, a file of such lines (--row-file), or a suite declared in bench/peers/rows.py
-(prefill, mixed, mla, cpu-peers, servers). Every library that can be imported takes part; --kit names folders to import from. K and V are
+(prefill, mixed, mla, cpu-peers). Every library that can be imported takes part; --kit names folders to import from. K and V are
 N(0, 1), in as many copies as no cache holds; outputs hold NaN beforehand; each result is held against fp64 before it is timed, and a wrong
 one is not timed. Peers may choose among their layouts, the fastest counts; pages keep their size. The median of the rounds counts. A plan
 that a library's host must make anew when a length changes is timed apart (plan_us). The pure read of as many bytes is `lean run`'s, in
@@ -94,10 +94,9 @@ class Command:
 def make_peers(device: str, threads: int, chosen: list) -> tuple:
     """([peers that are here], {name: why not})."""
     from peers import known_peers
-    from peers.ours import Lean
 
     found, missing = [], {}
-    for name, kind in {"lean": Lean, **known_peers(device)}.items():
+    for name, kind in known_peers(device).items():
         if name == "lean" or not chosen or name in chosen:
             try:
                 found.append(kind(device, threads))
@@ -206,6 +205,7 @@ class Measuring:
     """A worker's process, made anew when it dies. `lines(row)` gives a row's lines whatever happens to it."""
 
     MOST_DEATHS = 20
+    START_SECONDS = 600.0  # to import what there is
 
     def __init__(self, settings: dict, hang_seconds: float, target=None):
         import multiprocessing
@@ -218,21 +218,21 @@ class Measuring:
         self.process = self.spawn.Process(target=self.target, args=(theirs, self.settings), daemon=True)
         self.process.start()
         theirs.close()
-        ready = self.wait_for("ready")
+        ready = self.wait_for("ready", seconds=max(self.hang_seconds, self.START_SECONDS))
         if not self.starts:
             print("taking part:", ", ".join(ready["ready"]), file=sys.stderr)
             for name, why in ready["missing"].items():
                 print(f"  {name}: {why}", file=sys.stderr)
         self.starts += 1
 
-    def wait_for(self, *keys) -> dict:
+    def wait_for(self, *keys, seconds: float = 0.0) -> dict:
         """The next event that has one of the keys. ChildProcessError(peer, why): the process is gone, or hung and was ended."""
-        current = None
+        current, seconds = None, seconds or self.hang_seconds
         while True:
             try:
-                if not self.connection.poll(self.hang_seconds):
+                if not self.connection.poll(seconds):
                     self.stop(kill=True)
-                    raise ChildProcessError(current, f"no answer in {self.hang_seconds:g} seconds")
+                    raise ChildProcessError(current, f"no answer in {seconds:g} seconds")
                 event = self.connection.recv()
             except (EOFError, OSError) as error:
                 if isinstance(error, ChildProcessError):
@@ -261,7 +261,7 @@ class Measuring:
             except ChildProcessError as death:
                 peer, why = death.args
             if peer is None or len(left_out) >= self.MOST_DEATHS:
-                raise RuntimeError(f"{row.row}: {why}")
+                return [{**row.fields(), "impl": "lean", "us": None, "device": self.settings["machine"], "date": now(), "note": f"failed: {why}"}]
             print(f"  {row.row}: {peer}: {why}; measured anew without it", file=sys.stderr)
             left_out[peer] = why
 

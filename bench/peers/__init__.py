@@ -69,8 +69,8 @@ def allowed(row: Row, form: Form) -> bool:
     return form.page == row.form.page if row.form.page else True
 
 
-MODULES = ("of_torch", "of_flash_attention", "of_flashinfer", "of_mla", "of_sglang", "of_vllm", "of_hpc_ops", "of_onnxruntime", "of_ggml",
-           "of_openvino")
+MODULES = ("ours", "of_torch", "of_flash_attention", "of_flashinfer", "of_mla", "of_sglang", "of_vllm", "of_hpc_ops", "of_onnxruntime",
+           "of_ggml", "of_openvino")
 
 
 def known_peers(device: str) -> dict:

@@ -10,7 +10,6 @@ import random
 import subprocess
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
-FP8 = {"fp8": "fp8_e4m3"}
 #: The command's names of K/V layouts (axes, slowest first; no b: packed) and ours.
 KINDS = {"bhsd": "bhsd", "bshd": "bshd", "hsd": "htd", "shd": "thd"}
 PAGED_KINDS = {"bhsd": "hnd", "bshd": "nhd"}
@@ -53,8 +52,9 @@ class Row:
     form: Form = Form("bhsd")
     causal: bool = False
     value_dim: int = 0
-    features: tuple = ()  # of (name, value)
+    features: tuple = ()  # of (name, value): window (left, right), softcap, alibi and sinks, whose numbers follow from the heads
     unknown: str = ""  # why no implementation can be asked for it here
+    read_bytes: int = 0  # of K and V that a call must read, where that is not all of them
 
     def __post_init__(self):
         defaults = {"n_q": self.n_q or (1,) * len(self.lens), "kv_dtype": self.kv_dtype or self.dtype, "value_dim": self.value_dim or self.head_dim}
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def kv_bytes(self) -> int:
-        return sum(self.lens) * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype] * (1 if self.latent else 2)
+        return self.read_bytes or sum(self.lens) * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype] * (1 if self.latent else 2)
 
     def feature(self, name: str, default=None):
         return dict(self.features).get(name, default)
@@ -114,32 +114,23 @@ class Row:
 
 
 def features_of(line: dict) -> tuple:
-    """(features that matter here, why a row cannot be asked for)."""
-    given = line.get("features") or {}
-    given = dict.fromkeys(given, True) if isinstance(given, list) else dict(given)
-    given |= {name: line[name] for name in ("window", "softcap") if line.get(name)}
-    known = {name: value for name, value in given.items() if name in ("window", "softcap") and value is not True}
-    unknown = sorted(set(given) - set(known) - {"page_tokens"})
-    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in sorted(known.items())), ", ".join(unknown)
+    """Windows, softcaps, ALiBi and sinks, as lines of the command have them."""
+    found = {name: line[name] for name in ("softcap", "alibi", "sinks") if line.get(name)}
+    window = line.get("window_left", -1), line.get("window_right", -1)
+    return tuple(sorted((found | ({"window": window} if window != (-1, -1) else {})).items()))
 
 
 def row_of(line: dict) -> Row:
     """ValueError: a field is missing or not understood."""
     try:
-        name = str(line["row"])
-        kind, _, pages = (line.get("layout") or "bhsd").partition("/")
-        given = line.get("features")
-        page = int(line.get("page_tokens") or (given.get("page_tokens") if isinstance(given, dict) else 0) or pages or 0)
-        form = Form(PAGED_KINDS.get(kind, kind), page) if page else Form(KINDS.get(kind, kind))
-        n_q = line.get("n_q", 1)
-        lens = tuple(int(n) for n in line["lens"])
-        features, unknown = features_of(line)
-        missing = line.get("missing") or ""
-        kv_dtype = line.get("kv_dtype") or line["dtype"]
-        return Row(name, line.get("suite", ""), lens, line["q_heads"], line["kv_heads"], line["head_dim"], line["dtype"],
-                   tuple(n_q) if isinstance(n_q, list) else (n_q,) * len(lens), FP8.get(kv_dtype, kv_dtype), form,
-                   bool(line.get("causal", False)), line.get("value_dim", 0), features,
-                   missing or (f"suite.py does not make inputs for {unknown}" if unknown else ""))
+        page, kind = line.get("page_tokens", 0), line["layout"]
+        form = Form(PAGED_KINDS[kind], page) if page else Form(KINDS[kind])
+        lens, n_q = tuple(int(n) for n in line["lens"]), line.get("n_q", 1)
+        if not lens or min(lens) < 1:
+            raise ValueError(f"lens = {list(lens)}: 1 or more tokens each")
+        return Row(line["row"], line.get("suite", ""), lens, line["q_heads"], line["kv_heads"], line["head_dim"], line["dtype"],
+                   tuple(n_q) if isinstance(n_q, list) else (n_q,) * len(lens), line.get("kv_dtype", ""), form, bool(line.get("causal")),
+                   features=features_of(line), unknown=line.get("missing") or "", read_bytes=line.get("kv_bytes", 0))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"a row is not understood: {type(error).__name__}: {error}: {json.dumps(line)[:200]}") from error
 
@@ -169,12 +160,12 @@ def short(tokens: int) -> str:
 
 
 def prefill_rows(_trace: str = "") -> list:
-    """One chunk of a prompt, causal at its end: chunk sizes, contexts, group sizes, head dims and pages, each around a Llama-8B layer."""
-    plans = [(n_q, context, 4, 128, 0) for n_q in (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    """One chunk of a prompt, causal at its end, of what suite wide of the command lacks: pages under every chunk size and context, group
+    sizes, head dims."""
+    plans = [(n_q, context, 4, 128, 16) for n_q in (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
              for context in (2048, 8192, 32768, 131072) if n_q <= context]
-    plans += [(512, 8192, group, 128, 0) for group in (1, 2, 8, 16)]
+    plans += [(512, 8192, group, 128, 0) for group in (1, 2, 4, 8, 16)]
     plans += [(n_q, 8192, 4, dim, 0) for dim in (64, 192, 256) for n_q in (512, 2048)]
-    plans += [(n_q, context, 4, 128, 16) for n_q in (512, 2048) for context in (8192, 131072)]
     rows = []
     for n_q, context, group, dim, page in plans:
         name = f"prefill {short(n_q)} of {short(context)} {8 * group}/8 d{dim} bf16" + (f" nhd/{page}" if page else "")
@@ -237,18 +228,7 @@ def cpu_peer_rows(_trace: str = "", contexts: tuple = (8192, 32768), longest: in
     return rows
 
 
-def server_rows(_trace: str = "") -> list:
-    """K and V as servers keep them: pages of 16 tokens, fp8 among them; and four query tokens on a contiguous cache."""
-    models = {"L8B 1x8k": ((8192,), 32), "L8B 1x128k": ((131072,), 32), "L8B 8x8k": ((8192,) * 8, 32), "L8B 34x16k": ((16384,) * 34, 32),
-              "70B 8x32k": ((32768,) * 8, 64), "R1 128k+63x1k": ((131072, *(1024,) * 63), 32)}
-    forms = {"n_q 4": (Form("bshd"), "bf16", 4), "pages nhd": (Form("nhd", 16), "bf16", 1), "pages hnd": (Form("hnd", 16), "bf16", 1),
-             "pages nhd fp8": (Form("nhd", 16), "fp8_e4m3", 1), "pages hnd fp8": (Form("hnd", 16), "fp8_e4m3", 1)}
-    return [Row(f"{model} {name}", "servers", lens, q_heads, 8, 128, "bf16", (n_q,) * len(lens), kv_dtype, form, n_q > 1)
-            for name, (form, kv_dtype, n_q) in forms.items() for model, (lens, q_heads) in models.items()
-            if form.page or len(set(lens)) == 1]
-
-
-OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "cpu-peers": cpu_peer_rows, "servers": server_rows}
+OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "cpu-peers": cpu_peer_rows}
 
 
 def quick_rows() -> list:

@@ -96,6 +96,17 @@ class Tensors:
     def q_starts(self) -> torch.Tensor:
         return offsets(self.row.n_q, self.device)
 
+    @functools.cached_property
+    def slopes(self) -> torch.Tensor:
+        """ALiBi's, [Hq], as the command has them."""
+        heads = self.row.q_heads
+        return torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)], dtype=torch.float32, device=self.device)
+
+    @functools.cached_property
+    def sinks(self) -> torch.Tensor:
+        """[Hq] logits of 0, as the command has them."""
+        return torch.zeros(self.row.q_heads, dtype=torch.float32, device=self.device)
+
     @property
     def q_bshd(self) -> torch.Tensor:
         """[B, n_q, Hq, d]; of even queries alone."""
@@ -147,15 +158,26 @@ class Tensors:
         """Query token -> [group, dv] in fp64: of the first, the middle and the last one."""
         row, n_q = self.row, self.row.n_q[b]
         k, v = (self.tokens(x[copy], b, head) for x in (self.k, self.v))
-        begin, found = sum(row.n_q[:b]), {}
+        begin, found, heads = sum(row.n_q[:b]), {}, slice(head * row.group, (head + 1) * row.group)
         for i in sorted({0, n_q // 2, n_q - 1}):
-            scores = self.q[begin + i, head * row.group:(head + 1) * row.group].double() @ k.T * row.scale
+            scores = self.q[begin + i, heads].double() @ k.T * row.scale
             if row.feature("softcap"):
                 scores = row.feature("softcap") * torch.tanh(scores / row.feature("softcap"))
             position, keys = len(k) - n_q + i, torch.arange(len(k), device=k.device)
-            left, right = row.feature("window", (-1, -1))
-            hidden = keys > position if row.causal else torch.zeros_like(keys, dtype=torch.bool)
-            hidden = hidden | (keys < position - left) if left >= 0 else hidden
-            hidden = hidden | (keys > position + right) if right >= 0 else hidden
-            found[i] = torch.softmax(scores.masked_fill(hidden, -math.inf), -1) @ v
+            if row.feature("alibi"):
+                scores = scores - self.slopes[heads, None].double() * (position - keys).abs()
+            scores = scores.masked_fill(hidden_keys(row, keys, position), -math.inf)
+            if row.feature("sinks"):
+                sink = self.sinks[heads, None].double()
+                found[i] = torch.softmax(torch.cat([scores, sink], -1), -1)[:, :-1] @ v
+            else:
+                found[i] = torch.softmax(scores, -1) @ v
         return found
+
+
+def hidden_keys(row: Row, keys: torch.Tensor, position: int) -> torch.Tensor:
+    """Which keys a query at a position does not see."""
+    left, right = row.feature("window", (-1, -1))
+    hidden = keys > position if row.causal else torch.zeros_like(keys, dtype=torch.bool)
+    hidden = hidden | (keys < position - left) if left >= 0 else hidden
+    return hidden | (keys > position + right) if right >= 0 else hidden
