@@ -350,3 +350,37 @@ def test_energy_is_what_is_above_idle(monkeypatch):
     found = meters.energy(Meter(), turn, 50, 1_000_000, 10.0, idle_w=100.0)
     assert found["energy_j"] == pytest.approx(200.0 * 0.5 / 50) and found["energy_nj_per_kv_byte"] == pytest.approx(2000.0)
     assert found["power_w_mean"] == pytest.approx(300.0)
+
+
+# ---- peers that need a GPU, on stand-ins with their packages' signatures ---------------------------------------------------------
+
+
+GPU_ROWS = [Row("even", "test", (70, 70), 8, 2, 128, "bf16"), Row("one", "test", (70,), 8, 2, 128, "bf16"),
+            Row("uneven", "test", (70, 5, 33), 8, 2, 128, "bf16", form=Form("htd")),
+            Row("pages", "test", (70, 5), 8, 2, 128, "bf16", form=Form("hnd", 16)), Row("chunk", "test", (70,), 8, 2, 64, "bf16", (9,), causal=True),
+            Row("mixed", "test", (70, 33, 20), 8, 2, 64, "bf16", (9, 1, 1), form=Form("thd"), causal=True),
+            Row("mla", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=512)]
+#: peer -> the rows that it takes of these
+TAKEN = {"flash-attn-2": "even one uneven chunk mixed", "flash-attn-3": "even one uneven pages chunk mixed", "flashinfer-cc": "even one uneven pages",
+         "flashinfer-tc": "even one uneven pages", "flashinfer-batch": "even one uneven pages chunk mixed", "flashinfer-single": "one",
+         "flashinfer-xqa": "even one uneven pages", "flashinfer-prefill": "chunk mixed", "flash-mla": "mla", "flashinfer-mla": "mla",
+         "hpc-ops": "even one uneven pages"}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_gpu_peer_gives_its_package_what_it_asks_for(name, monkeypatch):
+    import gpu_peers
+    from peers import of_flashinfer
+
+    for module, contents in gpu_peers.modules().items():
+        monkeypatch.setitem(sys.modules, module, contents)
+    monkeypatch.setattr(of_flashinfer, "WORKSPACE_BYTES", 16)
+    peer = known_peers("cuda")[name]("cpu", 1)
+    taken = set()
+    for row in GPU_ROWS:
+        subjects, notes = bench(cold_bytes=2 * row.kv_bytes).measure(row, [peer], {})
+        if subjects:
+            taken.add(row.row)
+        else:
+            assert notes[name].startswith("skipped: "), notes
+    assert taken == set(TAKEN[name].split())
