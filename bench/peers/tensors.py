@@ -13,12 +13,13 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 CHUNK = 1 << 24  # elements that are drawn at a time
 #: Largest difference / largest value, by bytes of an element of the cache: a wrong answer is near 1.
 ERROR_LIMIT = {1: 0.15, 2: 0.05, 4: 1e-3}
-MOST_COPIES = 1024
+MOST_COPIES, MOST_BYTES = 1024, 16e9  # of one row
 
 
 def copies_of(row: Row, cold_bytes: int) -> int:
     """So many caches that their reads in turn find none of them in a cache of the machine."""
-    return max(1, min(MOST_COPIES, -(-cold_bytes // row.kv_bytes)))
+    whole = 2 * sum(row.lens) * row.kv_heads * row.head_dim * ELEMENT_BYTES[row.kv_dtype]  # a window reads a part of its cache
+    return max(1, min(MOST_COPIES, -(-cold_bytes // row.kv_bytes), int(MOST_BYTES // whole)))
 
 
 def pages_of(row: Row, page: int) -> list:

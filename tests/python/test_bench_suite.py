@@ -77,6 +77,15 @@ def test_a_latent_cache_is_counted_once():
     assert row.kv_bytes == 8192 * 576 * 2 and row.value_dim == 512
 
 
+def test_copies_are_cold_and_fit():
+    from peers.tensors import copies_of
+
+    row = suites.mla_rows()[0]
+    assert copies_of(row, 0) == 1 and copies_of(row, 3 * row.kv_bytes - 1) == 3
+    windowed = Row("w", "test", (131072,) * 8, 64, 8, 64, "bf16", read_bytes=1 << 21)
+    assert copies_of(windowed, 320_000_000) == int(16e9 // (2 << 30)) == 7
+
+
 def test_two_rows_of_one_name_are_refused(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text((json.dumps(LINE) + "\n") * 2)
