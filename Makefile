@@ -9,7 +9,7 @@
 #   make multi-gpu-bench  one layer on 1, 2, 4 and 8 GPUs into multi-gpu.jsonl, in 9 minutes; again: what is missing there
 #   make build     the command at build/bin/lean, the library at build/lib
 #   make cuda      the command and the library with the CUDA backend, under build-cuda; checks registers, spills and size
-#   make bench     whole calls and small pieces, measured
+#   make bench     whole calls and small pieces, measured; SUITE=ragged: that suite beside other libraries, with the package that PYTHON imports
 #   make mutants   breaks the code on purpose and asks the tests to notice
 #   make format    formats the sources; make check-format only looks
 CLANG_FORMAT := .venv/bin/clang-format
@@ -63,9 +63,13 @@ cuda:
 	python3 tools/cuda_build.py --target lean --target lean_cli
 
 bench: build
+ifneq ($(SUITE),)
+	$(PYTHON) bench/suite.py --suite $(SUITE) $(BENCH)
+else
 	cmake --build --preset cpu --target lean_microbench
 	build/bin/lean_microbench
 	build/bin/lean bench --backend cpu
+endif
 
 mutants:
 	tools/setup.sh check

@@ -61,6 +61,21 @@ def tier_a() -> list:
     return sorted(rows.values(), key=lambda row: (row["MB"], row["row"]))
 
 
+def without_version(impl: str) -> str:
+    """"torch-2.13.0/flash" as "torch/flash"."""
+    return re.sub(r"[- ][\w.+]*\d[\w.+]*(?=/|$)", "", impl)
+
+
+def suite_rows(path: pathlib.Path) -> list:
+    """Rows of a file of bench/suite.py as tier_a() has them, peers by their names without versions. Void rows are left out."""
+    rows = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line.get("us") and line.get("ceiling_us") and not (line.get("note") or "").startswith("void"):
+            row = rows.setdefault(line["row"], {"row": line["row"], "MB": line["kv_bytes"] / 1e6, "over": {}})
+            row["over"][without_version(line["impl"])] = line["us"] / line["ceiling_us"]
+    return sorted(rows.values(), key=lambda row: (row["MB"], row["row"]))
+
+
 def best_peer(row: dict) -> tuple:
     return min((row["over"][family], family) for family in FAMILIES if family in row["over"])
 
@@ -153,7 +168,7 @@ def cpu() -> dict:
         for line in lines(name):
             if line.get("us"):
                 forms = rows.setdefault(line["row"], {})
-                peer = line["impl"].split()[0]
+                peer = re.split("[ -]", line["impl"])[0]
                 forms[peer] = min(forms.get(peer, math.inf), line["us"])
         for row, forms in rows.items():
             group, dtype = re.search(r" g(\d) d128 (\w+) ", row).groups()

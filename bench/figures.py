@@ -58,18 +58,25 @@ def points(axes, x, y, name: str, colours: dict, filled: bool = False, size: flo
     axes.scatter(x, y, s=size, marker=marker, linewidths=1.1, label=options.pop("label", name), zorder=3 if filled else 2, **hollow, **options)
 
 
-def draw_read_limit(figure, data, colours):
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for axes, family in zip(panels.flat, FAMILIES):
+def draw_read_limit(figure, data, colours, families=tuple(FAMILIES)):
+    """Ours beside one other in each panel."""
+    columns = 2 if len(families) > 1 else 1
+    panels = figure.subplots(-(-len(families) // columns), columns, sharex=True, sharey=True, squeeze=False)
+    most = max(40, 2 * max(over for row in data for over in row["over"].values()))
+    for axes, family in zip(panels.flat, families):
         rows = [row for row in data if family in row["over"]]
         for name, size in ((family, 26), (OURS, 15)):
-            above = [max(row["over"][name], 1.004) - 1 for row in rows]  # the axis is of what lies above the limit, and has no 1
-            points(axes, [row["MB"] for row in rows], above, name, colours, filled=name == OURS, size=size)
-        axes.set(xscale="log", yscale="log", ylim=(0.003, 40))
-        ticks(axes.xaxis, [4, 16, 64, 256, 1000, 4000])
+            shown = [row for row in rows if name in row["over"]]
+            above = [max(row["over"][name], 1.004) - 1 for row in shown]  # the axis is of what lies above the limit, and has no 1
+            points(axes, [row["MB"] for row in shown], above, name, colours, filled=name == OURS, size=size)
+        axes.set(xscale="log", yscale="log", ylim=(0.003, most))
+        axes.legend(loc="lower left", frameon=False, labelcolor=colours["ink"])
         axes.yaxis.set_ticks([place - 1 for place in OVER_TICKS], [f"{place:g}" for place in OVER_TICKS])
         axes.yaxis.set_ticks([], minor=True)
-        axes.legend(loc="lower left", frameon=False, labelcolor=colours["ink"])
+        if tuple(families) == tuple(FAMILIES):
+            ticks(axes.xaxis, [4, 16, 64, 256, 1000, 4000])
+    for axes in list(panels.flat)[len(families):]:
+        axes.set_visible(False)
     figure.supxlabel("MB of K and V that a call reads", fontsize=9)
     figure.supylabel(LIMIT_TEXT, fontsize=9)
 
@@ -214,11 +221,30 @@ def draw(name: str, text: str, png: pathlib.Path | None) -> None:
                 figure.savefig(png / f"{name}-{mode}.png", dpi=110, facecolor="white" if mode == "light" else "#0d1117")
 
 
+def draw_suite(file: pathlib.Path, picture: pathlib.Path) -> None:
+    """Time over the read against MB of K and V, ours and each peer of a file of bench/suite.py. ValueError: it has no such times."""
+    import matplotlib.figure
+
+    data = figure_data.suite_rows(file)
+    families = sorted({name for row in data for name in row["over"] if name.partition("/")[0] != OURS})
+    if not families:
+        raise ValueError(f"--suite = {file}: no row with a peer's time and a pure read")
+    figure = matplotlib.figure.Figure(figsize=(7.6, 1.2 + 2.1 * -(-len(families) // 2)), layout="constrained")
+    draw_read_limit(figure, data, COLOURS["light"], tuple(families))
+    figure.savefig(picture, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-figures", action="store_true", help="tables and numbers alone")
     parser.add_argument("--png", type=pathlib.Path, help="a folder for pictures to look at as well")
+    parser.add_argument("--suite", type=pathlib.Path, metavar="FILE", help="draw a file of bench/suite.py instead, into --to; writes nothing else")
+    parser.add_argument("--to", type=pathlib.Path, metavar="PICTURE", help="an .svg, .png or .pdf file, for --suite")
     options = parser.parse_args()
+    if bool(options.suite) != bool(options.to):
+        parser.error("--suite and --to go together")
+    if options.suite:
+        return draw_suite(options.suite, options.to)
     OUT.mkdir(exist_ok=True)
     for name in () if options.no_figures else DRAWN:
         text = figure_data.figure_data(name)

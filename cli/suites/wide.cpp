@@ -46,7 +46,7 @@ void add_wide(Matrix& matrix) {
   add(matrix, "gpt-oss", kGptOss, chunk);
   add(matrix, "gemma2-9b", kGemma2, chunk);
   add(matrix, "mha", kMha, chunk);
-  // Declared, but this command makes no such call; bench/prefill_mix.py does.
+  // Declared, but this command makes no such call; bench/suite.py does (--suite mixed).
   matrix.begin(Suite::kWide, Tier::kB);
   matrix.add("mixed 2x2k prefill + 62x8k", decode_of(uniform(64, 8 * k), kLlama8B), "query lengths that differ in a batch");
 }

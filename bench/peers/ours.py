@@ -1,0 +1,96 @@
+"""This library, through its Python package: K and V where the row has them, the workspace that the package keeps."""
+from peers import Peer, Prepared
+from peers.tensors import offsets
+
+
+class Lean(Peer):
+    name = "lean"
+    impl = "lean"
+    devices = ("cuda", "cpu")
+    dtypes = ("fp32", "fp16", "bf16")
+    kv_dtypes = ("fp8_e4m3", "fp8_e5m2")
+    features = ("window", "softcap", "alibi", "sinks")
+
+    def __init__(self, device: str, threads: int):
+        import lean_attention
+
+        self.decode, self.version = lean_attention.decode, lean_attention.__version__
+
+    def supports(self, row):
+        return row.unknown or None
+
+    def forms(self, row):
+        return [row.form]
+
+    def prepare(self, row, tensors):
+        q, out, result, layout = self.queries(row, tensors)
+        arguments = dict(causal=row.causal, scale=row.scale, layout=layout, **self.rules(row, tensors), **self.places(row, tensors))
+        k, v = tensors.k, tensors.v
+
+        def call(i):
+            self.decode(q, k[i], v[i], out=out, **arguments)
+            return result
+
+        return Prepared(call)
+
+    def packs_queries(self, row) -> bool:
+        return not row.even_queries or row.form.kind in ("thd", "htd") and not row.decodes
+
+    def queries(self, row, tensors):
+        """q and out in the order of axes that K and V have, the memory that out is a view of, and the order's name."""
+        result = tensors.output()
+        q, out = tensors.q, result
+        if not self.packs_queries(row) and not row.decodes:
+            q, out = tensors.q_bshd, result.view(*tensors.q_bshd.shape[:3], row.value_dim)
+        if row.form.kind in ("bshd", "thd", "nhd"):
+            return q, out, result, "bshd"
+        if not row.decodes:
+            q, out = q.transpose(-3, -2), out.transpose(-3, -2)
+        return q, out, result, "bhsd"
+
+    def rules(self, row, tensors):
+        made = {"alibi": ("alibi_slopes", "slopes"), "sinks": ("sinks", "sinks")}
+        return dict((made[name][0], getattr(tensors, made[name][1])) if name in made else (name, value) for name, value in row.features)
+
+    def places(self, row, tensors):
+        arguments = {}
+        if row.form.kind in ("thd", "htd"):
+            arguments |= dict(cu_seqlens_k=tensors.kv_starts, max_seqlen_k=row.longest)
+        else:
+            arguments |= dict(seqlens=tensors.lens)
+        if row.form.page:
+            arguments |= dict(block_table=tensors.table)
+        if self.packs_queries(row):
+            arguments |= dict(cu_seqlens_q=tensors.q_starts, max_seqlen_q=max(row.n_q))
+        return arguments
+
+
+class TwoCalls(Lean):
+    """A mixed batch as two calls: the chunks, then the rows of one query token."""
+
+    name = "lean-two-calls"
+    impl = "lean/two_calls"
+
+    def supports(self, row):
+        if row.even_queries or row.form.kind != "thd":
+            return "of mixed batches end to end"
+        return row.unknown or (None if list(row.n_q) == sorted(row.n_q, reverse=True) else "chunks first")
+
+    def prepare(self, row, tensors):
+        cut = sum(n > 1 for n in row.n_q)
+        result, parts = tensors.output(), []
+        for begin, end in ((0, cut), (cut, row.batch)):
+            tokens, keys = (slice(sum(counts[:begin]), sum(counts[:end])) for counts in (row.n_q, row.lens))
+            parts.append((tensors.q[tokens], result[tokens], keys, dict(
+                cu_seqlens_q=offsets(row.n_q[begin:end], tensors.device), cu_seqlens_k=offsets(row.lens[begin:end], tensors.device),
+                max_seqlen_q=max(row.n_q[begin:end]), max_seqlen_k=max(row.lens[begin:end]), causal=row.causal, scale=row.scale, layout="bshd")))
+
+        def call(i):
+            for q, out, keys, arguments in parts:
+                self.decode(q, tensors.k[i][keys], tensors.v[i][keys], out=out, **arguments)
+            return result
+
+        return Prepared(call)
+
+
+PEERS = (Lean, TwoCalls)

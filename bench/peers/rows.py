@@ -1,0 +1,242 @@
+"""The rows of bench/suite.py: read from the lines of `lean bench --suite NAME --list --json`, or declared here where the command has no
+words for them: prefill chunks, mixed batches, MLA, and the rows of the CPU's other libraries.
+"""
+import csv
+import dataclasses
+import itertools
+import json
+import pathlib
+import random
+import subprocess
+
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+#: The command's names of K/V layouts (axes, slowest first; no b: packed) and ours.
+KINDS = {"bhsd": "bhsd", "bshd": "bshd", "hsd": "htd", "shd": "thd"}
+PAGED_KINDS = {"bhsd": "hnd", "bshd": "nhd"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Where K and V lie: bhsd, bshd (padded to the longest), htd, thd (packed), blocks (each sequence's
+    [Hkv, tokens, d] on its own, end to end), or in pages of so many tokens, hnd or nhd.
+
+    `how` is the way to call a peer there; where it begins with "padded", every sequence is read to the longest one's end.
+    """
+
+    kind: str
+    page: int = 0
+    how: str = ""
+
+    @property
+    def text(self) -> str:
+        return (f"{self.kind}/{self.page}" if self.page else self.kind) + (f", {self.how}" if self.how else "")
+
+    @property
+    def padded(self) -> bool:
+        return self.how.startswith("padded")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One problem. n_q: query tokens of each sequence. value_dim < head_dim: V is the head of K, as in MLA."""
+
+    row: str
+    suite: str
+    lens: tuple
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    n_q: tuple = ()
+    kv_dtype: str = ""
+    form: Form = Form("bhsd")
+    causal: bool = False
+    value_dim: int = 0
+    features: tuple = ()  # of (name, value): window (left, right), softcap, alibi and sinks, whose numbers follow from the heads
+    unknown: str = ""  # why no implementation can be asked for it here
+    read_bytes: int = 0  # of K and V that a call must read, where that is not all of them
+
+    def __post_init__(self):
+        defaults = {"n_q": self.n_q or (1,) * len(self.lens), "kv_dtype": self.kv_dtype or self.dtype, "value_dim": self.value_dim or self.head_dim}
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def batch(self) -> int:
+        return len(self.lens)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lens)
+
+    @property
+    def uniform(self) -> bool:
+        return len(set(self.lens)) == 1
+
+    @property
+    def even_queries(self) -> bool:
+        return len(set(self.n_q)) == 1
+
+    @property
+    def decodes(self) -> bool:
+        return set(self.n_q) == {1}
+
+    @property
+    def group(self) -> int:
+        return self.q_heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim ** -0.5
+
+    @property
+    def latent(self) -> bool:
+        return self.value_dim < self.head_dim
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.read_bytes or sum(self.lens) * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype] * (1 if self.latent else 2)
+
+    def feature(self, name: str, default=None):
+        return dict(self.features).get(name, default)
+
+    def fields(self) -> dict:
+        """What a line of a result file says of the problem."""
+        one = self.n_q[0] if self.even_queries else list(self.n_q)
+        fields = {"row": self.row, "suite": self.suite, "lens": list(self.lens), "q_heads": self.q_heads, "kv_heads": self.kv_heads,
+                  "head_dim": self.head_dim, "dtype": self.dtype, "n_q": one, "causal": self.causal, "kv_bytes": self.kv_bytes}
+        fields |= {"kv_dtype": self.kv_dtype} if self.kv_dtype != self.dtype else {}
+        fields |= {"value_dim": self.value_dim} if self.latent else {}
+        return fields | ({"features": dict(self.features)} if self.features else {})
+
+
+# ---- lines of the command ------------------------------------------------------------------------------------------------
+
+
+def features_of(line: dict) -> tuple:
+    """Windows, softcaps, ALiBi and sinks, as lines of the command have them."""
+    found = {name: line[name] for name in ("softcap", "alibi", "sinks") if line.get(name)}
+    window = line.get("window_left", -1), line.get("window_right", -1)
+    return tuple(sorted((found | ({"window": window} if window != (-1, -1) else {})).items()))
+
+
+def row_of(line: dict) -> Row:
+    """ValueError: a field is missing or not understood."""
+    try:
+        page, kind = line.get("page_tokens", 0), line["layout"]
+        form = Form(PAGED_KINDS[kind], page) if page else Form(KINDS[kind])
+        lens, n_q = tuple(int(n) for n in line["lens"]), line.get("n_q", 1)
+        if not lens or min(lens) < 1:
+            raise ValueError(f"lens = {list(lens)}: 1 or more tokens each")
+        return Row(line["row"], line.get("suite", ""), lens, line["q_heads"], line["kv_heads"], line["head_dim"], line["dtype"],
+                   tuple(n_q) if isinstance(n_q, list) else (n_q,) * len(lens), line.get("kv_dtype", ""), form, bool(line.get("causal")),
+                   features=features_of(line), unknown=line.get("missing") or "", read_bytes=line.get("kv_bytes", 0))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a row is not understood: {type(error).__name__}: {error}: {json.dumps(line)[:200]}") from error
+
+
+def read_rows(lines) -> list:
+    return [row_of(json.loads(line)) for line in lines if line.strip()]
+
+
+def rows_of_command(command: pathlib.Path, suite: str, device: str, trace: str = "") -> list:
+    """The rows of a suite of `lean bench`. ValueError: it has none of that name, or does not run."""
+    arguments = [command, "bench", "--suite", suite, "--backend", device, "--list", "--json", *(["--trace", trace] if trace and suite == "ragged" else [])]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ValueError(f"--suite {suite}: {error}; `make build` makes build/bin/lean, --lean names another") from error
+    if done.returncode:
+        raise ValueError(f"--suite {suite}: {(done.stderr.strip().splitlines() or ['lean bench failed'])[-1]}; "
+                         f"here are also {', '.join(OWN_SUITES)}")
+    return read_rows(done.stdout.splitlines())
+
+
+# ---- rows that the command has no words for --------------------------------------------------------------------------------
+
+
+def short(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def prefill_rows(_trace: str = "") -> list:
+    """One chunk of a prompt, causal at its end, of what suite wide of the command lacks: pages under every chunk size and context, group
+    sizes, head dims."""
+    plans = [(n_q, context, 4, 128, 16) for n_q in (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+             for context in (2048, 8192, 32768, 131072) if n_q <= context]
+    plans += [(512, 8192, group, 128, 0) for group in (1, 2, 4, 8, 16)]
+    plans += [(n_q, 8192, 4, dim, 0) for dim in (64, 192, 256) for n_q in (512, 2048)]
+    rows = []
+    for n_q, context, group, dim, page in plans:
+        name = f"prefill {short(n_q)} of {short(context)} {8 * group}/8 d{dim} bf16" + (f" nhd/{page}" if page else "")
+        rows.append(Row(name, "prefill", (context,), 8 * group, 8, dim, "bf16", (n_q,), form=Form("nhd", page) if page else Form("bshd"), causal=True))
+    return rows
+
+
+#: (requests, new tokens, context with them) of a step in which prompts' chunks and decode rows share a call
+MIXES = [[(1, 512, 4096), (63, 1, 8192)], [(4, 512, 4096), (60, 1, 8192)], [(8, 256, 2048), (56, 1, 2048)],
+         [(1, 2048, 2048), (32, 1, 4096)], [(2, 2048, 16384), (30, 1, 4096)], [(1, 256, 65536), (16, 1, 16384)]]
+
+
+def mixed_row(name: str, requests: list) -> Row:
+    return Row(name, "mixed", tuple(context for _, context in requests), 32, 8, 128, "bf16", tuple(new for new, _ in requests),
+               form=Form("thd"), causal=True)
+
+
+def trace_batch(prompts: list, decodes: int, chunk: int, seed: int) -> list:
+    """(new, context): one prompt in chunks, somewhere in it, and requests that decode, each somewhere in its answer."""
+    draw = random.Random(seed)
+    prompt, _ = draw.choice(prompts)
+    begin = chunk * draw.randrange(-(-prompt // chunk))
+    requests = [(min(chunk, prompt - begin), min(prompt, begin + chunk))]
+    return requests + [(1, context + draw.randrange(answer + 1)) for context, answer in draw.choices(prompts, k=decodes)]
+
+
+def read_trace(path: str) -> list:
+    """(prompt tokens, answer tokens) of the requests of a CSV with columns ContextTokens and GeneratedTokens."""
+    with open(path, newline="") as file:
+        requests = [(int(line["ContextTokens"]), int(line["GeneratedTokens"])) for line in csv.DictReader(file)]
+    return [(prompt, answer) for prompt, answer in requests if prompt > 0]
+
+
+def mixed_rows(trace: str = "") -> list:
+    rows = [mixed_row(", ".join(f"{count} x {new} of {short(context)}" for count, new, context in groups),
+                      [(new, context) for count, new, context in groups for _ in range(count)]) for groups in MIXES]
+    if trace:
+        requests, stem = read_trace(trace), pathlib.Path(trace).stem
+        for chunk, decodes, seed in itertools.product((512, 2048), (15, 63), (1, 2)):
+            rows.append(mixed_row(f"{stem} chunk {chunk} + {decodes} x 1, draw {seed}", trace_batch(requests, decodes, chunk, seed)))
+    return rows
+
+
+def mla_rows(_trace: str = "") -> list:
+    """DeepSeek's latent cache: one K/V head of 576, V its first 512, pages of 64."""
+    return [Row(f"mla {batch}x{short(context)} h{heads} n_q{n_q}", "mla", (context,) * batch, heads, 1, 576, "bf16", (n_q,) * batch,
+                form=Form("nhd", 64), causal=n_q > 1, value_dim=512)
+            for heads in (16, 32, 64, 128) for n_q in (1, 2, 4) for batch, context in ((1, 8192), (16, 8192), (64, 4096))]
+
+
+def cpu_peer_rows(_trace: str = "", contexts: tuple = (8192, 32768), longest: int = 16384) -> list:
+    """Llama-like heads on a CPU: one and four sequences of each context, and eight whose lengths halve."""
+    lens = [(context,) * batch for context in contexts for batch in (1, 4)] + [tuple(longest >> i for i in range(8))]
+    rows = []
+    for dtype, group, n in itertools.product(("bf16", "fp16", "fp32"), (1, 4, 8), lens):
+        even = len(set(n)) == 1
+        tokens = short(max(n)) if even else f"{short(min(n))}..{short(max(n))}"
+        name = f"{'uniform' if even else 'halving'} b{len(n)} {tokens} h{32 // group} g{group} d128 {dtype} n_q1"
+        rows.append(Row(name, "cpu-peers", n, 32, 32 // group, 128, dtype, form=Form("bhsd") if even else Form("htd")))
+    return rows
+
+
+OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "cpu-peers": cpu_peer_rows}
+
+
+def quick_rows() -> list:
+    """A row of each kind, small: shows that everything runs, not how fast."""
+    heads = {"q_heads": 8, "kv_heads": 2, "head_dim": 64}
+    return [Row("quick 2x256", "quick", (256, 256), dtype="fp32", **heads), Row("quick 2x256 bf16", "quick", (256, 256), dtype="bf16", **heads),
+            Row("quick ragged", "quick", (300, 20), dtype="bf16", form=Form("htd"), **heads),
+            Row("quick pages", "quick", (100, 33), dtype="bf16", form=Form("nhd", 32), **heads),
+            Row("quick chunk 16 of 200", "quick", (200,), dtype="bf16", n_q=(16,), form=Form("bshd"), causal=True, **heads),
+            Row("quick 1 x 8 of 64, 2 x 1 of 40", "quick", (64, 40, 40), dtype="bf16", n_q=(8, 1, 1), form=Form("thd"), causal=True, **heads),
+            Row("quick mla", "quick", (90, 64), 4, 1, 96, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=64)]
