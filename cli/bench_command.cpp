@@ -6,6 +6,7 @@
 #include "cli/bench_settings.hpp"
 #include "cli/command.hpp"
 #include "cli/cpu_bench.hpp"
+#include "cli/energy_bench.hpp"
 #include "cli/gpu_bench.hpp"
 #include "cli/threads.hpp"
 #include "cli/validators.hpp"
@@ -42,6 +43,7 @@ class BenchCommand final : public Command {
         ->transform(in_range("--max-seconds", 1e-3, 1e9));
     app.add_option("--out", settings_.out, "Write the lines to this file too, as JSON lines")->check(file_to_write("--out"));
     app.add_option("--commit", settings_.commit, "Commit to record in the lines");
+    app.add_flag("--energy", energy_, "Joules of a call in place of its time: four rows of their own, three windows of 10 s each");
     add_cpu_options(app);
     add_gpu_options(app);
   }
@@ -50,6 +52,7 @@ class BenchCommand final : public Command {
     const Backend backend = list_ ? backend_.named_or(Backend::kCpu) : backend_.backend_or(Backend::kCpu);
     refuse_options_of_the_other(backend);
     const std::regex pattern = regex_of(rows_);
+    if (energy_) return run_energy(backend, pattern, json);
     if (backend == Backend::kCuda) {
       return list_ ? list_gpu_rows(settings_, pattern, json) : bench_gpu(settings_, pattern, json);
     }
@@ -57,6 +60,14 @@ class BenchCommand final : public Command {
   }
 
  private:
+  int run_energy(Backend backend, const std::regex& pattern, bool json) const {
+    for (const char* option :
+         {"--rounds", "--max-seconds", "--threads", "--kv-mib", "--tier", "--peers", "--resume", "--trace", "--dependent-launch"}) {
+      if (app_->count(option) > 0) throw BadArgument(std::string(option) + " does not go with --energy");
+    }
+    return list_ ? list_energy_rows(pattern, json) : bench_energy(backend, settings_, pattern, json);
+  }
+
   void add_cpu_options(CLI::App& app) {
     app_ = &app;
     app.add_option("--threads", settings_.threads, "Thread counts, as in 1,2,4; all from 1 on by default")
@@ -97,6 +108,7 @@ class BenchCommand final : public Command {
   BenchSettings settings_;
   std::string rows_ = ".*";
   bool list_ = false;
+  bool energy_ = false;
 };
 
 }  // namespace

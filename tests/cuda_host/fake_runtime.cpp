@@ -122,6 +122,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     call.scratch_bytes = asked.fixup.slots.layout.scratch_bytes();
     call.short_line = asked.plan.short_line;
     call.may_be_even = asked.plan.even.outputs > 0;
+    if (!call.plain()) call.timeline = asked.timeline;
   }
   return called(call);
 }

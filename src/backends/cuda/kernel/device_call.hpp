@@ -12,6 +12,7 @@
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
 #include "schedule/line_shape.hpp"
+#include "timeline/timeline.hpp"
 
 namespace lean::cuda {
 
@@ -123,6 +124,7 @@ struct DeviceCall {
   OutputArgs output;
   FixupArgs fixup;
   LaunchArgs launch;
+  [[no_unique_address]] timeline::Target timeline;  // where workers record; empty but with LEAN_TIMELINE
 };
 
 }  // namespace lean::cuda
