@@ -137,7 +137,7 @@ TEST(Timeline, EverySegmentOfTheScheduleIsThereOnceWithTheWorkerThatHasIt) {
       }
     }
   }
-  EXPECT_GT(segments, 500);
+  EXPECT_GT(segments, 400);
 }
 
 TEST(Timeline, EventsOfAWorkerAreInTheOrderOfTheirClockAndOfAlgorithm2) {
@@ -287,8 +287,8 @@ TEST(Timeline, PartsAreWhatTheirEventsSay) {
   EXPECT_TRUE(json[1]["events"].empty());
 }
 
-TEST(Timeline, ACallWithoutTokensHasATimeline) {
-  const ProblemSpec empty{.kv_lens = {0, 0}, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .dtype = DType::kFloat32};
+TEST(Timeline, ARequestWithoutTokensIsWrittenByItsWorker) {
+  const ProblemSpec empty{.kv_lens = {0, 1}, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .dtype = DType::kFloat32};
   Recorder recorder(empty, {.workers = 2});
   const Recorded& r = recorder.record();
   EXPECT_EQ(r.timeline.parts().whole(), r.timeline.ns * 2);
