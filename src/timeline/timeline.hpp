@@ -1,5 +1,5 @@
 // Timeline: when each worker of a call did what, by a clock that the worker itself reads. A build with LEAN_TIMELINE records; in any
-// other a Target and a Recorder are empty, hold no place in the structs they are members of, and what is asked of them is nothing.
+// other a Target and a Recorder are empty, the CUDA backend's structs have no member of these types, and what is asked of them is nothing.
 //
 // A worker has one track: a fixed number of events, in the order in which they happened. What does not fit is counted, and written
 // nowhere. Host and device share this header; src/timeline/hook.hpp says how the memory is handed in.

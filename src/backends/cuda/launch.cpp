@@ -69,7 +69,10 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
           .output = {.vector_output = rows_aligned(problem.o, 8)},
           .fixup = {.kind = options.fixup, .slots = slots_of(launch, workspace)},
           .launch = {.dependent = options.dependent_launch, .follows_append = follows_append},
-          .timeline = timeline::target()};
+#ifdef LEAN_TIMELINE
+          .timeline = timeline::target()
+#endif
+  };
 }
 
 /// Left out where the driver does not take them: threads copy then.

@@ -44,7 +44,9 @@ struct CtaShared {
     CtaParts<kConfig> parts;
   };
   std::int32_t arrived_last;
-  [[no_unique_address]] timeline::Recorder recorder;  // of the first thread; empty but with LEAN_TIMELINE
+#ifdef LEAN_TIMELINE
+  timeline::Recorder recorder;  // the first thread's
+#endif
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
 };
 

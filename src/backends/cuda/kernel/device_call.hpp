@@ -124,7 +124,9 @@ struct DeviceCall {
   OutputArgs output;
   FixupArgs fixup;
   LaunchArgs launch;
-  [[no_unique_address]] timeline::Target timeline;  // where workers record; empty but with LEAN_TIMELINE
+#ifdef LEAN_TIMELINE          // not an empty member that has no address: nvcc 13.0 doubles a parameter with one
+  timeline::Target timeline;  // where workers record
+#endif
 };
 
 }  // namespace lean::cuda
