@@ -7,6 +7,7 @@
 #include "cli/bench_rows.hpp"
 #include "cli/command.hpp"
 #include "cli/cpu_bench.hpp"
+#include "cli/energy_bench.hpp"
 #include "cli/gpu_bench.hpp"
 #include "cli/machine.hpp"
 #include "cli/threads.hpp"
@@ -49,6 +50,7 @@ class BenchCommand final : public Command {
     app.add_option("--out", settings_.out, "Write the lines to this file too, as JSON lines")->check(file_to_write("--out"));
     app.add_flag("--resume", settings_.resume, "Go on with the file of --out: what it has is not measured again");
     app.add_option("--commit", settings_.commit, "Commit to record in the lines");
+    app.add_flag("--energy", energy_, "Joules of a call in place of its time: four rows of their own, three windows of 10 s each");
     add_cpu_options(app);
     add_gpu_options(app);
   }
@@ -58,6 +60,7 @@ class BenchCommand final : public Command {
     refuse_options_of_the_other(backend);
     if (settings_.resume && settings_.out.empty()) throw BadArgument("--resume goes with --out");
     settings_.pattern = regex_of(rows_);
+    if (energy_) return run_energy(backend, json);
     settings_.rows.suites = suites_on(backend);
     settings_.rows.tier = tier_;
     settings_.rows.cpu_kv_bytes = cpu_kv_bytes();
@@ -66,6 +69,14 @@ class BenchCommand final : public Command {
   }
 
  private:
+  int run_energy(Backend backend, bool json) const {
+    for (const char* option : {"--rounds", "--max-seconds", "--threads", "--kv-mib", "--row-seconds", "--suite", "--tier",
+                               "--peers", "--resume", "--trace", "--dependent-launch"}) {
+      if (app_->count(option) > 0) throw BadArgument(std::string(option) + " does not go with --energy");
+    }
+    return list_ ? list_energy_rows(settings_.pattern, json) : bench_energy(backend, settings_, settings_.pattern, json);
+  }
+
   void add_cpu_options(CLI::App& app) {
     app_ = &app;
     app.add_option("--threads", settings_.threads,
@@ -134,6 +145,7 @@ class BenchCommand final : public Command {
   std::string rows_ = ".*";
   std::int64_t kv_mib_ = 0;
   bool list_ = false;
+  bool energy_ = false;
 };
 
 }  // namespace

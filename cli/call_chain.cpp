@@ -56,6 +56,12 @@ double CallChain::us_per_call(double least_us) const {
   return chain_.timed_us(replays) / static_cast<double>(replays * calls_);
 }
 
+std::int64_t CallChain::replay_for(double us) const {
+  const int replays = replays_for(us);
+  (void)chain_.timed_us(replays);
+  return replays * calls_;
+}
+
 double CallChain::isolated_us() const { return single_.timed_us_behind(chain_); }
 
 void CallChain::keep_busy(double us) const { chain_.launch(replays_for(us)); }

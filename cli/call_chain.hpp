@@ -31,6 +31,8 @@ class CallChain {
   [[nodiscard]] double us_per_call(double least_us) const;
   /// One call after other data went through the L2.
   [[nodiscard]] double isolated_us() const;
+  /// Replays back to back for about `us` microseconds, at least once; waits. Returns how many calls they made.
+  [[nodiscard]] std::int64_t replay_for(double us) const;
   /// Enqueues replays for about `us` microseconds and does not wait.
   void keep_busy(double us) const;
   /// One replay; its last call is on copy 0. Waits.

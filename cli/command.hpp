@@ -34,6 +34,7 @@ class Command {
 [[nodiscard]] std::unique_ptr<Command> make_run_command();
 [[nodiscard]] std::unique_ptr<Command> make_schedule_command();
 [[nodiscard]] std::unique_ptr<Command> make_simulate_command();
+[[nodiscard]] std::unique_ptr<Command> make_timeline_command();
 [[nodiscard]] std::unique_ptr<Command> make_bench_command();
 [[nodiscard]] std::unique_ptr<Command> make_doctor_command();
 [[nodiscard]] std::unique_ptr<Command> make_demo_command();

@@ -39,4 +39,12 @@ inline constexpr GpuModel kGpuModels[] = {
      "NVIDIA Ada GPU architecture whitepaper (2022)"},
 };
 
+/// The GPU that the driver names so; null: none that was measured.
+[[nodiscard]] constexpr const GpuModel* gpu_of_device(std::string_view device) noexcept {
+  for (const GpuModel& gpu : kGpuModels) {
+    if (!gpu.device.empty() && gpu.device == device) return &gpu;
+  }
+  return nullptr;
+}
+
 }  // namespace lean::cli

@@ -23,8 +23,8 @@ struct Entry {
 
 std::vector<std::unique_ptr<Entry>> make_entries(CLI::App& app) {
   std::vector<std::unique_ptr<Entry>> entries;
-  for (auto* make : {make_demo_command, make_run_command, make_schedule_command, make_simulate_command, make_bench_command,
-                     make_doctor_command}) {
+  for (auto* make : {make_demo_command, make_run_command, make_schedule_command, make_simulate_command, make_timeline_command,
+                     make_bench_command, make_doctor_command}) {
     auto& entry = *entries.emplace_back(std::make_unique<Entry>());
     entry.command = make();
     entry.app = app.add_subcommand(entry.command->name(), entry.command->description());

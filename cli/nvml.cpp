@@ -21,6 +21,7 @@ struct Nvml::Library {
   Result (*clock)(Handle, int, unsigned*) = nullptr;
   Result (*power)(Handle, unsigned*) = nullptr;
   Result (*throttle_reasons)(Handle, unsigned long long*) = nullptr;
+  Result (*energy)(Handle, unsigned long long*) = nullptr;  // mJ; from Volta on
 
   Library() = default;
   Library(const Library&) = delete;
@@ -38,6 +39,7 @@ struct Nvml::Library {
 
   bool open(const std::string& pci_bus_id) {
     file = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (file != nullptr) (void)find(energy, "nvmlDeviceGetTotalEnergyConsumption");
     return file != nullptr && find(init, "nvmlInit_v2") && find(shutdown, "nvmlShutdown") &&
            find(handle_by_bus_id, "nvmlDeviceGetHandleByPciBusId_v2") && find(driver_version, "nvmlSystemGetDriverVersion") &&
            find(clock, "nvmlDeviceGetClockInfo") && find(power, "nvmlDeviceGetPowerUsage") &&
@@ -69,6 +71,12 @@ GpuState Nvml::state() const {
 std::string Nvml::driver() const {
   char text[96] = {};
   return library_ != nullptr && library_->driver_version(text, sizeof(text)) == 0 ? text : "";
+}
+
+std::optional<double> Nvml::joules() const {
+  unsigned long long millijoules = 0;
+  if (library_ == nullptr || library_->energy == nullptr || library_->energy(library_->device, &millijoules) != 0) return {};
+  return static_cast<double>(millijoules) / 1e3;
 }
 
 }  // namespace lean::cli

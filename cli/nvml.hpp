@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace lean::cli {
@@ -25,6 +26,8 @@ class Nvml {
 
   [[nodiscard]] GpuState state() const;
   [[nodiscard]] std::string driver() const;  // empty: unknown
+  /// What the GPU has taken since its driver was loaded; nothing: unknown.
+  [[nodiscard]] std::optional<double> joules() const;
 
  private:
   struct Library;

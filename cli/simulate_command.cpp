@@ -163,12 +163,6 @@ Json json_of(const Predicted& row) {
           {"busy", occupancy_steps(prediction)}};
 }
 
-const GpuModel* gpu_of_device(const std::string& device) {
-  const auto* const gpu = std::find_if(std::begin(kGpuModels), std::end(kGpuModels),
-                                       [&](const GpuModel& each) { return !each.device.empty() && each.device == device; });
-  return gpu == std::end(kGpuModels) ? nullptr : gpu;
-}
-
 /// A line of a result file that the model can be held against.
 struct MeasuredLine {
   std::string row;

@@ -324,6 +324,31 @@ class Suites(unittest.TestCase):
         self.assertEqual([len(row["lens"]) for row in rows], [16, 64, 128])
 
 
+class Energy(unittest.TestCase):
+    def test_its_four_rows(self):
+        done = lean("bench", "--energy", "--list", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([(row["row"], row["q_heads"], sum(row["lens"])) for row in rows],
+                         [("energy 1x56x128k d64", 56, 131072), ("energy 1x56x512k d64", 56, 524288), ("energy L8B 1x128k", 32, 131072),
+                          ("energy R1 128k+63x1k", 32, 131072 + 63 * 1024)])
+
+    def test_options_of_times_are_refused(self):
+        done = lean("bench", "--energy", "--rounds", "3")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, "lean bench: --rounds does not go with --energy\n")
+
+    @unittest.skipIf(list(pathlib.Path("/sys/class/powercap").glob("intel-rapl:*")), "here a run takes minutes")
+    def test_a_machine_without_a_counter_has_lines_with_a_note(self):
+        done = lean("bench", "--energy", "--rows", "L8B", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([line["impl"] for line in lines], ["lean", "lean/fixed_split", "lean/data_parallel"])
+        for line in lines:
+            self.assertIsNone(line["joules_per_call"])
+            self.assertEqual(line["note"], "not measured: no energy counter: /sys/class/powercap has no intel-rapl:0")
+
+
 class Traces(unittest.TestCase):
     def lengths(self, text: str) -> list:
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:

@@ -122,6 +122,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     call.scratch_bytes = asked.fixup.slots.layout.scratch_bytes();
     call.short_line = asked.plan.short_line;
     call.may_be_even = asked.plan.even.outputs > 0;
+#ifdef LEAN_TIMELINE
+    if (!call.plain()) call.timeline = asked.timeline;
+#endif
   }
   return called(call);
 }

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "timeline/timeline.hpp"
+
 namespace lean::cuda_host {
 
 struct FakeDevice {
@@ -35,6 +37,7 @@ struct Call {
   std::int64_t scratch_bytes = 0;
   bool short_line = false;  // as it is told
   bool may_be_even = false;
+  timeline::Target timeline{};  // of a variant; empty but with LEAN_TIMELINE
 
   [[nodiscard]] bool launch() const { return !kernel.empty(); }
   [[nodiscard]] bool plain() const { return kernel.find("plain_kernel") != std::string_view::npos; }

@@ -9,6 +9,7 @@
 #include "backends/cpu/sticky.hpp"
 #include "backends/cpu/thread_atomic.hpp"
 #include "backends/cpu/tile_loop.hpp"
+#include "backends/cpu/worker_track.hpp"
 #include "fixup/arrival.hpp"
 #include "fixup/chunk_tree.hpp"
 #include "fixup/ordered_merge.hpp"
@@ -25,6 +26,7 @@ namespace {
 using fixup::ChunkTree;
 using fixup::Partial;
 using schedule::Segment;
+using timeline::EventKind;
 
 class Worker {
  public:
@@ -32,17 +34,21 @@ class Worker {
       : call_(call),
         memory_(call.memory, call.worker_memory + worker * call.memory.bytes()),
         tiles_(call.problem, call.kernels, memory_, call.log2_scale),
-        worker_(worker) {}
+        worker_(worker),
+        track_(worker) {}
 
   void run() noexcept {
     for (schedule::SegmentCursor cursor(call_.line, call_.plan, worker_); cursor.next();) {
       const Segment& segment = cursor.segment();
       enter(segment);
       done_.tiles += segment.tile_end - segment.tile_begin;
+      track_.note(EventKind::kStreamBegin, segment);
       tiles_.begin(output_);
       compute(segment);
+      track_.note(EventKind::kStreamEnd, segment);
       if (segment.sole()) {
         write_output(memory_.partial(0));
+        track_.note(EventKind::kWritten, segment);
       } else {
         hand_over(segment);
       }
@@ -56,8 +62,7 @@ class Worker {
       const Segment& segment = cursor.segment();
       if (segment.sole() || segment.contributor != 0) continue;
       enter(segment);
-      merge_all(segment);
-      write_output(memory_.partial(0));
+      merge_whole(segment);
     }
     hand_in();
   }
@@ -146,6 +151,11 @@ class Worker {
   }
 
   void store_partial(const Segment& segment) noexcept {
+    store_to_slot(segment);
+    track_.note(EventKind::kStored, segment);
+  }
+
+  void store_to_slot(const Segment& segment) noexcept {
     const std::int64_t slot = segment.slots.slot(segment.contributor);
     if (!chunked()) return copy(memory_.partial(0), call_.slots.partial(slot));
     fixup::NodeList& list = call_.slots.node_list(slot);
@@ -172,8 +182,7 @@ class Worker {
     for (std::int32_t c = 1; c < segment.contributors; ++c) {
       fixup::wait_for<ThreadAtomic>(call_.slots.counter(segment.slots.slot(c)));
     }
-    merge_all(segment);
-    write_output(memory_.partial(0));
+    merge_whole(segment);
   }
 
   void merge_if_last(const Segment& segment) noexcept {
@@ -181,12 +190,24 @@ class Worker {
     const std::int32_t bundle = segment.contributor / bundling.size;
     const std::int32_t arrivals = bundling.end(bundle, segment.contributors) - bundling.begin(bundle);
     if (!fixup::arrive_last<ThreadAtomic>(call_.slots.counter(segment.slots.slot(bundling.begin(bundle))), arrivals)) return;
+    track_.note(EventKind::kMergeBegin, segment);
     merge_bundle(segment, bundling, bundle);
     if (bundling.bundles > 1) {
+      track_.note(EventKind::kMergeEnd, segment);
       if (!fixup::arrive_last<ThreadAtomic>(call_.slots.second_counter(segment.slots.slot(0)), bundling.bundles)) return;
+      track_.note(EventKind::kMergeBegin, segment);
       merge_bundles(segment, bundling);
     }
     write_output(memory_.partial(0));
+    track_.note(EventKind::kMergeEnd, segment);
+  }
+
+  /// All partials of the segment's output are there, and nobody else merges them.
+  void merge_whole(const Segment& segment) noexcept {
+    track_.note(EventKind::kMergeBegin, segment);
+    merge_all(segment);
+    write_output(memory_.partial(0));
+    track_.note(EventKind::kMergeEnd, segment);
   }
 
   /// All merges of merge_if_last(), by one worker: bits do not depend on the mode.
@@ -255,6 +276,7 @@ class Worker {
   Done done_;
   TileOutput output_;
   ChunkTree tree_;
+  [[no_unique_address]] WorkerTrack track_;
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/int_math.hpp"
 #include "problem/append.hpp"
 #include "softmax/scale.hpp"
+#include "timeline/hook.hpp"
 
 namespace lean::cuda {
 namespace {
@@ -67,7 +68,11 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .hides_values = launch.rules.hides_values},
           .output = {.vector_output = rows_aligned(problem.o, 8)},
           .fixup = {.kind = options.fixup, .slots = slots_of(launch, workspace)},
-          .launch = {.dependent = options.dependent_launch, .follows_append = follows_append}};
+          .launch = {.dependent = options.dependent_launch, .follows_append = follows_append},
+#ifdef LEAN_TIMELINE
+          .timeline = timeline::target()
+#endif
+  };
 }
 
 /// Left out where the driver does not take them: threads copy then.

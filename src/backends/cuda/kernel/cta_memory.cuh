@@ -13,6 +13,7 @@
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "softmax/state.hpp"
+#include "timeline/timeline.hpp"
 
 namespace lean::cuda {
 
@@ -43,6 +44,9 @@ struct CtaShared {
     CtaParts<kConfig> parts;
   };
   std::int32_t arrived_last;
+#ifdef LEAN_TIMELINE
+  timeline::Recorder recorder;  // the first thread's
+#endif
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
 };
 

@@ -34,6 +34,7 @@
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
 #include "backends/cuda/kernel/tile/tile.cuh"
 #include "backends/cuda/kernel/wide_consumer.cuh"
+#include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/kernel_rows.hpp"
 #include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/grid.cuh"
@@ -97,10 +98,11 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
   for (PipelineState records(kRecords);; records.advance()) {
     ptx::barrier_wait(&shared.record_full[records.index], records.phase);
     const SegmentRecord& record = shared.records[records.index];
-    if (record.last) return;
+    if (record.last) return end_track<kConfig>();
     if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, records.index);
     first_segment = false;
     if (!asked.merge_only()) {
+      note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
       if constexpr (kStagesQueriesApart<kConfig>) {
         stage_queries_apart<kConfig>(call, records.index);
       } else if constexpr (!kConfig.bulk_queries()) {
@@ -121,8 +123,10 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
         token += tokens;
       }
       tile.finish();
+      note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
       combine_warps<kConfig>(memory, records.index, tile);
+      note_stored<kConfig>(records.index);
     } else {
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
     }
@@ -141,6 +145,7 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
   const bool consumes = warp < kConfig.consumer_warps;
+  begin_track<kConfig>(call);
   if (consumes) {
     if (threadIdx.x == 0) init_barriers(call, memory.shared);
     if (asked.tensor_copies() && threadIdx.x == kWarpThreads) {

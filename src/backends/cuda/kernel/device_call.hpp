@@ -12,6 +12,7 @@
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
 #include "schedule/line_shape.hpp"
+#include "timeline/timeline.hpp"
 
 namespace lean::cuda {
 
@@ -123,6 +124,9 @@ struct DeviceCall {
   OutputArgs output;
   FixupArgs fixup;
   LaunchArgs launch;
+#ifdef LEAN_TIMELINE          // not an empty member that has no address: nvcc 13.0 doubles a parameter with one
+  timeline::Target timeline;  // where workers record
+#endif
 };
 
 }  // namespace lean::cuda

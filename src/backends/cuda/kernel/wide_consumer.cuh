@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/fixup/wide_segment_end.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
+#include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/grid.cuh"
@@ -46,7 +47,8 @@ class WideConsumer {
     for (PipelineState records(kRecords);; records.advance()) {
       ptx::barrier_wait(&shared.record_full[records.index], records.phase);
       const SegmentRecord& record = shared.records[records.index];
-      if (record.last) return;
+      if (record.last) return end_track<kConfig>();
+      note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
       WideTile<kConfig> tile(call_);
       tile.begin(record, ptx::shared_address(memory_.queries[records.index]));
       ptx::barrier_wait(&shared.queries_full[records.index], records.phase);
@@ -55,6 +57,7 @@ class WideConsumer {
       ptx::fence_before_copies();
       if (record.token_begin < record.token_end) take_tiles(record, tile);
       tile.finish();
+      note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
       deliver<kConfig>(call_, records.index, tile);
       ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());

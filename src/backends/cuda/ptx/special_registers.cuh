@@ -19,4 +19,18 @@ namespace lean::cuda::ptx {
   return cycles;
 }
 
+/// Nanoseconds of the GPU's clock, the same for all multiprocessors; how often it moves on is the GPU's matter.
+[[nodiscard]] __device__ __forceinline__ std::int64_t global_nanoseconds() {
+  std::int64_t nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds)::"memory");
+  return nanoseconds;
+}
+
+/// The multiprocessor that this thread runs on.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t multiprocessor_id() {
+  std::uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+
 }  // namespace lean::cuda::ptx

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
@@ -271,7 +272,9 @@ template <KernelConfig kConfig>
 __device__ __noinline__ void merge_shared_nodes(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   if (!merges_nodes<kConfig>(shared.call, shared.records[record_index])) return;
+  note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
   NodeMerge<kConfig>(record_index).run();
+  note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
   consumer_sync<kConfig>();  // the stacks' room is free again
 }
 

@@ -7,6 +7,7 @@
 #include "backends/cuda/kernel/fixup/arrival.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
+#include "backends/cuda/kernel/worker_track.cuh"
 #include "fixup/arrival.hpp"
 
 namespace lean::cuda {
@@ -34,6 +35,7 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   if (shared.call.fixup.kind == Fixup::kHostBlock && !await_peers<kConfig>(slots, record)) return;
   const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
   const std::int32_t runs = bundling.bundles + (bundling.bundles > 1 ? 1 : 0);
+  note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
 #pragma unroll 1
   for (std::int32_t i = 0; i < runs; ++i) {
     const MergeRun run = i < bundling.bundles ? run_of_bundle(slots, record.slots, record.contributors, bundling, i)
@@ -41,6 +43,7 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
     merge_run<kConfig>(run, record_index);
     consumer_sync<kConfig>();  // the bundles' results are there
   }
+  note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
 }
 
 /// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
@@ -51,7 +54,9 @@ __device__ __forceinline__ void merge_shared(std::int32_t record_index) {
   const SegmentRecord& record = shared.records[record_index];
 #pragma unroll 1
   for (MergeRun run = record.run; arrive<kConfig>(*run.counter, run.parts);) {
+    note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
     merge_run<kConfig>(run, record_index);
+    note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
     if (run.slot == nullptr) return;
     run = run_of_bundles(shared.call.fixup.slots, record.slots, fixup::bundling_of(record.contributors));
   }

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
+#include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 
 namespace lean::cuda {
@@ -57,6 +58,7 @@ __device__ __forceinline__ void deliver(const DeviceCall& call, std::int32_t rec
     if (tile.row_of(half) >= record.rows) continue;
     record.slot != nullptr ? store_row(call, record, tile, half) : output_row(call, record, tile, half);
   }
+  note_stored<kConfig>(record_index);
   if (record.slot != nullptr) merge_shared<kConfig>(record_index);
 }
 
