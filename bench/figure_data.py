@@ -8,10 +8,13 @@ import math
 import pathlib
 import re
 
+import timeline_data
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
 H100 = "experiments/h100-house.jsonl"
+TIMELINE = "cpu-timeline-2t.jsonl"
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
 KNOWN_ROWS = {
@@ -234,6 +237,7 @@ FIGURES = {
     "steps": steps,
     "onnx-runtime": lambda: onnx_runtime("h100-ort.jsonl"),
     "two-gpus": two_gpus,
+    "timeline": lambda: timeline_data.timelines(lines(TIMELINE)),
 }
 
 
@@ -354,7 +358,8 @@ def two_gpus_table() -> str:
 TABLES = {"two gpus": two_gpus_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "cpu": cpu_table, "steps": steps_table, "flatness": flat_table,
-          "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table}
+          "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
+          "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE)))}
 
 
 def cpu_kinds(peer: str, *words: str) -> list:

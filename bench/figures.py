@@ -13,6 +13,7 @@ import pathlib
 import re
 
 import figure_data
+import timeline_data
 from figure_data import DEPENDENT, FAMILIES, OURS
 
 OUT = figure_data.ROOT / "docs" / "figures"
@@ -183,6 +184,30 @@ def draw_onnx_runtime(figure, data, colours):
     figure.legend(frameon=False, labelcolor=colours["ink"], loc="outside upper center", ncols=2)
 
 
+PARTS = {"streaming": ("ours", None), "storing": (0, None), "merging": (1, "////")}  # a colour, and a hatching for black and white
+
+
+def draw_timeline(figure, data, colours):
+    """Workers as rows and what they do as bars, a panel a schedule; below, the share of them that is busy."""
+    *panels, below = figure.subplots(len(data) + 1, 1, sharex=True, height_ratios=[max(1, len(data[0]["workers"]) / 8)] * len(data) + [1.4])
+    for panel, entry in zip(panels, data):
+        for worker, bars in enumerate(entry["workers"]):
+            for part, begin, end in bars:
+                key, hatch = PARTS[part]
+                colour = colours[key] if key == "ours" else colours["others"][key]
+                panel.barh(worker, (end - begin) / 1e3, left=begin / 1e3, height=0.8, color=colour, hatch=hatch, linewidth=0)
+        panel.set(ylim=(len(entry["workers"]) - 0.5, -0.5), ylabel="worker")
+        panel.set_yticks(range(0, len(entry["workers"]), max(1, len(entry["workers"]) // 4)))
+        panel.set_title(f"{entry['schedule']}: {entry['us'] / 1e3:.1f} ms, workers busy {entry['occupancy']:.0%} of the time", loc="left", fontsize=9)
+    for (name, (_, style)), colour in zip(SCHEDULES.items(), [colours["ours"], *colours["others"]]):
+        for entry in data:
+            if entry["schedule"] == name:
+                below.step([at / 1e3 for at, _ in entry["busy"]], [share for _, share in entry["busy"]], style, where="post", color=colour, label=name)
+    below.set(xlabel="ms since the call's first event", ylabel="share of\nworkers busy", ylim=(-0.05, 1.1))
+    ticks(below.yaxis, [0, 0.5, 1])
+    below.legend(frameon=False, labelcolor=colours["ink"], ncols=3, loc="lower left")
+
+
 def draw_two_gpus(figure, data, colours):
     axes = figure.subplots()
     shown = {"heads": "o", "fused": "D", "all_gather": "s", "torch + all_gather": "^"}
@@ -199,10 +224,10 @@ def draw_two_gpus(figure, data, colours):
 
 DRAWN = {"read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
          "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0),
-         "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
+         "timeline": (draw_timeline, 7.6, 4.8), "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
 
 
-def draw(name: str, text: str, png: pathlib.Path | None) -> None:
+def draw(name: str, text: str, png: pathlib.Path | None, out: pathlib.Path = OUT) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -216,7 +241,7 @@ def draw(name: str, text: str, png: pathlib.Path | None) -> None:
                                     "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False}):
             figure = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
             way(figure, json.loads(text), colours)
-            figure.savefig(OUT / f"{name}-{mode}.svg", transparent=True, metadata={"Date": None, "Creator": None, "Description": digest(text)})
+            figure.savefig(out / f"{name}-{mode}.svg", transparent=True, metadata={"Date": None, "Creator": None, "Description": digest(text)})
             if png:
                 figure.savefig(png / f"{name}-{mode}.png", dpi=110, facecolor="white" if mode == "light" else "#0d1117")
 
@@ -240,11 +265,17 @@ def main() -> None:
     parser.add_argument("--png", type=pathlib.Path, help="a folder for pictures to look at as well")
     parser.add_argument("--suite", type=pathlib.Path, metavar="FILE", help="draw a file of bench/suite.py instead, into --to; writes nothing else")
     parser.add_argument("--to", type=pathlib.Path, metavar="PICTURE", help="an .svg, .png or .pdf file, for --suite")
+    parser.add_argument("--timeline", type=pathlib.Path, nargs=2, metavar=("FILE", "FOLDER"),
+                        help="draw the lines of `lean timeline --out FILE` into FOLDER, and nothing else")
     options = parser.parse_args()
     if bool(options.suite) != bool(options.to):
         parser.error("--suite and --to go together")
     if options.suite:
         return draw_suite(options.suite, options.to)
+    if options.timeline:
+        file, folder = options.timeline
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        return draw("timeline", json.dumps(timeline_data.timelines(lines)), options.png, folder)
     OUT.mkdir(exist_ok=True)
     for name in () if options.no_figures else DRAWN:
         text = figure_data.figure_data(name)

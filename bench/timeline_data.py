@@ -27,7 +27,7 @@ def busy_steps(tracks: list, ns: int) -> list:
         share = busy / len(tracks)
         if not steps or steps[-1][1] != share:
             steps.append([at, share])
-    return steps
+    return steps if steps[-1][0] == ns else [*steps, [ns, 0]]
 
 
 def timelines(lines: list) -> list:
