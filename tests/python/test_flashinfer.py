@@ -355,3 +355,20 @@ def test_flashinfer_refuses_by_name():
         BatchDecodeWithPagedKVCacheWrapper(kv_layout="NDH")
     with pytest.raises(NotImplementedError, match="^jit_args: "):
         BatchDecodeWithPagedKVCacheWrapper(jit_args=[])
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+def test_requests_without_a_page_are_empty_where_pages_are_copied(requests):
+    """Keys that are turned, and latent keys in two tensors: a pool of the listed pages, of which there are none."""
+    from lean_attention.compat import flashinfer
+
+    none, zeros = torch.zeros(0, dtype=torch.int32), torch.zeros(requests + 1, dtype=torch.int32)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(zeros, none, zeros[1:], 2, 1, 16, 4, pos_encoding_mode="ROPE_LLAMA")
+    out, lse = wrapper.run(torch.randn(requests, 2, 16), torch.randn(3, 2, 4, 1, 16), return_lse=True)
+    assert out.shape == (requests, 2, 16) and (out == 0).all() and (lse == -torch.inf).all()
+    latent = flashinfer.BatchMLAPagedAttentionWrapper()
+    latent.plan(torch.arange(requests + 1, dtype=torch.int32), zeros, none, zeros[1:], 2, 16, 8, 4, False, 1.0)
+    q, caches = (torch.randn(requests, 2, 16), torch.randn(requests, 2, 8)), (torch.randn(3, 4, 16), torch.randn(3, 4, 8))
+    out, lse = latent.run(*q, *caches, return_lse=True)
+    assert out.shape == (requests, 2, 16) and (out == 0).all() and (lse == -torch.inf).all()

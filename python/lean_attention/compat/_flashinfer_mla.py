@@ -144,5 +144,7 @@ def _keys_of(ckv: torch.Tensor, kpe: torch.Tensor, indices: torch.Tensor) -> tup
     rows_hold_both = ckv.stride(-1) == 1 and ckv.stride(1) >= dims and ckv.dtype == kpe.dtype and ckv.stride() == kpe.stride()
     if behind and rows_hold_both and ckv.untyped_storage().data_ptr() == kpe.untyped_storage().data_ptr():
         return ckv.as_strided((*ckv.shape[:2], dims), ckv.stride()), indices
+    if indices.shape[0] == 0:  # no request has a key, and a pool has a page at least
+        return torch.cat((ckv[:1], kpe[:1]), -1), indices
     ids, own = listed_pages(indices, ckv.shape[0])
     return torch.cat((ckv[ids], kpe[ids]), -1), own

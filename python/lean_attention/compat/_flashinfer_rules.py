@@ -138,6 +138,8 @@ class PositionEncoding:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A pool of the listed pages alone, ``[listed, page, Hkv, d]``, keys turned, and the ids in it; others stay out of it."""
         listed, page = indices.shape[0], k.shape[1]
+        if listed == 0:  # no request has a key, and a pool has a page at least
+            return k[:1].to(dtype), v[:1].to(dtype), indices
         request = sequence_of_tokens(indptr, listed)
         first = (torch.arange(listed, device=k.device) - indptr[request]) * page
         ids, own = listed_pages(indices, k.shape[0])
