@@ -69,4 +69,5 @@ def test_the_picture_of_a_servers_load(tmp_path):
     command = [sys.executable, script, f"ours={tmp_path / 'load.json'}", "--out", tmp_path / "load.svg"]
     done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert "ours: a request at 4/s failed: refused" in done.stderr and "requests/s offered" in (tmp_path / "load.svg").read_text()  # text is glyphs, named in comments
+    assert "ours: a request at 4/s failed: refused" in done.stderr
+    assert "requests/s offered" in (tmp_path / "load.svg").read_text()  # text is glyphs, named in comments
