@@ -13,12 +13,12 @@
 #include "cli/command.hpp"
 #include "cli/energy.hpp"
 #include "cli/gpu.hpp"
-#include "cli/gpu_matrix.hpp"
 #include "cli/line_sink.hpp"
 #include "cli/machine.hpp"
 #include "cli/nvml.hpp"
 #include "cli/oracle.hpp"
 #include "cli/prepared_call.hpp"
+#include "cli/suites/matrix.hpp"
 
 namespace lean::cli {
 namespace {
@@ -35,10 +35,10 @@ std::vector<EnergyRow> energy_rows() {
     rows.push_back({fmt::format("energy 1x56x{}k d64", thousands),
                     {.kv_lens = {thousands * 1024}, .q_heads = 56, .kv_heads = 56, .head_dim = 64, .dtype = DType::kFloat16}});
   }
+  const std::vector<BenchRow> tier_a = select_rows({.suites = {}, .tier = "a", .trace = {}});
   for (const char* id : {"L8B 1x128k", "R1 128k+63x1k"}) {
-    const std::vector<GpuRow> matrix = gpu_matrix("a", "");
-    const auto row = std::find_if(matrix.begin(), matrix.end(), [id](const GpuRow& each) { return each.id == id; });
-    if (row == matrix.end()) throw std::logic_error(std::string("tier a has no row ") + id);
+    const auto row = std::find_if(tier_a.begin(), tier_a.end(), [id](const BenchRow& each) { return each.id == id; });
+    if (row == tier_a.end()) throw std::logic_error(std::string("tier a has no row ") + id);
     rows.push_back({std::string("energy ") + id, row->spec});
   }
   return rows;
