@@ -11,7 +11,8 @@ import tempfile
 import unittest
 
 WITH = WITHOUT = ""
-SMALL = ("--lens", "2000,3,40,0", "--q-heads", "2", "--kv-heads", "1", "--head-dim", "16", "--workers", "2", "--calls", "3")
+SMALL = ("--lens", "2000,3,40,0", "--q-heads", "2", "--kv-heads", "1", "--head-dim", "16", "--calls", "3")
+TWO = (*SMALL, "--workers", "2")
 
 
 def lean(program: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -20,7 +21,7 @@ def lean(program: str, *arguments: str) -> subprocess.CompletedProcess:
 
 class TimelineCommand(unittest.TestCase):
     def test_a_build_without_timelines_names_the_option(self):
-        done = lean(WITHOUT, *SMALL)
+        done = lean(WITHOUT, *TWO)
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stdout, "")
         self.assertRegex(done.stderr, r"^lean timeline: this build records no timeline: .*-DLEAN_TIMELINE=ON")
@@ -28,7 +29,7 @@ class TimelineCommand(unittest.TestCase):
     def test_lines_of_three_schedules(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "lines.jsonl"
-            done = lean(WITH, *SMALL, "--json", "--out", str(file), "--commit", "abc")
+            done = lean(WITH, *TWO, "--json", "--out", str(file), "--commit", "abc")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(file.read_text(), done.stdout)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -45,7 +46,7 @@ class TimelineCommand(unittest.TestCase):
             self.assertEqual(list(tiles.values()), whole, line["impl"])
 
     def test_the_table(self):
-        done = lean(WITH, *SMALL)
+        done = lean(WITH, *TWO)
         self.assertEqual(done.returncode, 0, done.stderr)
         for words in ("occupancy", "streaming", "merging", "lean/fixed_split", "lean/data_parallel"):
             self.assertIn(words, done.stdout)
