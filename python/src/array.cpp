@@ -38,8 +38,6 @@ Reference attribute(PyObject* object, const char* name) {
 
 constexpr ElementType element_type(DType dtype) noexcept { return static_cast<ElementType>(dtype); }
 
-constexpr bool is_of_library(ElementType type) noexcept { return static_cast<std::int32_t>(type) < kDTypeCount; }
-
 /// DLPack's code of each of the library's types.
 constexpr dlpack::TypeCode code_of(DType dtype) noexcept {
   switch (dtype) {

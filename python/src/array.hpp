@@ -23,6 +23,9 @@ enum class ElementType : std::int32_t {
   kOther,
 };
 
+/// Whether it is a DType, by the same number.
+[[nodiscard]] constexpr bool is_of_library(ElementType type) noexcept { return static_cast<std::int32_t>(type) < kDTypeCount; }
+
 [[nodiscard]] const char* name_of(ElementType type) noexcept;
 
 struct Array {

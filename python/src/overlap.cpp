@@ -7,19 +7,14 @@ namespace lean::python {
 namespace {
 
 std::int64_t bytes_of(ElementType type) noexcept {
+  if (is_of_library(type)) return traits_of(static_cast<DType>(type)).bytes;
   switch (type) {
     case ElementType::kInt64: return 8;
-    case ElementType::kFloat32:
     case ElementType::kInt32:
     case ElementType::kUInt32: return 4;
-    case ElementType::kFloat16:
-    case ElementType::kBFloat16: return 2;
-    case ElementType::kFloat8E4M3:
-    case ElementType::kFloat8E5M2:
     case ElementType::kBool: return 1;
-    case ElementType::kOther: break;  // refused
+    default: return 0;  // refused
   }
-  return 0;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ __device__ __forceinline__ void report_sticky(fixup::StateHeader& header, Status
 }
 
 /// Called where nothing is kept in registers: inside a loop over tiles, whose registers are all taken, this made the loop spill.
-__device__ LEAN_CUDA_CALLED inline void look_up_fault(const Problem& problem, fixup::StateHeader& header) {
+__device__ LEAN_CUDA_CALLED void look_up_fault(const Problem& problem, fixup::StateHeader& header) {
   fixup::name_fault<DeviceAtomic>(problem, header);
 }
 

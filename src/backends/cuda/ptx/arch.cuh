@@ -18,7 +18,7 @@
 #ifdef LEAN_CUDA_WARPGROUPS
 #define LEAN_CUDA_CALLED __forceinline__
 #else
-#define LEAN_CUDA_CALLED __noinline__
+#define LEAN_CUDA_CALLED __noinline__ inline
 #endif
 
 #include "backends/cuda/architecture.hpp"
