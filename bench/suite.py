@@ -183,8 +183,10 @@ class Worker:
 
 def work(connection, settings: dict) -> None:
     """The process's main function: rows in, events out."""
+    import torch
     from peers.turns import DeviceLost
 
+    torch.set_grad_enabled(False)  # in this process, which is the rows' own
     channel = connection
 
     def emit(**event):

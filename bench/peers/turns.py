@@ -122,7 +122,6 @@ class Bench:
     def __init__(self, device: str, cold_bytes: int, rounds: int, turn_ms: float, emit=lambda **event: None):
         self.device, self.cold_bytes, self.rounds, self.turn_ms, self.emit = device, cold_bytes, rounds, turn_ms, emit
         self.pool = Pool(device)
-        torch.set_grad_enabled(False)
 
     def synchronize(self) -> None:
         if self.device == "cuda":
