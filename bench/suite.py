@@ -168,7 +168,11 @@ class Worker:
         found = {}
         for subject in subjects:
             self.emit(started=subject.peer.name)
-            found[subject.peer.name] = meters.energy(meter, subject.turns.run, subject.turns.calls_of_run, row.kv_bytes, seconds, idle_w=self.idle)
+            try:
+                measured = meters.energy(meter, subject.turns.run, subject.turns.calls_of_run, row.kv_bytes, seconds, idle_w=self.idle)
+            except meters.NoMeter as reason:
+                measured = {"energy_note": str(reason)}
+            found[subject.peer.name] = measured
         return found
 
     def line(self, row, impl: str, subject=None, **more) -> dict:

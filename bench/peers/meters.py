@@ -103,14 +103,23 @@ def clock_note(before: dict, after: dict) -> str | None:
 
 
 def watts(meter, seconds: float) -> float:
-    """Of a machine that does nothing else."""
+    """Of a machine that does nothing else. NoMeter: the counter stood still."""
     begin, started = meter.joules(), time.perf_counter()
     time.sleep(seconds)
-    return (meter.joules() - begin) / (time.perf_counter() - started)
+    return moved(meter, begin) / (time.perf_counter() - started)
+
+
+def moved(meter, begin: float) -> float:
+    """Joules since a reading."""
+    joules = meter.joules() - begin
+    if not joules > 0:
+        raise NoMeter("the energy counter did not move")
+    return joules
 
 
 def energy(meter, turn, calls: int, kv_bytes: int, seconds: float, windows: int = 3, idle_w: float = 0.0) -> dict:
-    """J a call and nJ a byte of K and V above idle, the median of windows of so many seconds. `turn()` runs `calls` calls to their end."""
+    """J a call and nJ a byte of K and V above idle, the median of windows of so many seconds, in the fields of `lean bench --energy`.
+    `turn()` runs `calls` calls to their end. NoMeter: the counter stood still, or moved no faster than idle."""
     found, powers = [], []
     for _ in range(windows):
         turns, begin, started = 0, meter.joules(), time.perf_counter()
@@ -118,10 +127,12 @@ def energy(meter, turn, calls: int, kv_bytes: int, seconds: float, windows: int 
             turn()
             turns += 1
         elapsed = time.perf_counter() - started
-        joules = meter.joules() - begin
+        joules = moved(meter, begin)
+        if not joules > idle_w * elapsed:
+            raise NoMeter(f"the energy counter moved by {joules / elapsed:.1f} W under load and by {idle_w:.1f} W idle")
         powers.append(joules / elapsed)
         found.append((joules - idle_w * elapsed) / (turns * calls))
     found.sort()
     median = found[windows // 2]
-    return {"energy_j": median, "energy_j_min": found[0], "energy_j_max": found[-1], "energy_nj_per_kv_byte": median / kv_bytes * 1e9,
-            "power_w_mean": sorted(powers)[windows // 2], "idle_w": idle_w, "energy_window_s": seconds}
+    return {"joules_per_call": median, "joules_per_call_min": found[0], "joules_per_call_max": found[-1],
+            "nj_per_kv_byte": median / kv_bytes * 1e9, "watts": sorted(powers)[windows // 2], "idle_watts": idle_w, "energy_window_s": seconds}

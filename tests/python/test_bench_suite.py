@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -357,8 +358,13 @@ def test_energy_is_what_is_above_idle(monkeypatch):
         clock[0] += 0.5
 
     found = meters.energy(Meter(), turn, 50, 1_000_000, 10.0, idle_w=100.0)
-    assert found["energy_j"] == pytest.approx(200.0 * 0.5 / 50) and found["energy_nj_per_kv_byte"] == pytest.approx(2000.0)
-    assert found["power_w_mean"] == pytest.approx(300.0)
+    assert found["joules_per_call"] == pytest.approx(200.0 * 0.5 / 50) and found["nj_per_kv_byte"] == pytest.approx(2000.0)
+    assert found["watts"] == pytest.approx(300.0)
+    with pytest.raises(meters.NoMeter, match=r"moved by 300.0 W under load and by 300.0 W idle"):
+        meters.energy(Meter(), turn, 50, 1_000_000, 10.0, idle_w=300.0)
+    still = SimpleNamespace(joules=lambda: 7.0)
+    with pytest.raises(meters.NoMeter, match="did not move"):
+        meters.energy(still, turn, 50, 1_000_000, 10.0)
 
 
 # ---- peers that need a GPU, on stand-ins with their packages' signatures ---------------------------------------------------------

@@ -23,7 +23,8 @@ namespace lean::cuda {
 inline constexpr std::uint32_t kTurnBarrier = 3;
 
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
-/// spilled 176 bytes, with 192 and 120 it is 120, with 184 and 136 124: what is left is spilled before they are dealt out anew.
+/// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
+/// are dealt out anew.
 inline constexpr int kWideConsumerRegisters = 192;
 inline constexpr int kWideProducerRegisters = 120;
 static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
