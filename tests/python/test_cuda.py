@@ -88,12 +88,12 @@ def test_sticky_status_names_the_first_entry(dim):
     decode(q, k, v, seqlens=lengths(128, 500))
     decode(q, k, v, seqlens=lengths(-1, 5))
     found = lean_attention.sticky_status(q)
-    assert (found.code, found.message.split(" (")[0]) == ("bad_lengths", "seqlens[1] = 500: allowed 0 to 128")
+    assert (found.code, found.reason.split(" (")[0]) == ("bad_lengths", "seqlens[1] = 500: allowed 0 to 128")
     pool = torch.zeros(4, 16, 2, dim, dtype=q.dtype, device="cuda")
     table = torch.tensor([[0, 1], [2, 99]], dtype=torch.int32, device="cuda")
     decode(q.transpose(1, 2), pool, pool, seqlens=lengths(20, 20), block_table=table, layout="bshd")
     found = lean_attention.sticky_status(q)
-    assert (found.code, found.message.split(";")[0]) == ("bad_page_index", "block_table[1, 1] = 99: allowed 0 to 3")
+    assert (found.code, found.reason.split(";")[0]) == ("bad_page_index", "block_table[1, 1] = 99: allowed 0 to 3")
     assert lean_attention.sticky_status(q)
 
 
