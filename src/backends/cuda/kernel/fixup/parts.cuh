@@ -137,22 +137,44 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
   }
 }
 
-/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next
-/// before it stores one.
+/// Slices that a warp has under way at once where it merges many: a wide kernel's, which has 16 for each warp and, its tiles being
+/// done, registers for four. Elsewhere the next is asked for before one is stored.
+template <KernelConfig kConfig>
+inline constexpr int kSlicesAtOnce = kConfig.wide() ? 4 : 1;
+
+/// `count` slices merged by the consumer warps, `place_of` says where one goes.
 template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {
   AskedSlice<kAhead, kConfig> asked;
+  const auto warp = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
   if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // one a warp at most
-    const auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
-    if (i >= count) return;
-    const MergedSlice to = place_of(i);
+    if (warp >= count) return;
+    const MergedSlice to = place_of(warp);
     asked = ask_for_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
     deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
+  } else if constexpr (kSlicesAtOnce<kConfig> > 1) {
+    constexpr int kAtOnce = kSlicesAtOnce<kConfig>;
+#pragma unroll 1
+    for (std::int32_t first = warp; first < count; first += kAtOnce * kConfig.consumer_warps) {
+      AskedSlice<kAhead, kConfig> several[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const std::int32_t i = first + j * kConfig.consumer_warps;
+        if (i >= count) continue;
+        const MergedSlice from = place_of(i);
+        several[j] = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const std::int32_t i = first + j * kConfig.consumer_warps;
+        if (i >= count) continue;
+        deliver_slice<kConfig>(shared, record, place_of(i), gather_slice<kAhead, kConfig>(parts, several[j]));
+      }
+    }
   } else {
 #pragma unroll 1
-    for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;;
-         i += kConfig.consumer_warps) {
+    for (std::int32_t i = warp, before = -1;; i += kConfig.consumer_warps) {
       RowSlice<kConfig> whole;
       if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
       if (i < count) {
