@@ -16,13 +16,19 @@ namespace {
 
 const char* kv_name(std::int32_t kv_bytes) { return kv_bytes == 1 ? "fp8" : "16 bits"; }
 
+std::vector<NamedFamily> all_families() {
+  std::vector<NamedFamily> families(std::begin(kFamilies), std::end(kFamilies));
+  families.insert(families.end(), std::begin(kLatentFamilies), std::end(kLatentFamilies));
+  return families;
+}
+
 void print_json() {
   const char* separator = "[\n";
   std::vector<ArchitectureRows> tables(std::begin(kKernelRows), std::end(kKernelRows));
   tables.push_back(kWideRows);
   for (const ArchitectureRows& table : tables) {
     for (const KernelRow& row : table) {
-      for (const NamedFamily& named : kFamilies) {
+      for (const NamedFamily& named : all_families()) {
         if (!named.family.has(row)) continue;
         const KernelConfig config = config_of(table.architecture, row, named.family.dtype);
         std::printf(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <string>
@@ -180,6 +181,104 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
     to_a_new_device(device);
     EXPECT_FALSE(is_wide(chunk(100))) << device.major;
   }
+}
+
+/// A call of multi-head latent attention: values are the first 512 of the keys' 576 dims, in the same memory.
+Asked latent_call(Shape shape = {}, std::int32_t q_tokens = 1) {
+  if (shape.kv_heads == 2) shape.q_heads = 16, shape.kv_heads = 1;
+  shape.head_dim = 576;
+  Problem problem = problem_of(shape);
+  problem.value_dim = 512;
+  problem.v = problem.k;
+  problem.q_tokens = q_tokens;
+  problem.q.strides.sequence = problem.o.strides.sequence = q_tokens * problem.q.strides.token;
+  problem.scores.causal = q_tokens > 1;
+  return {"a latent call", problem, cuda_options()};
+}
+
+/// Whether the latent kernel serves the call, by one launch of all workers; else the plain kernel does.
+bool is_latent(const Asked& asked) {
+  const Workspace workspace = workspace_for(asked);
+  runtime().begin();
+  const Status status = decode(asked.problem, asked.options, workspace);
+  EXPECT_TRUE(status.ok()) << status.message;
+  const Call& launch = runtime().launches().back();
+  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos;
+  EXPECT_NE(latent, launch.plain()) << launch.kernel;
+  if (latent) {
+    EXPECT_EQ(runtime().launches().size(), 1U);
+    EXPECT_EQ(launch.grid, 132U);
+    EXPECT_EQ(launch.threads, 384U);
+    EXPECT_LE(launch.shared_bytes, std::size_t{227} * 1024);
+    EXPECT_GT(launch.shared_bytes, std::size_t{3} * 64 * 1152) << "queries and two tiles";
+  }
+  return latent;
+}
+
+/// Latent attention in 16 bits, whatever its rows, is the latent kernel's, if the build has it, the device has products of warpgroups
+/// and the call asks for nothing that it does not do.
+TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
+  static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6);
+  const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
+  to_a_new_device(hopper);
+  const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 576).empty();
+  for (const std::int32_t heads : {1, 16, 64, 128}) {
+    for (const std::int32_t q_tokens : {1, 2, 4, 100}) {
+      for (const std::int32_t page_tokens : {0, 16, 64}) {
+        EXPECT_EQ(is_latent(latent_call({.q_heads = heads, .kv_heads = 1, .page_tokens = page_tokens}, q_tokens)), built)
+            << heads << ' ' << q_tokens << ' ' << page_tokens;
+      }
+    }
+  }
+  EXPECT_EQ(is_latent(latent_call({.q_heads = 48, .kv_heads = 3, .token_major = true}, 2)), built);
+  const auto changed = [](const std::function<void(Problem&, Options&)>& change) {
+    Asked asked = latent_call({}, 2);
+    change(asked.problem, asked.options);
+    return is_latent(asked);
+  };
+  EXPECT_EQ(changed([](Problem& p, Options&) { p.scores.window_left = 300, p.scores.softcap = 30.0F; }), built);
+  EXPECT_EQ(
+      changed([](Problem& p, Options&) { p.total_q_tokens = 2, p.cu_q_tokens = static_cast<const std::int32_t*>(address(7)); }),
+      built);
+  EXPECT_EQ(changed([](Problem&, Options& o) { o.policy = Policy::fixed_split(4); }), built);
+
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.v.data = address(3); }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.v.strides.token += 8; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.value_dim = 448; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.value_dim = 576; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.head_dim = 568; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.q.strides.token += 4; }));  // no pieces of 16 bytes
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.scale = -1.0F; }));
+  EXPECT_FALSE(changed([](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }));
+  EXPECT_FALSE(changed([](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }));
+  EXPECT_FALSE(is_latent(latent_call({.kv_dtype = DType::kFloat8E4M3})));
+  EXPECT_FALSE(is_latent(latent_call({.page_tokens = 24})));  // no whole boxes
+  for (const FakeDevice& device :
+       {FakeDevice{.major = 8}, FakeDevice{.major = 10}, FakeDevice{.major = 9, .shared_bytes = 163 * 1024}}) {
+    to_a_new_device(device);
+    EXPECT_FALSE(is_latent(latent_call())) << device.major;
+  }
+}
+
+/// R17: a latent call's workspace has rows of the values' dims, and is asked for wherever its values lie: sizes decide it.
+TEST(CudaHost, R17_LatentCallsHaveAWorkspaceOfTheirOwn) {
+  to_a_new_device({.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024});
+  const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 576).empty();
+  const auto size_of = [](const std::function<void(Problem&, Options&)>& change) {
+    Asked asked = latent_call();
+    change(asked.problem, asked.options);
+    const WorkspaceSize size = workspace_size(asked.problem, asked.options);
+    EXPECT_TRUE(size.status.ok()) << size.status.message;
+    return size.scratch_bytes;
+  };
+  constexpr std::size_t kSlots = std::size_t{2} * 132 * 2;  // two a worker, and as many for bundles of partials
+  const std::size_t latent = size_of([](Problem&, Options&) {});
+  EXPECT_EQ(latent, built ? kSlots * 64 * 514 * 4 : 0U);
+  EXPECT_EQ(size_of([](Problem& p, Options&) { p.v.data = address(3); }), latent);
+  EXPECT_EQ(size_of([](Problem& p, Options&) { p.q.strides.token += 4; }), latent);
+  EXPECT_EQ(size_of([](Problem& p, Options&) { p.value_dim = 500; }), 0U);
+  EXPECT_EQ(size_of([](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }), 0U);
 }
 
 /// Tokens of a tile of the variant that the call takes, as explain_schedule() tells; 0: the call is refused.

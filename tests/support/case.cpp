@@ -157,6 +157,7 @@ void for_each_field(TCase& c, TUse use) {
   use("hkv", c.kv_heads);
   use("d", c.head_dim);
   use("dv", c.value_dim);
+  use("vink", c.values_in_keys);
   use("lens", c.lens);
   use("nq", c.n_q);
   use("pad", c.pad);

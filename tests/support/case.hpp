@@ -40,6 +40,7 @@ struct Case {
   std::int32_t kv_heads = 2;
   std::int32_t head_dim = 64;
   std::int32_t value_dim = 0;
+  bool values_in_keys = false;         // V is the first value_dim dims of K, in the same memory; v's layout is not asked
   std::vector<std::int32_t> lens{37};  // key/value tokens of each sequence, left padding included
   std::vector<std::int32_t> n_q{1};    // query tokens, taken in turn; a q layout with b uses the first for all
   std::vector<std::int32_t> pad{};     // left padding of each sequence; empty: none

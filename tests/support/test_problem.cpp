@@ -169,7 +169,12 @@ void TestProblem::lay_out() {
   const DType kv_dtype = kv_dtype_of(case_);
   input(problem_.q, q_, case_.dtype, case_.q_layout, with_dims(queries, case_.head_dim));
   input(problem_.k, k_, kv_dtype, case_.k_layout, with_dims(keys, case_.head_dim));
-  input(problem_.v, v_, kv_dtype, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+  if (case_.values_in_keys) {
+    if (dv > case_.head_dim || case_.append) throw std::invalid_argument("values in keys are some of their dims, and not appended");
+    problem_.v = problem_.k;
+  } else {
+    input(problem_.v, v_, kv_dtype, kv_packed_ ? without_batch(case_.v_layout) : case_.v_layout, with_dims(keys, dv));
+  }
   if (problem_.kv_capacity == 0) problem_.k.data = problem_.v.data = nullptr;
 
   o_layout_ = layout_of(q_packed_ ? without_batch(case_.o_layout) : case_.o_layout, with_dims(queries, dv));
@@ -215,6 +220,7 @@ void TestProblem::fill_inputs() {
           store(appended, append_offset(problem_, appended.strides, LengthSource(problem_)(b), {b, h}, t));
         };
         place(problem_.k, problem_.append.k);
+        if (case_.values_in_keys) continue;
         row.resize(static_cast<std::size_t>(case_.value_dim != 0 ? case_.value_dim : case_.head_dim));
         pattern.v_row(id, h, t, row);
         place(problem_.v, problem_.append.v);

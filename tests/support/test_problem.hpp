@@ -75,7 +75,7 @@ class TestProblem {
     };
     move(p.q.data, q_);
     move(p.k.data, k_);
-    move(p.v.data, v_);
+    move(p.v.data, case_.values_in_keys ? k_ : v_);
     move(p.o.data, o_);
     move(p.lse.data, lse_);
     move(p.kv_lengths, kv_lengths_);

@@ -8,6 +8,8 @@
 #include <set>
 #include <tuple>
 
+#include "backends/cuda/kernel/tuning.hpp"
+
 namespace lean::cuda {
 namespace {
 
@@ -30,6 +32,7 @@ TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
   for (const KernelRow& wide : kWideRows) {
     EXPECT_STRNE(wide.reason.why, "");
     EXPECT_STRNE(wide.reason.measured, "");
+    if (wide.scope == Scope::kLatentTile) continue;  // calls of its dims have a workspace of its own, or the plain kernel
     EXPECT_NE(std::ranges::find(kHeadDims, wide.head_dim), std::end(kHeadDims)) << wide.head_dim;
     const ArchitectureRows& oldest = *std::prev(std::end(kKernelRows));
     EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(),
@@ -39,6 +42,38 @@ TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
                                     }))
         << wide.head_dim << ": the workspace is any call's, of as many rows";
   }
+}
+
+/// Families without other rows have latent ones and nothing else, and widths that no other family has.
+TEST(KernelRows, LatentFamiliesHaveLatentRows) {
+  for (const NamedFamily& named : kLatentFamilies) {
+    EXPECT_EQ(std::ranges::find(kHeadDims, named.family.head_dim), std::end(kHeadDims)) << named.name;
+    EXPECT_GT(named.family.head_dim, kLatentValueDim) << named.name;
+    for (const ArchitectureRows& table : kKernelRows) {
+      EXPECT_FALSE(std::ranges::any_of(table, [&](const KernelRow& row) { return named.family.has(row); })) << named.name;
+    }
+    const auto is_own = [&](const KernelRow& row) { return row.scope == Scope::kLatentTile && named.family.has(row); };
+    EXPECT_EQ(std::ranges::count_if(kWideRows, is_own), 1) << named.name;
+  }
+}
+
+/// A latent variant's partials and outputs are of the values' dims, its sums those of a warp that takes every token of a tile, and the
+/// queries of a segment and two tiles fit beside each other with 8 KB to spare for all else.
+TEST(KernelRows, LatentVariantsAreOfTheValuesDims) {
+  const KernelConfig config = config_of(Architecture::kSm90, family_named("bf16_d576"), 64, Scope::kLatentTile);
+  EXPECT_TRUE(config.wide() && config.latent());
+  EXPECT_EQ(config.tile().head_dim, 576);
+  EXPECT_EQ(config.tile().value_dim, 512);
+  EXPECT_EQ(config.row_warps(), 4);
+  EXPECT_EQ(config.token_warps(), 1);
+  EXPECT_EQ(config.warp_runs(), 4);
+  EXPECT_EQ(sum_roundings(config.tile()), 16);
+  EXPECT_EQ(config.columns(), 9);
+  EXPECT_EQ(config.column_bytes(), 128);
+  const std::int32_t queries = config.query_places() * config.q_rows * config.head_dim * 2;
+  const std::int32_t tiles = 2 * config.tile_tokens * config.stage_row_bytes(config.head_dim);
+  EXPECT_EQ(tiles, kLatentRingBytes);
+  EXPECT_LE(queries + tiles, (227 - 8) * 1024);
 }
 
 /// find_kernel() takes the first row block that holds a call's rows.

@@ -95,15 +95,21 @@ TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   }
 }
 
-/// Every run of P V reads all dims of 16 tokens.
+/// Every run of P V reads all dims of 16 tokens, or of a latent tile a warpgroup's half of the values' dims in the keys' stage.
 TEST(WideLayout, ProductsOfWeightsAndValuesReadWhatWasStored) {
-  for (const KernelRow& config : kWideRows) {
+  for (const KernelRow& row : kWideRows) {
+    const KernelConfig config = config_of(Architecture::kSm90, row, DType::kFloat16);
     const auto column_bytes = static_cast<std::uint32_t>(config.tile_tokens * kColumnBytes);
-    for (std::int32_t run = 0; run < config.tile_tokens / 16; ++run) {
-      const Descriptor d(descriptor(kBegin + run_place(run), column_bytes));
-      for (std::int32_t k = 0; k < 16; ++k) {
-        for (std::int32_t dim = 0; dim < config.head_dim; ++dim)
-          ASSERT_EQ(as_terms(d, k, dim), stored(kBegin, config.tile_tokens, 16 * run + k, dim)) << run << ' ' << k << ' ' << dim;
+    const std::int32_t own_dims = config.value_dim() / config.value_warps();
+    EXPECT_LE(own_dims, 256) << "columns of a product";
+    for (std::int32_t first = 0; first < config.value_dim(); first += own_dims) {
+      for (std::int32_t run = 0; run < config.tile_tokens / 16; ++run) {
+        const Descriptor d(descriptor(kBegin + value_place(first, column_bytes) + run_place(run), column_bytes));
+        for (std::int32_t k = 0; k < 16; ++k) {
+          for (std::int32_t dim = 0; dim < own_dims; ++dim)
+            ASSERT_EQ(as_terms(d, k, dim), stored(kBegin, config.tile_tokens, 16 * run + k, first + dim))
+                << run << ' ' << k << ' ' << dim;
+        }
       }
     }
   }

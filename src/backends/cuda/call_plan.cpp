@@ -20,7 +20,7 @@
 namespace lean::cuda {
 namespace {
 
-constexpr std::int32_t kMinStages = 2;  // a K and a V tile
+constexpr std::int32_t kMinStages = 2;  // a K and a V tile, or two tiles of both
 
 /// Packed rows of a kv head that decode steps have at most: as many as the smallest row block of any call.
 constexpr std::int32_t kFewRows = 16;
@@ -78,7 +78,7 @@ Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& pla
   const std::int32_t dims = config.fills_rows() ? config.head_dim : shape.head_dim;
   Ring ring{.stage_bytes = config.tile_tokens * config.stage_row_bytes(dims)};
   std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  const std::int32_t enough = config.wide() ? kWideRingBytes : kTmaRingBytes;
+  const std::int32_t enough = config.latent() ? kLatentRingBytes : config.wide() ? kWideRingBytes : kTmaRingBytes;
   if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, enough);
   ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
   return ring;
@@ -125,15 +125,20 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
+/// Whether wide kernels have whatever the call asks for beside its dims and rows.
+bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
+  const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
+  const bool ruled = rules.beyond_softcap || !scaled_up;
+  return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.copies.boxes && plan.vector_queries;
+}
+
 /// The wide kernel that can serve a call of many rows; kWideRule says where it does.
 const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   if (!plan.device.warpgroups || in_chunks(plan.options) || schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
   const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
                                                Scope::kWideTile, schedule::row_capacity(shape));
   if (entry == nullptr || shape.head_dim != entry->config.head_dim) return nullptr;
-  const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
-  const bool asks_for_more = rules.beyond_softcap || !scaled_up || plan.options.fixup != Fixup::kLastArriver;
-  if (asks_for_more || !plan.copies.boxes || !plan.vector_queries) return nullptr;
+  if (!asks_no_more_than_wide(shape, rules, plan)) return nullptr;
   return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
 }
 
@@ -143,6 +148,28 @@ bool outruns_steps(const KernelEntry& wide, const Problem& shape, const CallPlan
   const std::int64_t tiles =
       schedule::output_capacity(shape, wide.config.q_rows) * ceil_div(shape.kv_capacity, wide.config.tile_tokens);
   return tiles >= std::int64_t{kWideRule.fewest_step_tiles} * plan.options.workers;
+}
+
+/// The latent kernel that serves calls of these sizes if their values lie in the keys' memory: what a workspace is measured by, which
+/// is before anybody knows where tensors lie.
+const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  if (!plan.device.warpgroups || in_chunks(plan.options) || plan.options.fixup != Fixup::kLastArriver) return nullptr;
+  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
+                                               Scope::kLatentTile, schedule::row_capacity(shape));
+  if (entry == nullptr || shape.head_dim != entry->config.head_dim || value_dim_of(shape) != entry->config.value_dim())
+    return nullptr;
+  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+}
+
+bool same_rows(const TensorView& a, const TensorView& b) noexcept {
+  return a.data == b.data && a.dtype == b.dtype && a.strides.sequence == b.strides.sequence && a.strides.head == b.strides.head &&
+         a.strides.token == b.strides.token && a.strides.dim == b.strides.dim;
+}
+
+/// Whether such a kernel serves this call; else the plain kernel does.
+bool is_latent(const Problem& problem, const CallPlan& plan) noexcept {
+  if (latent_kernel(problem, plan) == nullptr || !same_rows(problem.k, problem.v) || !lies_well(problem)) return false;
+  return asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
 }
 
 schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
@@ -181,8 +208,9 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
-  // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
-  const bool walks_flat = entry.config.step() || (entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean);
+  // Any call's kernel, and a latent one, walk a flat line under `lean` only, where it is what most calls ask for.
+  const bool may_be_flat = entry.config.any_call() || entry.config.latent();
+  const bool walks_flat = entry.config.step() || (may_be_flat && plan.options.policy.kind == Policy::Kind::kLean);
   launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
@@ -193,10 +221,23 @@ fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& sha
   return fixup::workspace_layout(shape, options.policy, entry.config.tile(), options.workers);
 }
 
+/// Works out what follows from a launch's kernel.
+void plan_kernel(LaunchPlan& launch, const KernelEntry& entry, const Problem& shape, const CallPlan& plan) noexcept {
+  launch.kernel = &entry;
+  plan_line(launch, shape, plan);
+  launch.ring = ring_of(entry, shape, plan, launch.flat);
+  launch.tensor_copies = entry.config.in_columns() && plan.copies.boxes;
+  launch.workspace = workspace_of(entry, shape, plan.options);
+}
+
 /// The launch of what `shape` holds of the call: the same with no more query tokens than that.
 LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const CallPlan& plan) noexcept {
   LaunchPlan launch{.queries = queries, .rules = rules_of(shape, plan.options)};
   if (plan.plain) launch.line = schedule::line_shape_of(shape, plan.plain_tile.q_rows, plan.plain_tile.tile_tokens);
+  if (const KernelEntry* const latent = latent_kernel(shape, plan); latent != nullptr) {
+    launch.reserved = workspace_of(*latent, shape, plan.options);
+    if (plan.latent) plan_kernel(launch, *latent, shape, plan);
+  }
   if (!has_variants(shape)) return launch;
   const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
   bool fits = false;
@@ -207,27 +248,24 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
-  launch.kernel = is_step ? step : launch.any_call;
   const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan);
-  if (wide != nullptr && (!is_step || outruns_steps(*wide, shape, plan))) launch.kernel = wide;
-  plan_line(launch, shape, plan);
-  launch.ring = ring_of(*launch.kernel, shape, plan, launch.flat);
-  launch.tensor_copies = launch.kernel->config.in_columns() && plan.copies.boxes;
-  launch.workspace = workspace_of(*launch.kernel, shape, plan.options);
+  const bool is_wide = wide != nullptr && (!is_step || outruns_steps(*wide, shape, plan));
+  plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;
 }
 
 /// Query tokens of a call that a launch of its own serves, beside those of longer queries; 0: one launch serves all. Row blocks of
 /// prefill chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode rows have
-/// their own. Lengths are on the device, so each launch sees all sequences and passes over the other's.
-std::int32_t few_tokens_of(const Problem& problem, const Options& options) noexcept {
-  if (problem.cu_q_tokens == nullptr || in_chunks(options)) return 0;
+/// their own. Lengths are on the device, so each launch sees all sequences and passes over the other's. Latent row blocks are as wide
+/// for any rows.
+std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcept {
+  if (problem.cu_q_tokens == nullptr || in_chunks(plan.options) || plan.latent) return 0;
   const std::int32_t few = max_of(1, kFewRows / (problem.q_heads / problem.kv_heads));
   return few < problem.q_tokens ? few : 0;
 }
 
 void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
-  const std::int32_t few = few_tokens_of(problem, plan.options);
+  const std::int32_t few = few_tokens_of(problem, plan);
   plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
   if (few == 0) return;
   Problem decoding = problem;
@@ -249,9 +287,10 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
                 .device = device,
                 .copies = copies_of(problem, device),
                 .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes),
-                .plain = !has_variants(problem) || !lies_well(problem),
                 .plain_tile = plain_tile(problem)};
   if (options.workers == 0) plan.options.workers = device.multiprocessors;
+  plan.latent = is_latent(problem, plan);
+  plan.plain = !plan.latent && (!has_variants(problem) || !lies_well(problem));
   plan_launches(problem, plan);
   if (plan.plain || !lacks_room(plan)) return plan;
   plan.plain = true;
@@ -264,6 +303,7 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// - for the same rows a step's row block is no larger than any call's, and so are its partials;
 /// - steps cut the line (is_flat()), so workers alone count their slots;
 /// - chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp);
+/// - a latent kernel's is its own, asked for wherever its calls' values lie;
 /// - the plain kernel needs none, and where it serves for want of shared memory, it does so wherever tensors lie.
 /// Two launches follow each other, so the larger of their needs is enough; the first, of more rows, has as many counters as the
 /// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of

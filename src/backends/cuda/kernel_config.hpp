@@ -21,6 +21,9 @@ inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product o
 inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
 inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
 
+/// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1).
+inline constexpr std::int32_t kLatentValueDim = 512;
+
 /// Tensor copies lay a tile down in columns of so many bytes, one behind the other.
 [[nodiscard]] constexpr std::int32_t stage_column_bytes(std::int32_t row_bytes) noexcept { return min_of(128, row_bytes); }
 
@@ -30,7 +33,7 @@ struct KernelConfig {
   std::int32_t head_dim = 0;        // widest d; a smaller multiple of 8 leaves the rest unused
   std::int32_t q_rows = 0;          // rows of a row block
   std::int32_t tile_tokens = 0;     // tokens of a LeanTile
-  std::int32_t consumer_warps = 0;  // row_warps() x token_warps()
+  std::int32_t consumer_warps = 0;  // row_warps() x token_warps(), times two where values are shared out
   Scope scope = Scope::kAnyCall;
 
   [[nodiscard]] constexpr ScopeTraits traits() const noexcept { return traits_of(scope); }
@@ -39,12 +42,20 @@ struct KernelConfig {
   // The traits that the kernel asks for again and again, by names of their own.
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
+  [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
   [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.
   [[nodiscard]] constexpr bool copies_runs() const noexcept { return traits().copies == Copies::kRuns; }
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
+
+  /// dv, of accumulators, partials and outputs.
+  [[nodiscard]] constexpr std::int32_t value_dim() const noexcept { return latent() ? kLatentValueDim : head_dim; }
+  /// Warps beside each other that have the same rows and tokens, each with its own dims of the values.
+  [[nodiscard]] constexpr std::int32_t value_warps() const noexcept { return latent() ? 2 : 1; }
+  /// Places for the queries of a segment: of two, those of the next come while one is computed.
+  [[nodiscard]] constexpr std::int32_t query_places() const noexcept { return latent() ? 1 : 2; }
 
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
@@ -61,7 +72,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t columns() const noexcept { return stage_row_bytes(head_dim) / column_bytes(); }
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }
-  [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / row_warps(); }
+  [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / (row_warps() * value_warps()); }
   /// Query rows of a warp.
   [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
   /// Those of a warp's query rows that it stages at once at a segment's end.
@@ -69,11 +80,11 @@ struct KernelConfig {
   /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
   /// hold whole rows and their queries have a place of their own.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
-    return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * head_dim);
+    return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * value_dim());
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
-  /// Queries of a segment come while the one before is computed, to a place for each of the two: by bulk copies, or by producer threads.
+  /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).
   [[nodiscard]] constexpr bool queries_ahead() const noexcept { return bulk_queries() || wide(); }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
   [[nodiscard]] constexpr bool holds_queries() const noexcept { return !step() || kv_type().converted() || narrow(); }
@@ -92,7 +103,7 @@ struct KernelConfig {
     return {.q_dtype = kv_type().product,
             .kv_dtype = dtype,
             .head_dim = head_dim,
-            .value_dim = head_dim,
+            .value_dim = value_dim(),
             .tile_tokens = tile_tokens,
             .q_rows = q_rows};
   }
@@ -121,11 +132,12 @@ struct KernelConfig {
 /// tools/wide_model.py to experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
 /// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
 /// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
-/// their last tiles.
+/// their last tiles. A latent tile takes its read, 72 KB: a segment reads as much of queries, and its partial is 129 KB more, on the
+/// whole two tiles (by arithmetic, not measured).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
   schedule::CostModel model = cost_model(config.tile());
   if (!config.wide()) return model;
-  model.segment_units = 4 * model.tile_units;
+  model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
   model.whole_percent = model.align_percent;
   model.align_units = schedule::CostModel{}.align_units;

@@ -62,6 +62,8 @@ inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put p
                                   "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, the products of one beside the other's softmax",
                                     "experiments/h100-wide-tile.jsonl"};
+inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows, and 256 dims of the values a warpgroup",
+                                "experiments/h100-wide-tile.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -149,6 +151,7 @@ inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
     {kWideTile,    2, 64,  128, 128, 8, 112,  kWarpgroups},
     {kWideTile,    2, 128, 128, 128, 8, 176,  kWarpgroups},
+    {kLatentTile,  2, 576, 64,  64,  8, 96,   kLatent},
 };
 // clang-format on
 
@@ -188,17 +191,6 @@ inline constexpr ArchitectureRows kKernelRows[] = {{Architecture::kSm90, rows::k
 /// Rows of wide kernels, which are built and chosen with LEAN_CUDA_WIDE alone: kKernelRows serves every call without them.
 inline constexpr ArchitectureRows kWideRows{Architecture::kSm90, rows::kWide90, std::size(rows::kWide90)};
 
-/// A warp of a wide kernel has 16 rows of all tokens, a warpgroup whole columns of 128 bytes a row.
-[[nodiscard]] constexpr bool wide_rows_hold() noexcept {
-  for (const KernelRow& row : kWideRows) {
-    const bool rows = row.q_rows == kMmaRows * row.consumer_warps && row.consumer_warps % 4 == 0;
-    const bool columns = row.head_dim * row.kv_bytes % 128 == 0 && row.tile_tokens % kMmaTokens == 0;
-    if (row.scope != Scope::kWideTile || !rows || !columns) return false;
-  }
-  return true;
-}
-static_assert(wide_rows_hold());
-
 /// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row of them.
 struct KernelFamily {
   DType dtype = DType::kFloat16;
@@ -225,9 +217,15 @@ inline constexpr NamedFamily kFamilies[] = {
     {"bf16_d64", {DType::kBFloat16, 64}},  {"bf16_d128", {DType::kBFloat16, 128}},  {"bf16_d256", {DType::kBFloat16, 256}},
     {"fp8_d64", {DType::kFloat8E4M3, 64}}, {"fp8_d128", {DType::kFloat8E4M3, 128}}, {"fp8_d256", {DType::kFloat8E4M3, 256}}};
 
+/// Families that have wide rows and no others: without LEAN_CUDA_WIDE their calls are the plain kernel's.
+inline constexpr NamedFamily kLatentFamilies[] = {{"f16_d576", {DType::kFloat16, 576}}, {"bf16_d576", {DType::kBFloat16, 576}}};
+
 /// A name that no family has does not compile.
 [[nodiscard]] consteval KernelFamily family_named(std::string_view name) {
   for (const NamedFamily& known : kFamilies) {
+    if (known.name == name) return known.family;
+  }
+  for (const NamedFamily& known : kLatentFamilies) {
     if (known.name == name) return known.family;
   }
   throw "no such family";
@@ -243,6 +241,20 @@ inline constexpr NamedFamily kFamilies[] = {
           .consumer_warps = row.consumer_warps,
           .scope = row.scope};
 }
+
+/// A warp of a wide kernel has 16 rows of all tokens, a warpgroup whole columns of 128 bytes a row of K, and of the values it sums.
+[[nodiscard]] constexpr bool wide_rows_hold() noexcept {
+  for (const KernelRow& row : kWideRows) {
+    const KernelConfig config = config_of(kWideRows.architecture, row, DType::kFloat16);
+    const bool rows = row.q_rows * config.value_warps() == kMmaRows * row.consumer_warps && row.consumer_warps == 8;
+    const bool columns = row.head_dim * row.kv_bytes % 128 == 0 && row.tile_tokens % kMmaTokens == 0 &&
+                         config.value_dim() * row.kv_bytes % (128 * config.value_warps()) == 0 &&
+                         config.value_dim() <= row.head_dim;
+    if (!config.wide() || config.token_warps() != 1 || !rows || !columns) return false;
+  }
+  return true;
+}
+static_assert(wide_rows_hold());
 
 /// The variant that a kernel's name says.
 [[nodiscard]] constexpr KernelConfig config_of(Architecture architecture, const KernelFamily& family, std::int32_t q_rows,

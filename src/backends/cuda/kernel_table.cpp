@@ -30,10 +30,10 @@ constexpr bool has_wide_rows(const KernelFamily& family) noexcept {
 }
 
 /// Named here, so that a static library's are linked too. A family that is not built is not named.
-template <std::size_t kIndex, bool kWide>
+template <const auto& kNamed, std::size_t kIndex, bool kWide>
 constexpr Kernels kernels_if_built() noexcept {
-  constexpr KernelFamily kFamily = kFamilies[kIndex].family;
-  if constexpr (!is_built(kFamilies[kIndex].name)) {
+  constexpr KernelFamily kFamily = kNamed[kIndex].family;
+  if constexpr (!is_built(kNamed[kIndex].name)) {
     return nullptr;
   } else if constexpr (!kWide) {
     return kernels_of<kFamily>;
@@ -44,22 +44,28 @@ constexpr Kernels kernels_if_built() noexcept {
   }
 }
 
-/// In the order of kFamilies.
-template <bool kWide>
+/// In the order of the families.
+template <const auto& kNamed, bool kWide>
 constexpr auto kBuilt = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-  return std::array{kernels_if_built<kIndex, kWide>()...};
-}(std::make_index_sequence<std::size(kFamilies)>());
+  return std::array{kernels_if_built<kNamed, kIndex, kWide>()...};
+}(std::make_index_sequence<std::size(kNamed)>());
+
+/// Those of the family of a width that takes K and V of this type.
+template <const auto& kNamed, bool kWide>
+std::span<const KernelEntry> built_of_width(DType kv_dtype, std::int32_t width) noexcept {
+  for (std::size_t i = 0; i < std::size(kNamed); ++i) {
+    const KernelFamily& family = kNamed[i].family;
+    if (family.head_dim != width || !family.takes(kv_dtype)) continue;
+    return kBuilt<kNamed, kWide>[i] != nullptr ? kBuilt<kNamed, kWide>[i]() : std::span<const KernelEntry>{};
+  }
+  return {};
+}
 
 template <bool kWide>
 std::span<const KernelEntry> built_for(DType kv_dtype, std::int32_t head_dim) noexcept {
   const auto* const width = std::ranges::find_if(kHeadDims, [&](std::int32_t dims) { return head_dim <= dims; });
   if (width == std::end(kHeadDims)) return {};
-  for (std::size_t i = 0; i < std::size(kFamilies); ++i) {
-    const KernelFamily& family = kFamilies[i].family;
-    if (family.head_dim != *width || !family.takes(kv_dtype)) continue;
-    return kBuilt<kWide>[i] != nullptr ? kBuilt<kWide>[i]() : std::span<const KernelEntry>{};
-  }
-  return {};
+  return built_of_width<kFamilies, kWide>(kv_dtype, *width);
 }
 
 }  // namespace
@@ -69,7 +75,8 @@ std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) 
 }
 
 std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
-  return built_for<true>(kv_dtype, head_dim);
+  return head_dim <= kWidestCudaHead ? built_for<true>(kv_dtype, head_dim)
+                                     : built_of_width<kLatentFamilies, true>(kv_dtype, head_dim);
 }
 
 const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope, std::int64_t rows) noexcept {

@@ -8,9 +8,9 @@
 namespace lean::cuda {
 
 /// The values stand in the kernels' names.
-enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall, kWideTile };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep,
-                                    Scope::kChunkStep,  Scope::kAnyCall,     Scope::kWideTile};
+enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall, kWideTile, kLatentTile };
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
+                                    Scope::kAnyCall,    Scope::kWideTile,    Scope::kLatentTile};
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {
@@ -44,6 +44,9 @@ struct ScopeTraits {
   /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. General lines and the last arriver only,
   /// and of the rules of scores windows, causality and softcap.
   bool wide = false;
+  /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
+  /// warpgroups have the same rows and half the values' dims each.
+  bool latent = false;
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;
   Dims dims = Dims::kFewer;
@@ -79,6 +82,14 @@ struct ScopeTraits {
     case Scope::kWideTile:
       return {.name = "wide",
               .wide = true,
+              .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kWhole,
+              .producer_warps = 4};
+    case Scope::kLatentTile:
+      return {.name = "latent",
+              .wide = true,
+              .latent = true,
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,
               .dims = Dims::kWhole,

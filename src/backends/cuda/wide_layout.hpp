@@ -33,6 +33,11 @@ inline constexpr std::int32_t kSteps = kColumnBytes / kStepBytes;
   return static_cast<std::uint32_t>(run * 16 * kColumnBytes);
 }
 
+/// The same from the begin of a stage to where its value dims from `dim` on begin, 16 bits each: a whole column, some columns on.
+[[nodiscard]] LEAN_HD constexpr std::uint32_t value_place(std::int32_t dim, std::uint32_t column_bytes) noexcept {
+  return static_cast<std::uint32_t>(dim * 2 / kColumnBytes) * column_bytes;
+}
+
 /// A matrix descriptor (PTX ISA, "Asynchronous Warpgroup Level Matrix: Matrix Descriptor Format"), all in units of 16 bytes: bits 0
 /// to 13 where the factor begins, 16 to 29 from a column to the next, which only a product of a factor with rows as the sum's terms
 /// crosses, 32 to 45 from eight rows to the next; 62 and 63 the swizzle, 1 of 128 bytes. The base offset (49 to 51) is 0: columns

@@ -36,6 +36,7 @@ struct CtaShared {
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
   std::uint64_t queries_full[kRecords];  // with queries_ahead()
+  std::uint64_t queries_free;            // where one place holds the queries of one segment after the other
   std::uint64_t contributors_known[kRecords];
   SegmentRecord records[kRecords];
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
@@ -63,10 +64,13 @@ template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(kQueriesAlignment<kConfig>)
-      std::byte queries[kRecords][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
+      std::byte queries[kConfig.query_places()][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
   alignas(16) float exchange[kConfig.exchange_floats()];  // other queries are staged there, and parts of results side by side
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
+  [[nodiscard]] __device__ __forceinline__ std::byte* queries_of(std::int32_t record_index) {
+    return queries[kConfig.query_places() == 1 ? 0 : record_index];
+  }
   [[nodiscard]] __device__ __forceinline__ CtaLine& line() { return *reinterpret_cast<CtaLine*>(rest); }
   [[nodiscard]] __device__ __forceinline__ std::byte* ring(const DeviceCall& call) {
     return rest + line_bytes(Asked<kConfig>(call).flat());
@@ -104,10 +108,10 @@ __device__ __forceinline__ void consumer_sync() {
 }
 
 /// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than
-/// the variant's.
+/// the variant's; of latent tiles there are no fewer.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
-  constexpr std::int64_t kRowBytes = kConfig.stage_row_bytes(kConfig.head_dim);
+  constexpr std::int64_t kRowBytes = kConfig.latent() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
   return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 

@@ -22,6 +22,7 @@
 //   stage_full, _free    consumers, prod.  a tile has come; every consumer warp has read it
 //   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
 //   queries_full         consumers         bulk copies have brought the queries
+//   queries_free         producers         a latent tile's consumers have read those of the segment before, in the same place
 //   contributors_known   consumers         the rest of the record is there, which a segment's end needs
 #pragma once
 
@@ -59,6 +60,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
     const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
     ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
   }
+  if constexpr (kConfig.query_places() == 1) ptx::barrier_init(&shared.queries_free, kConfig.consumer_warps * ptx::kWarpArrivals);
   ptx::barrier_init_fence();
   shared.lacks_pages = 0;
 }
@@ -167,6 +169,7 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters>();
+      if constexpr (kConfig.latent()) consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters>();

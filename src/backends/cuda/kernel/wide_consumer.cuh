@@ -1,6 +1,7 @@
 // The consumers of many rows: two warpgroups, which take the tiles of a segment one after the other. While the values of a tile are
 // multiplied the scores of the next are, and become weights; and while one warpgroup does that the other's products run: they take
-// turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2).
+// turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of a latent tile, of which registers hold no second
+// one's scores, a warpgroup makes scores, weights and output in turn, and its softmax lies under the other's products alone.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ inline constexpr std::uint32_t kTurnBarrier = 3;
 
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
-/// are dealt out anew.
+/// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
+/// segment.
 inline constexpr int kWideConsumerRegisters = 192;
 inline constexpr int kWideProducerRegisters = 120;
 static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
@@ -51,12 +53,16 @@ class WideConsumer {
       if (record.last) return end_track<kConfig>();
       note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
       WideTile<kConfig> tile(call_);
-      tile.begin(record, ptx::shared_address(memory_.queries[records.index]));
+      tile.begin(record, ptx::shared_address(memory_.queries_of(records.index)));
       ptx::barrier_wait(&shared.queries_full[records.index], records.phase);
       // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
-      if (record.token_begin < record.token_end) take_tiles(record, tile);
+      if constexpr (kConfig.latent()) {
+        take_latent_tiles(record, tile);
+      } else {
+        if (record.token_begin < record.token_end) take_tiles(record, tile);
+      }
       tile.finish();
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
@@ -116,6 +122,30 @@ class WideConsumer {
     release(values_);
   }
 
+  /// The queries' one place is free once the last scores are there.
+  __device__ __forceinline__ void take_latent_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
+    std::int32_t token = record.token_begin;
+    if (token >= record.token_end) free_queries();
+#pragma unroll 1
+    while (token < record.token_end) {
+      const StagedTile now = tile_at(record, token);
+      await_whole(record, now, keys_);
+      take_turn();
+      tile.ask_for_scores(address_of(keys_));
+      pass_turn();
+      tile.template await_scores<0>();
+      if (now.end() >= record.token_end) free_queries();
+      tile.update_softmax(memory_.shared, record, now);
+      tile.weigh();
+      tile.ask_for_output(address_of(keys_));
+      tile.await_output();
+      release(keys_);
+      token = now.end();
+    }
+  }
+
+  __device__ __forceinline__ void free_queries() { ptx::barrier_arrive_by_warp(&memory_.shared.queries_free, leads()); }
+
   [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of(const PipelineState& stage) const {
     return stages_ + static_cast<std::uint32_t>(stage.index * call_.load.stage_bytes);
   }
@@ -126,11 +156,13 @@ class WideConsumer {
   }
   __device__ __forceinline__ void await_keys(const SegmentRecord& record, StagedTile tile) { await(record, tile, keys_); }
 
-  /// Rows past the tile's tokens hold leftovers, which a weight of 0 may not make 0: they are cleared.
-  __device__ __forceinline__ void await_values(const SegmentRecord& record, StagedTile tile) {
-    await(record, tile, values_);
+  __device__ __forceinline__ void await_values(const SegmentRecord& record, StagedTile tile) { await_whole(record, tile, values_); }
+
+  /// Of values, rows past the tile's tokens hold leftovers, which a weight of 0 may not make 0: they are cleared.
+  __device__ __forceinline__ void await_whole(const SegmentRecord& record, StagedTile tile, const PipelineState& values) {
+    await(record, tile, values);
     if (tile.tokens == kConfig.tile_tokens) return;
-    const std::uint32_t stage = address_of(values_);
+    const std::uint32_t stage = address_of(values);
     constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
     for (std::int32_t i = tile.tokens * kPieces + static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.tile_tokens * kPieces;
          i += kConfig.consumer_threads()) {
@@ -148,11 +180,11 @@ class WideConsumer {
            record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end;
   }
 
-  /// Both are read by every other place of the ring.
+  /// Both are read by every other place of the ring, but where they are one.
   __device__ __forceinline__ void release(PipelineState& stage) {
     ptx::barrier_arrive_by_warp(&memory_.shared.stage_free[stage.index], leads());
     stage.advance();
-    stage.advance();
+    if constexpr (!kConfig.latent()) stage.advance();
   }
 
   __device__ __forceinline__ static void take_turn() {

@@ -28,7 +28,7 @@ __device__ __forceinline__ void take_left(RowSlice<kConfig>& node, const RowSlic
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> load_node(const fixup::Partial& node, std::int32_t row,
                                                                      std::int32_t slice) {
-  return {.o = load_past_l1<kConfig>(node.o + row * kConfig.head_dim + dim_of_lane<kConfig>(slice)),
+  return {.o = load_past_l1<kConfig>(node.o + row * kConfig.value_dim() + dim_of_lane<kConfig>(slice)),
           .state = {.m = __ldcg(node.m + row), .l = __ldcg(node.l + row)}};
 }
 
@@ -197,7 +197,7 @@ class NodeMerge {
     const std::int64_t index = __ldcg(reinterpret_cast<const long long*>(&name.index));
     const fixup::ChunkNode node{.level = __ldcg(&name.level), .index = index};
     const fixup::Partial at = slots_.partial(slot, place);
-    return {.row = at.o + row * kConfig.head_dim,
+    return {.row = at.o + row * kConfig.value_dim(),
             .state = {.m = __ldcg(at.m + row), .l = __ldcg(at.l + row)},
             .merges = fixup::push_after(record_.chunk.output_first, true, node).merges};
   }

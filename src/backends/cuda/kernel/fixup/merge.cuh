@@ -16,7 +16,7 @@ namespace lean::cuda {
 /// splits, see to that).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
-  constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
+  constexpr int kAhead = kConfig.step() || kConfig.latent() ? 32 / kLaneDims<kConfig> : 4;
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];

@@ -28,10 +28,10 @@ struct WarpParts {
   }
   /// Where the first part has elements of a row, and the part after `part`, which has them at `at`.
   [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
-    return memory.exchange + row * kConfig.head_dim + dim;
+    return memory.exchange + row * kConfig.value_dim() + dim;
   }
   [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const {
-    return at + kRows * kConfig.head_dim;
+    return at + kRows * kConfig.value_dim();
   }
   [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) {
     return *reinterpret_cast<const LaneElements<kConfig>*>(at);
@@ -45,11 +45,11 @@ struct SlotParts {
 
   [[nodiscard]] __device__ __forceinline__ std::int32_t count() const { return run.parts; }
   [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t row) const {
-    const float* m = run.at(part) + kConfig.q_rows * kConfig.head_dim + row;  // fixup::PartialLayout
+    const float* m = run.at(part) + kConfig.q_rows * kConfig.value_dim() + row;  // fixup::PartialLayout
     return {__ldcg(m), __ldcg(m + kConfig.q_rows)};
   }
   [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t row, std::int32_t dim) const {
-    return run.first + row * kConfig.head_dim + dim;
+    return run.first + row * kConfig.value_dim() + dim;
   }
   [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t part) const {
     return at + (part == 0 ? run.second - run.first : run.pitch);
@@ -120,7 +120,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void store_slice(const fixup::Partial& to, std::int32_t row, std::int32_t slice,
                                             const RowSlice<kConfig>& whole) {
   const std::int32_t dim = dim_of_lane<kConfig>(slice);
-  *reinterpret_cast<LaneElements<kConfig>*>(to.o + row * kConfig.head_dim + dim) = whole.o;
+  *reinterpret_cast<LaneElements<kConfig>*>(to.o + row * kConfig.value_dim() + dim) = whole.o;
   if (dim != 0) return;
   to.m[row] = whole.state.m;
   to.l[row] = whole.state.l;

@@ -41,7 +41,7 @@ __device__ __noinline__ void push_staged(std::int32_t record_index) {
 template <KernelConfig kConfig, typename TTile>
 __device__ __forceinline__ void combine_warps(CtaMemory<kConfig>& memory, std::int32_t record_index, const TTile& tile) {
   using Rows = StagedRows<kConfig>;
-  static_assert(kConfig.consumer_warps * Rows::kOfWarp * kConfig.head_dim <= kConfig.exchange_floats());
+  static_assert(kConfig.consumer_warps * Rows::kOfWarp * kConfig.value_dim() <= kConfig.exchange_floats());
 #pragma unroll
   for (int round = 0; round < Rows::kRounds; ++round) {
     const Rows rows{.round = round};

@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_row(const DeviceCall& call, const SegmentR
   for (int column = 0; column < tile.kColumns; ++column) {
     const std::int32_t dim = tile.dim_of(column);
     const std::int32_t place = swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
-    *reinterpret_cast<float2*>(to.o + row * kConfig.head_dim + place) = tile.pair(column, half);
+    *reinterpret_cast<float2*>(to.o + row * kConfig.value_dim() + place) = tile.pair(column, half);
   }
   if (!tile.leads_row()) return;
   to.m[row] = tile.state(half).m;

@@ -73,7 +73,7 @@ struct PageRuns {
 /// Copies what pages hold of a tile by bulk copies. Called by a warp: a lane a page.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const HeadRows rows, const PageRuns runs) {
-  static_assert(kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
+  static_assert(kConfig.wide() || kConfig.tile_tokens * kConfig.stage_row_bytes(kConfig.head_dim) / kMinRunBytes < kWarpThreads);
   const PagedKv& pages = call.problem.pages;
   const auto row_bytes = static_cast<std::int32_t>(rows.token_bytes);  // they lie end to end
   const std::int32_t end = runs.token + runs.tokens;

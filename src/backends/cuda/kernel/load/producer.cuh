@@ -167,19 +167,19 @@ class Producer {
         await_append();
         copy_all_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index, thread_);
       }
-      v = rows_of(call_for_later<kConfig>(call_), false, record);
+      if constexpr (!kConfig.latent()) v = rows_of(call_for_later<kConfig>(call_), false, record);
     };
     std::int32_t token = record.token_begin;
     if constexpr (kConfig.copies_runs() || kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
       for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
-        const bool keys = copy % 2 == 0;
+        const bool keys = kConfig.latent() || copy % 2 == 0;
         if (keys) tokens = record.tokens_from(token, kConfig.tile_tokens);
         if (token < end) copy_tile(either(keys, k, v), record, token, tokens);
         if (copy == 0) after_first_keys();
         if (copy == 1 && thread_ == 0) then();
-        if (!keys) token += tokens;
+        if (kConfig.latent() || !keys) token += tokens;
       }
     } else {
       do {  // once where there are no tokens

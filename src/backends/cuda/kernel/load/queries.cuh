@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_queries(const DeviceCall& call, const Segme
   ptx::barrier_arrive_expect(full, static_cast<std::uint32_t>(rows * row_bytes));
   const Strides& strides = call.problem.q.strides;
   const std::uint16_t* token = query_row(call, record, {});  // of a flat line: one row block, which begins with token 0
-  std::byte* to = memory.queries[record_index];
+  std::byte* to = memory.queries_of(record_index);
   const std::byte* const end = to + rows * kQueryRowBytes<kConfig>;
   for (; to < end; token += strides.token) {
     const std::uint16_t* from = token;
@@ -87,25 +87,38 @@ __device__ __forceinline__ void stage_queries(const DeviceCall& call, std::int32
   }
 }
 
+/// Of one place for queries: until the segment before is done with it. Segments and records count alike, by twos.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void await_free_queries(CtaShared<kConfig>& shared, std::int32_t record_index) {
+  static_assert(kRecords == 2);
+  ptx::barrier_wait(&shared.queries_free, static_cast<std::uint32_t>(record_index) ^ 1U);
+}
+
 /// Has a record's queries copied to its place, of many rows: by all producer threads, pieces of 16 bytes one after the other; rows that
-/// do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place. A row's place among tokens and
-/// heads follows from that of the row before it, without a division.
+/// do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place; where there is one place, they are
+/// waited for. A row's place among tokens and heads follows from that of the row before it, without a division.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index,
                                                  std::int32_t thread) {
   constexpr std::int32_t kPieces = kQueryPieces<kConfig>;
-  constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kPieces;  // rows
-  static_assert(kAtOnce * kPieces == kConfig.producer_threads() && kConfig.q_rows % kAtOnce == 0);
+  constexpr std::int32_t kThreads = kConfig.producer_threads() % kPieces == 0 ? kPieces : wide::kPieces;  // of a row
+  constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kThreads;                                 // rows
+  static_assert(kAtOnce * kThreads == kConfig.producer_threads() && kConfig.q_rows % kAtOnce == 0 && kPieces % kThreads == 0);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
-  const std::uint32_t staged = ptx::shared_address(memory.queries[record_index]);
-  const std::int32_t piece = thread % kPieces;
+  if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
+  const std::uint32_t staged = ptx::shared_address(memory.queries_of(record_index));
   const std::int32_t group = call.shape.group;
   const PackedRow step{kAtOnce / group, kAtOnce % group};
-  PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + thread / kPieces, group);
+  PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + thread / kThreads, group);
 #pragma unroll 1
-  for (std::int32_t row = thread / kPieces; row < kConfig.q_rows; row += kAtOnce) {
+  for (std::int32_t row = thread / kThreads; row < kConfig.q_rows; row += kAtOnce) {
     const bool exists = row < record.rows;  // else nothing is read, wherever the address lies
-    ptx::async_copy_16(query_address<kConfig>(staged, row, piece), query_row(call, record, at) + piece * kQueryPieceDims, exists);
+    const std::uint16_t* const from = query_row(call, record, at);
+#pragma unroll 1
+    for (std::int32_t first = 0; first < kPieces; first += kThreads) {
+      const std::int32_t piece = first + thread % kThreads;
+      ptx::async_copy_16(query_address<kConfig>(staged, row, piece), from + piece * kQueryPieceDims, exists);
+    }
     at = {at.token + step.token, at.head_in_group + step.head_in_group};
     if (at.head_in_group >= group) at = {at.token + 1, at.head_in_group - group};
   }

@@ -83,7 +83,17 @@ class ThreadCopies {
     const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
     if constexpr (kConfig.in_columns()) {
-      static_assert(kConfig.producer_threads() % (kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes) == 0);
+      constexpr std::int32_t kPieces = kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes;
+      if constexpr (kConfig.producer_threads() % kPieces != 0) {
+#pragma unroll 1
+        for (std::int32_t i = first_row_ * kPieces + first_piece_; i < tokens * kPieces; i += kConfig.producer_threads()) {
+          const std::int32_t row = i / kPieces;
+          const std::int32_t piece = i % kPieces;
+          ptx::async_copy_16(stage + place_in_columns<kConfig>(to_row + row, piece), rows + row * step + piece * kPieceBytes,
+                             exists);
+        }
+        return;
+      }
       exists = exists && has_piece<kConfig>(call_, first_piece_);
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {

@@ -14,7 +14,7 @@ namespace lean::cuda {
 
 /// Neighbouring dims of a slice that a lane merges.
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kLaneDims = min_of(kVectorDims, kConfig.head_dim / kWarpThreads);
+inline constexpr std::int32_t kLaneDims = min_of(kVectorDims, kConfig.value_dim() / kWarpThreads);
 
 template <KernelConfig kConfig>
 struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
@@ -25,7 +25,7 @@ struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kSliceDims = kWarpThreads * kLaneDims<kConfig>;
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kRowSlices = kConfig.head_dim / kSliceDims<kConfig>;
+inline constexpr std::int32_t kRowSlices = kConfig.value_dim() / kSliceDims<kConfig>;
 
 /// A slice of a row: a lane's elements, and the row's state, which all lanes know.
 template <KernelConfig kConfig>

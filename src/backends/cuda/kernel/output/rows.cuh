@@ -48,7 +48,7 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
-  if (dim >= call.problem.head_dim) return;
+  if (!kConfig.latent() && dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
   std::uint32_t pairs[kLaneDims<kConfig> / 2];
 #pragma unroll

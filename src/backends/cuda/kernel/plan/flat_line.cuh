@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
@@ -146,7 +147,7 @@ template <KernelConfig kConfig, bool kCumulative>
 
 /// Any flat line, by all threads, a strip each.
 template <KernelConfig kConfig>
-__device__ __noinline__ void build_flat_line() {
+__device__ LEAN_CUDA_CALLED void build_flat_line() {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   CtaFlatLine<kConfig>& built = shared.flat_line;
   constexpr std::uint32_t kThreads = cta_threads(kConfig);

@@ -1,7 +1,8 @@
 // LeanTile() of many rows: 64 query rows a warpgroup against a whole tile, by products of warpgroups (ptx/warpgroup.cuh). Queries
 // and keys come from shared memory, weights from registers, values from shared memory again; products run while the warpgroup goes
 // on, so that the softmax of one tile hides under them. Warp w holds rows 16 w to 16 w + 15 of the block as a WarpTile does, and of
-// every token: one part a row.
+// every token: one part a row. Where values are the first dims of keys (a latent tile), both warpgroups have the same 64 rows and make
+// the same scores and weights of them, and each sums half the values' dims, which one could not hold: O is 128 of its registers.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
-  static constexpr int kColumns = kDims / kAccumulatorDims;
+  static constexpr std::int32_t kOwnDims = kConfig.value_dim() / kConfig.value_warps();  // of the values, a warpgroup's
+  static constexpr int kColumns = kOwnDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
   static_assert(kConfig.column_bytes() == wide::kColumnBytes && kMmaDims * kQueryBytes == wide::kStepBytes);
 
@@ -46,7 +48,7 @@ class WideTile {
 
   /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
-    queries_ = queries + static_cast<std::uint32_t>(warp() / 4 * kGroupRows * kConfig.column_bytes());
+    queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -75,8 +77,9 @@ class WideTile {
     ptx::end_products();
   }
 
-  /// Asks for O += P V of a stage that holds V.
+  /// Asks for O += P V of a stage that holds V, or K of which the first columns are V.
   __device__ __forceinline__ void ask_for_output(std::uint32_t stage) {
+    stage += wide::value_place(first_dim(), column_stage_bytes<kConfig>);
     ptx::pin_registers(o_);
     ptx::begin_products();
 #pragma unroll
@@ -165,7 +168,8 @@ class WideTile {
 
   /// Rows of the block that this lane holds: half 0 and 1.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t row_of(int half) {
-    return wide::accumulator_place(static_cast<std::int32_t>(ptx::thread_index()), 2 * half).row;
+    const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+    return wide::accumulator_place(kConfig.latent() ? thread % ptx::kWarpgroupThreads : thread, 2 * half).row;
   }
   /// What became of such a row: its state, and what this lane has of every 8 dims of O, two from dim_of(column) on.
   [[nodiscard]] __device__ __forceinline__ softmax::State state(int half) const { return {lane_rows_.max[half], sum_[half]}; }
@@ -173,10 +177,10 @@ class WideTile {
     return {o_[column][2 * half], o_[column][2 * half + 1]};
   }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t dim_of(int column) {
-    return wide::accumulator_place(lane(), 4 * column).column;
+    return first_dim() + wide::accumulator_place(lane(), 4 * column).column;
   }
   /// Of the lanes of a row one leads.
-  [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0; }
+  [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0 && first_dim() == 0; }
 
  private:
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
@@ -187,6 +191,8 @@ class WideTile {
   }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t quad() { return lane() / 4; }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
+  /// Of the values, the first of this warpgroup's.
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t first_dim() { return kConfig.latent() ? warp() / 4 * kOwnDims : 0; }
   /// The lane's scores of a tile: of every 8 tokens two of row_of(0), then the same two of row_of(1).
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
   /// Tokens from the lane's first to that of a score.

@@ -1,0 +1,101 @@
+// Multi-head latent attention as decode steps ask for it: keys of 576 dims whose first 512 are the values, in the same memory, one kv
+// head of many query heads (DeepSeek-V2, arXiv 2405.04434, sec. 2.1). On GPUs with products of warpgroups it has a tile of its own
+// (src/backends/cuda/kernel/tile/wide_tile.cuh), and each of its paths is taken here; on any target it is what the problem says.
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "support/run_and_check.hpp"
+
+namespace lean::support {
+namespace {
+
+/// Whole tiles of 64 tokens, ends of tiles and a sequence without tokens.
+Case latent_case(DType dtype, std::int32_t heads, std::int32_t n_q) {
+  return {.dtype = dtype,
+          .q_heads = heads,
+          .kv_heads = 1,
+          .head_dim = 576,
+          .value_dim = 512,
+          .values_in_keys = true,
+          .lens = {300, 131, 64, 0, 17},
+          .n_q = {n_q},
+          .k_layout = "bhsd",
+          .workers = 5};
+}
+
+/// One row block and several, full and not.
+TEST(Conformance, LatentHeadsAndQueryTokens) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const std::int32_t heads : {16, 20, 64, 128}) {
+      for (const std::int32_t n_q : {1, 2, 4}) {
+        for (const bool causal : {false, true}) {
+          if (heads * n_q > 256 || (causal && n_q == 1)) continue;
+          Case c = latent_case(dtype, heads, n_q);
+          c.causal = causal;
+          EXPECT_TRUE(run_and_check(c)) << heads << ", " << n_q;
+        }
+      }
+    }
+  }
+}
+
+/// Boxes of whole pages and of parts, and pages that hold no whole box.
+TEST(Conformance, LatentPages) {
+  for (const std::int32_t page_tokens : {16, 24, 32, 64, 128}) {
+    for (const std::int32_t heads : {16, 128}) {
+      Case c = latent_case(DType::kBFloat16, heads, heads == 16 ? 2 : 1);
+      c.page_tokens = page_tokens;
+      c.csr = page_tokens == 32;
+      c.k_layout = page_tokens == 64 ? "bshd" : "bhsd";
+      c.causal = true;
+      EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << heads;
+    }
+  }
+}
+
+/// What a call may ask beside its lengths; some of it is another kernel's.
+std::vector<std::pair<const char*, void (*)(Case&)>> features() {
+  return {{"no lse", [](Case& c) { c.lse = false; }},
+          {"window", [](Case& c) { c.causal = true, c.window_left = 40; }},
+          {"softcap", [](Case& c) { c.causal = true, c.softcap = 3.0F; }},
+          {"sinks", [](Case& c) { c.sinks = true; }},
+          {"left padding", [](Case& c) { c.causal = true, c.pad = {31, 0, 13, 0, 16}; }},
+          {"packed queries", [](Case& c) { c.causal = true, c.q_layout = "shd", c.o_layout = "hsd", c.n_q = {2, 1, 5}; }},
+          {"packed keys", [](Case& c) { c.causal = true, c.k_layout = "shd"; }},
+          {"two kv heads", [](Case& c) { c.kv_heads = 2, c.causal = true; }},
+          {"a scale", [](Case& c) { c.scale = 0.07F; }},
+          {"a scale below 0", [](Case& c) { c.scale = -0.05F; }},
+          {"ALiBi", [](Case& c) { c.causal = true, c.alibi = true; }},
+          {"peaks", [](Case& c) { c.causal = true, c.input = Input::kPeaks; }},
+          {"scores that rise", [](Case& c) { c.input = Input::kAscending; }},
+          {"infinity where nothing is seen", [](Case& c) { c.fill = Fill::kInfinity; }},
+          {"values in memory of their own", [](Case& c) { c.values_in_keys = false, c.v_layout = "bhsd"; }},
+          {"chunks", [](Case& c) { c.policy = Policy::fixed_chunk(); }},
+          {"splits", [](Case& c) { c.policy = Policy::fixed_split(3); }},
+          {"two kernels", [](Case& c) { c.fixup = Fixup::kTwoKernels; }}};
+}
+
+TEST(Conformance, LatentWithEveryFeature) {
+  for (const auto& [name, add] : features()) {
+    Case c = latent_case(DType::kBFloat16, 32, 2);
+    add(c);
+    EXPECT_TRUE(run_and_check(c)) << name;
+  }
+}
+
+/// One output in many hands, and many outputs in one.
+TEST(Conformance, LatentOnAnyNumberOfWorkers) {
+  for (const std::int32_t workers : {1, 2, 7, 40}) {
+    for (const std::int32_t heads : {16, 128}) {
+      Case c = latent_case(DType::kFloat16, heads, 1);
+      c.workers = workers;
+      c.lens = {1100, 40, 700};
+      EXPECT_TRUE(run_and_check(c)) << workers << ", " << heads;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lean::support
