@@ -6,6 +6,7 @@
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
+#include "backends/cuda/kernel/fixup/row_merge.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
 #include "backends/cuda/kernel/worker_track.cuh"
 #include "fixup/arrival.hpp"
@@ -16,10 +17,11 @@ namespace lean::cuda {
 /// splits, see to that).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
-  constexpr int kAhead = kConfig.step() || kConfig.latent() ? 32 / kLaneDims<kConfig> : 4;
-  constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];
+  if constexpr (kConfig.wide()) return RowMerge<kConfig>(shared, record, run).run();
+  constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
+  constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, record.rows * kSlices, [&run](std::int32_t i) {
     return MergedSlice{.row = i / kSlices, .row_of_parts = i / kSlices, .slice = i % kSlices, .slot = run.slot};
   });

@@ -90,22 +90,33 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   return asked;
 }
 
-/// A slice of a row of all parts, merged as fixup/ordered_merge.hpp has it, part i's state by lane i. By a warp, which asked for it.
+/// The state of a row of all parts, which lanes have one each, and what the lane's part weighs in it. By a warp.
+struct MergedState {
+  softmax::State whole;
+  float weight = 0.0F;
+};
+[[nodiscard]] __device__ __forceinline__ MergedState merge_states_of_lanes(softmax::State part) {
+  MergedState merged;
+  merged.whole.m = ptx::warp_max(part.m);
+  merged.weight = fixup::part_weight(part.m, merged.whole.m);
+  merged.whole.l = fixup::sum_over_lanes(part.l * merged.weight, ptx::across);
+  return merged;
+}
+
+/// A lane's elements of a slice of all parts, lane i knowing what part i weighs. By a warp, which asked for them.
 template <int kAhead, KernelConfig kConfig, typename TParts>
-[[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts, AskedSlice<kAhead, kConfig> asked) {
-  RowSlice<kConfig> whole;
-  whole.state.m = ptx::warp_max(asked.state.m);
-  const float weight = fixup::part_weight(asked.state.m, whole.state.m);
-  whole.state.l = fixup::sum_over_lanes(asked.state.l * weight, ptx::across);
+[[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> add_slices(const TParts& parts, AskedSlice<kAhead, kConfig> asked,
+                                                                          float weight) {
+  LaneElements<kConfig> sum;
   for (std::int32_t first = 0;;) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
 #pragma unroll
-      for (int j = 0; j < kLaneDims<kConfig>; ++j) whole.o.x[j] = fixup::add_part(whole.o.x[j], asked.elements[i].x[j], factor);
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
     }
     first += kAhead;
-    if (first >= parts.count()) return whole;
+    if (first >= parts.count()) return sum;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       asked.elements[i] = {};
@@ -113,6 +124,14 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
       asked.next = parts.next(asked.next, first + i);
     }
   }
+}
+
+/// A slice of a row of all parts, merged as fixup/ordered_merge.hpp has it, part i's state by lane i. By a warp, which asked for it.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+[[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts,
+                                                                        const AskedSlice<kAhead, kConfig>& asked) {
+  const MergedState merged = merge_states_of_lanes(asked.state);
+  return {.o = add_slices<kAhead, kConfig>(parts, asked, merged.weight), .state = merged.whole};
 }
 
 /// Stores a slice into a slot; the first slice brings the row's state along.
@@ -137,44 +156,22 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
   }
 }
 
-/// Slices that a warp has under way at once where it merges many: a wide kernel's, which has 16 for each warp and, its tiles being
-/// done, registers for four. Elsewhere the next is asked for before one is stored.
-template <KernelConfig kConfig>
-inline constexpr int kSlicesAtOnce = kConfig.wide() ? 4 : 1;
-
-/// `count` slices merged by the consumer warps, `place_of` says where one goes.
+/// `count` slices merged by the consumer warps, one after the other: `place_of` says where one goes. A warp asks for its next
+/// before it stores one.
 template <int kAhead, KernelConfig kConfig, typename TParts, typename TPlaceOf>
 __device__ __forceinline__ void merge_slices(const CtaShared<kConfig>& shared, const SegmentRecord& record, const TParts& parts,
                                              std::int32_t count, const TPlaceOf& place_of) {
   AskedSlice<kAhead, kConfig> asked;
-  const auto warp = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
   if constexpr (kConfig.q_rows * kRowSlices<kConfig> <= kConfig.consumer_warps) {  // one a warp at most
-    if (warp >= count) return;
-    const MergedSlice to = place_of(warp);
+    const auto i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads);
+    if (i >= count) return;
+    const MergedSlice to = place_of(i);
     asked = ask_for_slice<kAhead, kConfig>(parts, to.row_of_parts, to.slice);
     deliver_slice<kConfig>(shared, record, to, gather_slice<kAhead, kConfig>(parts, asked));
-  } else if constexpr (kSlicesAtOnce<kConfig> > 1) {
-    constexpr int kAtOnce = kSlicesAtOnce<kConfig>;
-#pragma unroll 1
-    for (std::int32_t first = warp; first < count; first += kAtOnce * kConfig.consumer_warps) {
-      AskedSlice<kAhead, kConfig> several[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const std::int32_t i = first + j * kConfig.consumer_warps;
-        if (i >= count) continue;
-        const MergedSlice from = place_of(i);
-        several[j] = ask_for_slice<kAhead, kConfig>(parts, from.row_of_parts, from.slice);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const std::int32_t i = first + j * kConfig.consumer_warps;
-        if (i >= count) continue;
-        deliver_slice<kConfig>(shared, record, place_of(i), gather_slice<kAhead, kConfig>(parts, several[j]));
-      }
-    }
   } else {
 #pragma unroll 1
-    for (std::int32_t i = warp, before = -1;; i += kConfig.consumer_warps) {
+    for (std::int32_t i = static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads), before = -1;;
+         i += kConfig.consumer_warps) {
       RowSlice<kConfig> whole;
       if (before >= 0) whole = gather_slice<kAhead, kConfig>(parts, asked);
       if (i < count) {
