@@ -52,7 +52,8 @@ Json batch_of(const explain::ScheduleMap& map, const schedule::CostModel& model)
             {"alike_percent", model.alike_percent},
             {"align_percent", model.align_percent},
             {"whole_percent", model.whole_percent},
-            {"align_units", model.align_units}}}};
+            {"align_units", model.align_units},
+            {"short_tiles", model.short_tiles}}}};
 }
 
 void put(std::string& page, std::string_view place, std::string_view text) { page.replace(page.find(place), place.size(), text); }

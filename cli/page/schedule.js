@@ -73,14 +73,17 @@ const LeanSchedule = (() => {
     const alikePercent = n <= w ? model.alike_percent : 0;
     if ((line.maxCost - line.minCost) * 100 > line.maxCost * alikePercent) return;
     if (n <= w) {
-      const aligned = n * quotient(w, n);
+      const parts = quotient(w, n);
+      const aligned = n * parts;
       const fewIdle = aligned * 100 >= w * (100 - model.align_percent);
-      if (fewIdle && quotient(line.cost, aligned) * (w - aligned) <= model.align_units * w) plan.workers = aligned;
+      const cheap = fewIdle && quotient(line.cost, aligned) * (w - aligned) <= model.align_units * w;
+      if (cheap || line.maxOutputTiles <= model.short_tiles * parts) plan.workers = aligned;
       return;
     }
     const rounds = ceilDiv(n, w);
     const idle = rounds * w - n;
-    if (idle * 100 <= n * model.whole_percent && idle * line.maxCost <= model.align_units * w) {
+    const cheap = idle * 100 <= n * model.whole_percent && idle * line.maxCost <= model.align_units * w;
+    if (cheap || rounds * line.maxOutputTiles <= model.short_tiles) {
       plan.workers = ceilDiv(n, rounds);
       plan.whole_outputs = true;
     }

@@ -16,7 +16,7 @@ namespace lean::schedule {
 struct EvenLine {
   std::int32_t outputs = 0;    // kv heads of all sequences; 0: no line of the call is taken as even
   std::int32_t workers = 0;    // the grid
-  std::int32_t split = 0;      // workers an output gets where all get a tile; 0: too many would be idle
+  std::int32_t split = 0;      // workers an output gets where all get a tile
   std::int32_t most_cost = 0;  // of an output, then: beyond it the idle ones would cost too much, or shares are long
 };
 
@@ -24,14 +24,18 @@ struct EvenLine {
 [[nodiscard]] constexpr EvenLine even_line_of(std::int64_t outputs, std::int32_t workers, const CostModel& model,
                                               std::int32_t share_tiles) noexcept {
   if (outputs < 1 || outputs > workers || model.min_worker_tiles != 1 || model.row_units != 0) return {};
-  EvenLine line{.outputs = static_cast<std::int32_t>(outputs), .workers = workers};
-  const std::int32_t split = workers / line.outputs;
-  const std::int64_t idle = workers - std::int64_t{split} * line.outputs;
-  if (idle * 100 > std::int64_t{workers} * model.align_percent) return line;
-  line.split = split;
-  const std::int64_t most = idle == 0 ? INT32_MAX : (std::int64_t{model.align_units} * workers / idle + 1) * split - 1;
-  const std::int64_t most_tiles = std::int64_t{share_tiles} * split - 1;
-  line.most_cost = static_cast<std::int32_t>(min_of(min_of(most, model.segment_units + most_tiles * model.tile_units), INT32_MAX));
+  EvenLine line{
+      .outputs = static_cast<std::int32_t>(outputs), .workers = workers, .split = workers / static_cast<std::int32_t>(outputs)};
+  const std::int64_t split = line.split;
+  const std::int64_t idle = workers - split * line.outputs;
+  const auto cost_of = [&model](std::int64_t tiles) { return model.segment_units + tiles * model.tile_units; };
+  std::int64_t most = model.short_tiles > 0 ? cost_of(model.short_tiles * split) : 0;
+  if (idle == 0) {
+    most = INT32_MAX;
+  } else if (idle * 100 <= std::int64_t{workers} * model.align_percent) {
+    most = max_of(most, (std::int64_t{model.align_units} * workers / idle + 1) * split - 1);
+  }
+  line.most_cost = static_cast<std::int32_t>(min_of(min_of(most, cost_of(share_tiles * split - 1)), INT32_MAX));
   return line;
 }
 
@@ -55,8 +59,7 @@ LEAN_HD [[nodiscard]] constexpr EvenShare even_share(const EvenLine& line, const
   const bool a_tile_each = line.outputs * output.tiles <= line.workers;
   const std::int32_t parts = a_tile_each ? output.tiles : line.split;
   if (!a_tile_each) {
-    if (parts == 0 || output.cost > line.most_cost) return {};
-    if (line.outputs * output.cost < line.workers * head.max_tile_cost) return {};  // cuts might fall together
+    if (output.cost > line.most_cost || output.cost < parts * head.max_tile_cost) return {};  // there cuts might fall together
   }
   EvenShare share{.even = true, .output = quotient(worker, parts), .parts = parts};
   share.part = worker - share.first_worker();

@@ -193,7 +193,8 @@ struct CostModel {
   std::int32_t alike_percent = 0;  // outputs whose costs differ by no more, and that are no more than the workers, count as alike
   std::int32_t align_percent = 0;  // up to this many percent are given up to cut at outputs' edges,
   std::int32_t whole_percent = 0;  // or so many where each worker then has whole outputs, so that none is merged,
-  std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved
+  std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved;
+  std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this
 
   bool operator==(const CostModel&) const = default;
 

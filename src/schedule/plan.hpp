@@ -53,8 +53,8 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 namespace detail {
 
 /// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where
-/// outputs stay whole, and no worker more than align_units. Outputs that are shared may differ by alike_percent: boundaries that
-/// are a little off the edges are moved there.
+/// outputs stay whole, and no worker more than align_units; or whatever it costs, where no worker then has more than short_tiles.
+/// Outputs that are shared may differ by alike_percent: boundaries that are a little off the edges are moved there.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
                                         const CostModel& model) noexcept {
@@ -62,17 +62,21 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   const TUnits w = plan.workers;
   if (!sums.alike(n <= w ? model.alike_percent : 0)) return;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
-    const TUnits aligned = n * quotient(w, n);
+    const TUnits parts = quotient(w, n);
+    const TUnits aligned = n * parts;
     const std::int64_t limit = std::int64_t{model.align_units} * w;
-    if (std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent) &&
-        std::int64_t{quotient(sums.cost, aligned)} * (w - aligned) <= limit) {
-      plan.workers = static_cast<std::int32_t>(aligned);
-    }
+    const bool cheap = std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent) &&
+                       std::int64_t{quotient(sums.cost, aligned)} * (w - aligned) <= limit;
+    const bool is_short = sums.max_output_tiles <= std::int64_t{model.short_tiles} * parts;
+    if (cheap || is_short) plan.workers = static_cast<std::int32_t>(aligned);
     return;
   }
   const TUnits rounds = quotient(n + w - 1, w);            // every worker gets `rounds` outputs or one fewer
   const std::int64_t idle = std::int64_t{rounds} * w - n;  // outputs that would fit too
-  if (idle * 100 <= std::int64_t{n} * model.whole_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w) {
+  const bool cheap =
+      idle * 100 <= std::int64_t{n} * model.whole_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w;
+  const bool is_short = std::int64_t{rounds} * sums.max_output_tiles <= model.short_tiles;
+  if (cheap || is_short) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }
@@ -83,7 +87,7 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
 /// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
 /// snap <= max(share x align_percent / 200, share / 8):
 ///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
-///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100);
+///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100), or short_tiles tiles and their segments;
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<TUnits>& sums, const Policy& policy,

@@ -251,7 +251,8 @@ class Checker {
         << " right " << case_.shape.reach.right << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", "
         << case_.model.row_units << ", " << case_.model.segment_units << ", {" << case_.model.few_rows << ", "
         << case_.model.few_tile_units << ", " << case_.model.few_segment_units << "}, " << case_.model.min_worker_tiles << ", "
-        << case_.model.sliver_tiles << ", " << case_.model.align_percent << ", " << case_.model.whole_percent << "}, q:kv";
+        << case_.model.sliver_tiles << ", " << case_.model.align_percent << ", " << case_.model.whole_percent << ", "
+        << case_.model.short_tiles << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
       out << ' ' << case_.works[b].q_tokens << ':' << case_.works[b].kv_tokens;
     }
@@ -273,7 +274,13 @@ class Checker {
 [[nodiscard]] inline std::vector<CostModel> charged_models() {
   return {
       {.tile_units = 16, .segment_units = 8},
-      {.tile_units = 16, .segment_units = 40, .min_worker_tiles = 2, .sliver_tiles = 2, .align_percent = 5, .whole_percent = 20},
+      {.tile_units = 16,
+       .segment_units = 40,
+       .min_worker_tiles = 2,
+       .sliver_tiles = 2,
+       .align_percent = 5,
+       .whole_percent = 20,
+       .short_tiles = 6},
       {.tile_units = 4,
        .free_rows = 2,
        .row_units = 3,

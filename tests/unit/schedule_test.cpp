@@ -354,6 +354,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     CostModel model = models[static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(models.size()) - 1))];
     if (random.chance(30)) model.align_percent = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.align_units = static_cast<std::int32_t>(random.between(1, 200));
+    if (random.chance(30)) model.short_tiles = static_cast<std::int32_t>(random.between(0, 12));
     if (random.chance(30)) model.segment_units = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.sliver_tiles = static_cast<std::int32_t>(random.between(0, 4));
     LineShape shape{.batch = random.chance(50) ? 1 : random.between(1, 9),
