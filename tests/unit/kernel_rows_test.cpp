@@ -27,7 +27,7 @@ TEST(KernelRows, EveryRowSaysWhyAndByWhichMeasurement) {
   EXPECT_GT(seen.size(), 60U);
 }
 
-/// What is built with LEAN_CUDA_WIDE alone is no row that a call needs: every family and row block has one without it.
+/// What LEAN_CUDA_WIDE leaves out is no row that a call needs: every family and row block has one without it.
 TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
   for (const KernelRow& wide : kWideRows) {
     EXPECT_STRNE(wide.reason.why, "");

@@ -188,7 +188,7 @@ struct ArchitectureRows {
 inline constexpr ArchitectureRows kKernelRows[] = {{Architecture::kSm90, rows::kSm90, std::size(rows::kSm90)},
                                                    {Architecture::kSm80, rows::kSm80, std::size(rows::kSm80)}};
 
-/// Rows of wide kernels, which are built and chosen with LEAN_CUDA_WIDE alone: kKernelRows serves every call without them.
+/// Rows of wide kernels, which a build may leave out (LEAN_CUDA_WIDE): kKernelRows serves every call without them.
 inline constexpr ArchitectureRows kWideRows{Architecture::kSm90, rows::kWide90, std::size(rows::kWide90)};
 
 /// A family shares a translation unit: one type (or both fp8 types) and head dimension, every row of them.
