@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Sequence
+from typing import Callable, Sequence
 
 GPU_BACKENDS = ("CUSTOM", "FLASH_ATTN", "FLASHINFER")
 CPU_BACKENDS = ("lean", "cpu_attn")
@@ -68,10 +68,13 @@ def save_model(folder: str, context: int) -> None:
     transformers.LlamaForCausalLM(configuration).save_pretrained(folder)
 
 
+def tokens_of_each(lengths: Sequence[int], steps: int, step_tokens: int) -> int:
+    """So many that the first request still decodes when the last prompt was read and `steps` have passed."""
+    return steps + 4 + sum(lengths) // (step_tokens - len(lengths)) + 1
+
+
 def new_tokens(shape: str, steps: int) -> int:
-    """Of each request: so many that the first one still decodes when the last prompt was read and `steps` have passed."""
-    lengths = lengths_of(shape)
-    return steps + 4 + sum(lengths) // (STEP_TOKENS - len(lengths)) + 1
+    return tokens_of_each(lengths_of(shape), steps, STEP_TOKENS)
 
 
 def context_of(shape: str, steps: int) -> int:
@@ -88,21 +91,48 @@ def submit(llm, name: str, lengths: Sequence[int], **parameters) -> None:
         llm.llm_engine.add_request(f"{name}-{i}", {"prompt_token_ids": prompt}, chosen)
 
 
+def steps_of_all(engine, requests: int, steps: int, measured: Callable[[], float], see: Callable[[list], None] = lambda _: None) -> list[float]:
+    """Runs an engine until it has no request left: what was measured of the last `steps` steps in which every request decodes.
+
+    Prompts are read one after another, so the first requests decode before the last do, and end before them: steps of a
+    part of the requests are left out wherever they are.
+
+    Args:
+        measured: called after each step, for what is to be known of it.
+        see: gets the outputs of each step.
+    """
+    found = []
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        value = measured()
+        if len(outputs) == requests:
+            found.append(value)
+        see(outputs)
+    if len(found) <= steps + 1:  # the first of them read the last prompt, the last of them ended a request
+        raise RuntimeError(f"{len(found)} steps in which all {requests} requests decode, {steps + 2} are needed: the engine has not room "
+                           "for all of them at once")  # fmt: skip
+    return found[-steps - 1 : -1]
+
+
 def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[float]]:
     """Each request's tokens, and the seconds of the last steps in which every request gets one, by decoding."""
-    engine, lengths = llm.llm_engine, lengths_of(shape)
+    lengths, tokens = lengths_of(shape), {}
     submit(llm, shape, lengths, max_tokens=new_tokens(shape, steps))
-    tokens, seconds = {}, []
-    while engine.has_unfinished_requests():
-        begin = time.perf_counter()
-        outputs = engine.step()
-        if len(outputs) == len(lengths):
-            seconds.append(time.perf_counter() - begin)
+    ended = time.perf_counter()
+
+    def measured() -> float:
+        nonlocal ended
+        begin, ended = ended, time.perf_counter()
+        return ended - begin
+
+    def see(outputs: list) -> None:
         tokens.update({output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished})
-    if len(seconds) <= steps + 1:  # the first of them read the last prompt, the last of them ended a request
-        raise RuntimeError(f"{shape}: {len(seconds)} steps in which all {len(lengths)} requests decode, {steps + 2} are needed: "
-                           "the engine has not room for all of them at once")  # fmt: skip
-    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds[-steps - 1 : -1]
+
+    try:
+        seconds = steps_of_all(llm.llm_engine, len(lengths), steps, measured, see)
+    except RuntimeError as error:
+        raise RuntimeError(f"{shape}: {error}") from error
+    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds
 
 
 def checked(llm) -> list[list[tuple[int, float]]]:
