@@ -4,9 +4,15 @@
 Each attention has a process of its own, in which the engine reads the same random model (Llama-3-8B's heads, few thin layers)
 and the same prompts, and decodes greedily. Shapes are BATCHxCONTEXT, or BATCH~CONTEXT for uneven prompts of that mean (seeded,
 log-normal). On a GPU: CUSTOM, FLASH_ATTN and FLASHINFER, with the engine's CUDA graphs; elsewhere: cpu_attn and lean.
-A step's time is the engine's whole, scheduling and sampling included; the fastest and the median of --steps are shown.
+A step's time is the engine's whole, scheduling and sampling included; the fastest and the median of --steps are shown. On a GPU
+the kernels are then timed in a few steps more, by torch.profiler, and those of attention are added up. A check comes first:
+two uneven prompts, 32 tokens, and how far log-probabilities of equal tokens after equal tokens are apart.
 
-Usage: vllm_engine.py [--shapes 1x32k,8x8k,32~4k,64x1k] [--backends CUSTOM,FLASH_ATTN] [--steps 48] [--json FILE]
+--no-compile leaves out torch.compile, the same for every attention: decode steps are full CUDA graphs, of these shapes'
+batch sizes alone, and prefill runs eagerly. A start then takes seconds, not minutes. --log keeps all that each process says.
+
+Usage: vllm_engine.py [--shapes 1x32k,8x8k,32~4k,64x1k] [--backends CUSTOM,FLASH_ATTN] [--steps 48] [--no-compile]
+                      [--limit SECONDS] [--log FOLDER] [--json FILE]
 """
 from __future__ import annotations
 
@@ -15,11 +21,13 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from typing import Callable, Sequence
 
 GPU_BACKENDS = ("CUSTOM", "FLASH_ATTN", "FLASHINFER")
 CPU_BACKENDS = ("lean", "cpu_attn")
@@ -27,6 +35,12 @@ GPU_SHAPES, CPU_SHAPES = "1x32k,8x8k,32~4k,64x1k", "1x512,4~256"
 HEADS = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128)  # Llama-3-8B's
 VOCABULARY, LAYERS = 512, 4
 STEP_TOKENS = 8192  # that one step of the engine takes, prompts of several requests among them
+CHECKED_LENGTHS, CHECKED_TOKENS = (100, 700), 32
+PROFILED_STEPS = 8
+#: Kernels of this library, FlashAttention with its preparation, FlashInfer and Triton. The engine's own, the same for all,
+#: writes new keys and values (reshape_and_cache_flash) and is none of them.
+ATTENTION = re.compile(r"\b(lean|flash|flashinfer)::|kernel_unified_attention|reduce_segments")
+SAID_LINES = 40  # of a process that failed
 
 
 def lengths_of(shape: str) -> list[int]:
@@ -54,45 +68,118 @@ def save_model(folder: str, context: int) -> None:
     transformers.LlamaForCausalLM(configuration).save_pretrained(folder)
 
 
+def tokens_of_each(lengths: Sequence[int], steps: int, step_tokens: int) -> int:
+    """So many that the first request still decodes when the last prompt was read and `steps` have passed."""
+    return steps + 4 + sum(lengths) // (step_tokens - len(lengths)) + 1
+
+
 def new_tokens(shape: str, steps: int) -> int:
-    """Of each request: so many that the first one still decodes when the last prompt was read and `steps` have passed."""
-    lengths = lengths_of(shape)
-    return steps + 4 + sum(lengths) // (STEP_TOKENS - len(lengths)) + 1
+    return tokens_of_each(lengths_of(shape), steps, STEP_TOKENS)
 
 
 def context_of(shape: str, steps: int) -> int:
     return max(lengths_of(shape)) + new_tokens(shape, steps) + 4
 
 
-def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[float]]:
-    """Each request's tokens, and the seconds of the last steps in which every request gets one, by decoding."""
+def submit(llm, name: str, lengths: Sequence[int], **parameters) -> None:
     import vllm
 
-    parameters = vllm.SamplingParams(temperature=0, max_tokens=new_tokens(shape, steps), detokenize=False, ignore_eos=True)
-    draw, engine = random.Random(7), llm.llm_engine
-    lengths = lengths_of(shape)
+    chosen = vllm.SamplingParams(temperature=0, detokenize=False, ignore_eos=True, **parameters)
+    draw = random.Random(7)
     for i, length in enumerate(lengths):
         prompt = [draw.randrange(3, VOCABULARY) for _ in range(length)]
-        engine.add_request(f"{shape}-{i}", {"prompt_token_ids": prompt}, parameters)
-    tokens, seconds = {}, []
+        llm.llm_engine.add_request(f"{name}-{i}", {"prompt_token_ids": prompt}, chosen)
+
+
+def steps_of_all(engine, requests: int, steps: int, measured: Callable[[], float], see: Callable[[list], None] = lambda _: None) -> list[float]:
+    """Runs an engine until it has no request left: what was measured of the last `steps` steps in which every request decodes.
+
+    Prompts are read one after another, so the first requests decode before the last do, and end before them: steps of a
+    part of the requests are left out wherever they are.
+
+    Args:
+        measured: called after each step, for what is to be known of it.
+        see: gets the outputs of each step.
+    """
+    found = []
     while engine.has_unfinished_requests():
-        begin = time.perf_counter()
         outputs = engine.step()
-        if len(outputs) == len(lengths):
-            seconds.append(time.perf_counter() - begin)
+        value = measured()
+        if len(outputs) == requests:
+            found.append(value)
+        see(outputs)
+    if len(found) <= steps + 1:  # the first of them read the last prompt, the last of them ended a request
+        raise RuntimeError(f"{len(found)} steps in which all {requests} requests decode, {steps + 2} are needed: the engine has not room "
+                           "for all of them at once")  # fmt: skip
+    return found[-steps - 1 : -1]
+
+
+def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[float]]:
+    """Each request's tokens, and the seconds of the last steps in which every request gets one, by decoding."""
+    lengths, tokens = lengths_of(shape), {}
+    submit(llm, shape, lengths, max_tokens=new_tokens(shape, steps))
+    ended = time.perf_counter()
+
+    def measured() -> float:
+        nonlocal ended
+        begin, ended = ended, time.perf_counter()
+        return ended - begin
+
+    def see(outputs: list) -> None:
         tokens.update({output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished})
-    if len(seconds) <= steps + 1:  # the first of them read the last prompt, the last of them ended a request
-        raise RuntimeError(f"{shape}: {len(seconds)} steps in which all {len(lengths)} requests decode, {steps + 2} are needed: "
-                           "the engine has not room for all of them at once")  # fmt: skip
-    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds[-steps - 1 : -1]
+
+    try:
+        seconds = steps_of_all(llm.llm_engine, len(lengths), steps, measured, see)
+    except RuntimeError as error:
+        raise RuntimeError(f"{shape}: {error}") from error
+    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds
+
+
+def checked(llm) -> list[list[tuple[int, float]]]:
+    """Tokens and their log-probabilities, decoded for two uneven prompts."""
+    submit(llm, "check", CHECKED_LENGTHS, max_tokens=CHECKED_TOKENS, logprobs=0)
+    found = {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
+            one = output.outputs[0]
+            if output.finished:
+                found[output.request_id] = [(t, of[t].logprob) for t, of in zip(one.token_ids, one.logprobs)]
+    return [found[f"check-{i}"] for i in range(len(CHECKED_LENGTHS))]
+
+
+def kernel_seconds(llm, shape: str) -> dict[str, tuple[float, float]]:
+    """By a kernel's name: seconds and launches of a decode step, of the GPU's own clock."""
+    import torch
+
+    lengths, engine = lengths_of(shape), llm.llm_engine
+    submit(llm, f"kernels-{shape}", lengths, max_tokens=new_tokens(shape, PROFILED_STEPS))
+    decoding = 0
+    while engine.has_unfinished_requests() and decoding < 2:
+        decoding += len(engine.step()) == len(lengths)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(PROFILED_STEPS):
+            engine.step()
+        torch.cuda.synchronize()
+    while engine.has_unfinished_requests():
+        engine.step()
+    cuda = torch.autograd.DeviceType.CUDA
+    events = [event for event in profile.key_averages() if event.device_type == cuda]
+    return {e.key: (1e-6 * e.self_device_time_total / PROFILED_STEPS, e.count / PROFILED_STEPS) for e in events}
+
+
+def graphs_alone(shapes: list[str]) -> dict:
+    """The engine's settings under which nothing is compiled, and decode steps of these shapes are full CUDA graphs."""
+    batches = sorted({len(lengths_of(shape)) for shape in shapes} | {len(CHECKED_LENGTHS)})
+    return dict(compilation_config=dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=batches))
 
 
 def measure(options: argparse.Namespace) -> None:
-    """In a process of one attention: writes what it found as JSON."""
+    """In a process of one attention: writes what it found as JSON, again after each shape."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are called, and timed, here
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    chosen = {}
+    chosen: dict = {}
     if options.backend in CPU_BACKENDS:
         os.environ["LEAN_ATTENTION_VLLM"] = "1" if options.backend == "lean" else "0"
     else:
@@ -100,30 +187,53 @@ def measure(options: argparse.Namespace) -> None:
     import torch
     import vllm
 
-    shapes = options.shapes.split(",")
-    longest = max(context_of(shape, options.steps) for shape in shapes)
+    shapes, gpu = options.shapes.split(","), torch.cuda.is_available()
+    if options.no_compile and gpu:
+        chosen.update(graphs_alone(shapes))
+    begin = time.perf_counter()
     llm = vllm.LLM(
-        model=options.model, skip_tokenizer_init=True, dtype=options.dtype, max_model_len=longest, disable_log_stats=True,
-        max_num_batched_tokens=STEP_TOKENS, max_num_seqs=max(len(lengths_of(shape)) for shape in shapes),
-        enable_prefix_caching=False, enforce_eager=not torch.cuda.is_available(), **chosen,
+        model=options.model, skip_tokenizer_init=True, dtype=options.dtype, max_model_len=longest_context(shapes, options.steps),
+        disable_log_stats=True, max_num_batched_tokens=STEP_TOKENS, enable_prefix_caching=False, enforce_eager=not gpu,
+        max_num_seqs=max(len(CHECKED_LENGTHS), *(len(lengths_of(shape)) for shape in shapes)), **chosen,
     )  # fmt: skip
-    found = {}
+    device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
+    result = dict(vllm=vllm.__version__, torch=torch.__version__, device=device, compiled=gpu and not options.no_compile, found={},
+                  kernels={}, start_s=time.perf_counter() - begin)  # fmt: skip
+
+    def note(what: str) -> None:
+        print(f"vllm_engine: {options.backend}: {what}", flush=True)
+        pathlib.Path(options.found).write_text(json.dumps(result))
+
+    note(f"started in {result['start_s']:.1f} s")
+    result["check"] = checked(llm)
+    note("checked")
     for shape in shapes:
         decode_steps(llm, shape, 2)  # warm
-        found[shape] = decode_steps(llm, shape, options.steps)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    pathlib.Path(options.found).write_text(json.dumps(dict(found=found, vllm=vllm.__version__, torch=torch.__version__, device=device)))
+        result["found"][shape] = decode_steps(llm, shape, options.steps)
+        note(shape)
+    for shape in shapes if gpu else ():  # after all that is timed: the profiler may stay in the way
+        result["kernels"][shape] = kernel_seconds(llm, shape)
+        note(f"{shape}, kernels")
 
 
-def run_one(backend: str, model: str, folder: str, options: argparse.Namespace) -> dict | str:
-    """What the process of one attention found, or the last line that it said."""
-    found = pathlib.Path(folder, f"{backend}.json")
-    command = [sys.executable, __file__, "--backend", backend, "--model", model, "--found", str(found), "--dtype", options.dtype]
-    command += ["--shapes", options.shapes, "--steps", str(options.steps)]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        return next((line for line in reversed(done.stdout.splitlines()) if line.strip()), f"ended with {done.returncode}")
-    return json.loads(found.read_text())
+def longest_context(shapes: Sequence[str], steps: int) -> int:
+    return max(max(CHECKED_LENGTHS) + CHECKED_TOKENS + 4, *(context_of(shape, max(steps, PROFILED_STEPS)) for shape in shapes))
+
+
+def run_one(backend: str, folder: str, options: argparse.Namespace) -> tuple[dict, str]:
+    """What the process of one attention found until its end, and the last that it said if it failed."""
+    found, said = pathlib.Path(folder, f"{backend}.json"), pathlib.Path(options.log or folder, f"{backend}.log")
+    command = [sys.executable, __file__, "--backend", backend, "--model", folder, "--found", str(found), "--dtype", options.dtype]
+    command += ["--shapes", options.shapes, "--steps", str(options.steps)] + ["--no-compile"] * options.no_compile
+    with said.open("w") as file:
+        try:
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=options.limit).returncode
+            ended = f"ended with {status}"
+        except subprocess.TimeoutExpired:
+            status, ended = 1, f"was ended after {options.limit:g} s"
+    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()] if status else []
+    result = json.loads(found.read_text()) if found.exists() else {}
+    return result, "\n".join([*lines[-SAID_LINES:], f"{backend}: {ended}"]) if status else ""
 
 
 def agreement(mine: list[list[int]], theirs: list[list[int]]) -> str:
@@ -132,19 +242,40 @@ def agreement(mine: list[list[int]], theirs: list[list[int]]) -> str:
     return f"{same}/{len(mine)}"
 
 
-def show(results: dict[str, dict], options: argparse.Namespace) -> list[dict]:
-    first, rows = next(iter(results)), []
-    print(f"{'shape':>10} {'attention':>12} {'step ms: fastest':>17} {'median':>8} {'tokens/s':>10} {'tokens as ' + first:>20}")
-    for shape in options.shapes.split(","):
-        for name, result in results.items():
-            tokens, seconds = result["found"][shape]
-            median = statistics.median(seconds)
-            same = agreement(tokens, results[first]["found"][shape][0])
-            print(f"{shape:>10} {name:>12} {1e3 * min(seconds):17.3f} {1e3 * median:8.3f} {len(tokens) / median:10.1f} {same:>20}")
-            said = {key: result[key] for key in ("vllm", "torch", "device")}
-            rows.append(dict(shape=shape, attention=name, step_s=seconds, same_tokens=same, dtype=options.dtype, **said,
-                             load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d")))  # fmt: skip
+def distance(mine: list, theirs: list) -> tuple[int, float]:
+    """Tokens until the first that differs, and how far log-probabilities are apart up to there."""
+    same, apart = 0, 0.0
+    for a, b in zip(mine, theirs):
+        equal = next((i for i, (x, y) in enumerate(zip(a, b)) if x[0] != y[0]), len(a))
+        same += equal
+        apart = max([apart, *(abs(x[1] - y[1]) for x, y in zip(a[:equal], b[:equal]))])
+    return same, apart
+
+
+def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -> list[dict]:
+    """A row for each shape that the process came to."""
+    rows = []
+    for shape, (tokens, seconds) in result["found"].items():
+        same = agreement(tokens, first["found"][shape][0]) if shape in first["found"] else ""
+        said = {key: result[key] for key in ("vllm", "torch", "device", "compiled")}
+        kernels = sorted(result["kernels"].get(shape, {}).items(), key=lambda item: -item[1][0])
+        timed = dict(attention_s=sum(spent for kernel, (spent, _) in kernels if ATTENTION.search(kernel)) if kernels else None,
+                     kernels=[dict(name=kernel, s=spent, launches=count) for kernel, (spent, count) in kernels[:12]])  # fmt: skip
+        rows.append(dict(shape=shape, attention=name, step_s=seconds, same_tokens=same, dtype=options.dtype, **said, **timed,
+                         load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d")))  # fmt: skip
     return rows
+
+
+def show(rows: list[dict], options: argparse.Namespace, first: str) -> None:
+    print(f"{'shape':>10} {'attention':>12} {'step ms: fastest':>17} {'median':>8} {'kernels of attention':>21} {'tokens/s':>10} "
+          f"{'tokens as ' + first:>20}")  # fmt: skip
+    for shape in options.shapes.split(","):
+        for row in (row for row in rows if row["shape"] == shape):
+            median, spent = statistics.median(row["step_s"]), row["attention_s"]
+            kernels = "" if spent is None else f"{1e3 * spent:.3f}"
+            rate = len(lengths_of(shape)) / median
+            print(f"{shape:>10} {row['attention']:>12} {1e3 * min(row['step_s']):17.3f} {1e3 * median:8.3f} {kernels:>21} {rate:10.1f} "
+                  f"{row['same_tokens']:>20}")  # fmt: skip
 
 
 def main() -> None:
@@ -157,27 +288,40 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=48, help="decode steps of each shape")
     parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
+    parser.add_argument("--no-compile", action="store_true", help="full CUDA graphs of decode steps, without torch.compile")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of one attention's process")
+    parser.add_argument("--log", metavar="FOLDER", help="where what each process says is kept")
     for internal in ("--backend", "--model", "--found"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
         measure(options)
         return
-    results: dict[str, dict] = {}
+    if options.log:
+        pathlib.Path(options.log).mkdir(parents=True, exist_ok=True)
+    first: tuple[str, dict] = ("", {})
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder, max(context_of(shape, options.steps) for shape in options.shapes.split(",")))
+        save_model(folder, longest_context(options.shapes.split(","), options.steps))
         for backend in options.backends.split(","):
-            result = run_one(backend, folder, folder, options)
-            if isinstance(result, str):
-                print(f"{backend}: {result}", file=sys.stderr)
-            else:
-                results[backend] = result
-    if not results:
+            result, failed = run_one(backend, folder, options)
+            if failed:
+                print(failed, file=sys.stderr, flush=True)
+            if not result:
+                continue
+            first = first if first[0] else (backend, result)
+            if "check" in result and "check" in first[1]:
+                same, apart = distance(result["check"], first[1]["check"])
+                print(f"{backend}: started in {result['start_s']:.0f} s; {same}/{len(CHECKED_LENGTHS) * CHECKED_TOKENS} tokens are those "
+                      f"of {first[0]}, log-probabilities up to there within {apart:.2g}", flush=True)  # fmt: skip
+            new = rows_of(backend, result, first[1], options)
+            rows += new
+            if options.json and new:
+                with open(options.json, "a") as file:
+                    print("\n".join(map(json.dumps, new)), file=file)
+    if not rows:
         sys.exit("no attention ran")
-    rows = show(results, options)
-    if options.json:
-        with open(options.json, "a") as file:
-            print("\n".join(map(json.dumps, rows)), file=file)
+    show(rows, options, first[0])
 
 
 if __name__ == "__main__":

@@ -25,12 +25,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "
 import torch
 import transformers
 import vllm
+from vllm_engine import steps_of_all, tokens_of_each
 from vllm_models import engine, prompts
 
 import lean_attention
 
 HEADS = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128)  # Llama-3-8B's
 LAYERS = 4
+STEP_TOKENS = 2048  # that one step of the engine takes
 
 
 def model_in(folder: str, context: int) -> str:
@@ -45,10 +47,10 @@ def model_in(folder: str, context: int) -> str:
 
 
 class Stopwatch:
-    """Adds up the time inside an implementation's calls; end_step() keeps it."""
+    """Adds up the time inside an implementation's calls; end_step() takes it."""
 
     def __init__(self, implementation: type) -> None:
-        self.spent, self.steps = 0.0, []
+        self.spent = 0.0
         self._undo = []
         for name in ("forward", "do_kv_cache_update"):
             self._undo.append((implementation, name, implementation.__dict__.get(name)))
@@ -64,9 +66,9 @@ class Stopwatch:
 
         return timed
 
-    def end_step(self) -> None:
-        self.steps.append(self.spent)
-        self.spent = 0.0
+    def end_step(self) -> float:
+        spent, self.spent = self.spent, 0.0
+        return spent
 
     def remove(self) -> None:
         for implementation, name, before in self._undo:
@@ -74,19 +76,16 @@ class Stopwatch:
 
 
 def decode_steps(llm, batch: int, context: int, steps: int, implementation: type) -> list[float]:
-    """Seconds of attention in each step in which all requests decode."""
-    parameters = vllm.SamplingParams(temperature=0, max_tokens=steps + 4, detokenize=False, ignore_eos=True)
-    given = prompts((context - steps - 8,) * batch)
-    for i, prompt in enumerate(given):
+    """Seconds of attention in each of the last steps in which all requests decode, up to `context` tokens each."""
+    new = tokens_of_each((context,) * batch, steps, STEP_TOKENS)
+    parameters = vllm.SamplingParams(temperature=0, max_tokens=new, detokenize=False, ignore_eos=True)
+    for i, prompt in enumerate(prompts((context - new,) * batch)):
         llm.llm_engine.add_request(f"{context}-{batch}-{i}", {"prompt_token_ids": prompt}, parameters)
     watch = Stopwatch(implementation)
     try:
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
-            watch.end_step()
+        return steps_of_all(llm.llm_engine, batch, steps, watch.end_step)
     finally:
         watch.remove()
-    return watch.steps[-steps - 1 : -1]
 
 
 def shape_of(text: str) -> tuple[int, int]:
@@ -106,7 +105,7 @@ def main() -> None:
     found: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         model_in(folder, longest)
-        settings = dict(dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=2048, enable_prefix_caching=False)
+        settings = dict(dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=STEP_TOKENS, enable_prefix_caching=False)
         for name, ours in (("cpu_attn", False), ("lean", True)):
             with engine(folder, ours=ours, **settings) as llm:
                 layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
