@@ -23,6 +23,11 @@ KNOWN_ROWS = {
     "Llama-3-8B, 1 x 128k beside 63 x 1k": "R1 128k+63x1k", "Llama-3-70B, 8 x 32k": "70B 8x32k",
     "Llama-3-70B, one of 8 GPUs, 1 x 128k": "70B/8 1x128k", "Phi-3-medium, 27 x 16k": "Phi3m 27x16k",
 }
+# What rows are called by: names of tier a, and the models whose heads they have (their config.json on the Hugging Face hub).
+MODELS = {
+    "L8B": "Llama-3-8B, Llama-3.1-8B, Mistral-7B, Qwen3-8B", "70B": "Llama-3-70B, Qwen2.5-72B", "70B/8": "Llama-3-70B, one of 8 GPUs",
+    "Phi3m": "Phi-3-medium", "OSS": "gpt-oss-20b, gpt-oss-120b", "MHA": "Llama-2-7B", "R11": "Qwen3-30B-A3B",
+}
 MACHINES = {"Zen 3, 2 threads": "cpu-peers-zen3-2t.jsonl", "Zen 4, 2 threads": "cpu-peers-zen4-2t.jsonl",
             "Xeon 6, 2 threads": "cpu-peers-xeon6-2t.jsonl", "Xeon, 16 threads": "cpu-peers-xeon-16t.jsonl"}
 STEPS = {"LeanStaticCache": "lean_attention/lean", "flash, dynamic cache": "flash/dynamic", "sdpa, static cache": "sdpa/static",
@@ -163,17 +168,22 @@ def serving_ratios() -> list:
     return [row["us"]["lean"] / min(us for impl, us in row["us"].items() if impl != "lean") for row in serving()]
 
 
+def cpu_forms(name: str) -> dict:
+    """Microseconds of each row of a file, of each library's best form."""
+    rows = {}
+    for line in lines(name):
+        if line.get("us"):
+            forms = rows.setdefault(line["row"], {})
+            peer = re.split("[ -]", line["impl"])[0]
+            forms[peer] = min(forms.get(peer, math.inf), line["us"])
+    return rows
+
+
 def cpu() -> dict:
     """Our time over the peer's best form, geometric mean over the rows of a type and group size, by machine and peer."""
     found = {}
     for machine, name in MACHINES.items():
-        rows = {}
-        for line in lines(name):
-            if line.get("us"):
-                forms = rows.setdefault(line["row"], {})
-                peer = re.split("[ -]", line["impl"])[0]
-                forms[peer] = min(forms.get(peer, math.inf), line["us"])
-        for row, forms in rows.items():
+        for row, forms in cpu_forms(name).items():
             group, dtype = re.search(r" g(\d) d128 (\w+) ", row).groups()
             for peer in set(forms) - {"lean"}:
                 found.setdefault(peer, {}).setdefault(machine, {}).setdefault(f"{dtype}, G = {group}", []).append(forms["lean"] / forms[peer])
@@ -263,10 +273,32 @@ def known_rows_table() -> str:
                         {"over": {name: rows[row]["over"][name] for name in names}}, names)] for shown, row in KNOWN_ROWS.items()])
 
 
+def heads_text(line: dict) -> str:
+    return f"{line['q_heads']}/{line['kv_heads']} of {line['head_dim']}"
+
+
+def tier_a_heads() -> dict:
+    return {line["row"]: line for line in lines(TIER_A)}
+
+
+def shapes_table() -> str:
+    """Models by their heads, and where rows of such heads are."""
+    tier, table = tier_a_heads(), []
+    on_cpus = {heads_text(line) for name in MACHINES.values() for line in lines(name)}
+    for name, models in MODELS.items():
+        line = next(line for row, line in tier.items() if row.split()[0] == name)
+        same = [row for row, other in tier.items() if heads_text(other) == heads_text(line)]
+        starts = list(dict.fromkeys(row.split()[0] for row in same))
+        kib = 2 * line["kv_heads"] * line["head_dim"] * 2 / 1024
+        table.append([models, heads_text(line), f"{kib:g}", ", ".join(starts), "yes" if heads_text(line) in on_cpus else "-"])
+    return markdown(["models", "query/kv heads of d", "KiB a token and layer", "rows on one H200", "rows on CPUs"], table)
+
+
 def tier_a_table() -> str:
-    names = [OURS, DEPENDENT, *FAMILIES]
-    return markdown(["row", "MB", "read, us", "lean, us", *names, "lean / best other"],
-                    [[by_name(row["row"]) + (" (void)" if row["void"] else ""), f"{row['MB']:.0f}", f"{row['read']:.4g}", f"{row['us'][OURS]:.4g}",
+    names, tier = [OURS, DEPENDENT, *FAMILIES], tier_a_heads()
+    return markdown(["row", "heads of d", "MB", "read, us", "lean, us", *names, "lean / best other"],
+                    [[by_name(row["row"]) + (" (void)" if row["void"] else ""), heads_text(tier[row["row"]]),
+                      f"{row['MB']:.0f}", f"{row['read']:.4g}", f"{row['us'][OURS]:.4g}",
                       *over_cells(row, names), f"{row['over'][OURS] / best_peer(row)[0]:.2f}"] for row in tier_a()])
 
 
@@ -295,6 +327,25 @@ def cpu_table() -> str:
             table.append([peer, machine, *(f"{kinds[f'{dtype}, G = {group}']:.2f}" if f"{dtype}, G = {group}" in kinds else "-"
                                            for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))])
     return markdown(["against", "on", *(f"{dtype}, G = {group}" for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))], table)
+
+
+def cpu_rows_table() -> str:
+    """Our milliseconds of every row on every machine, and over the better of the others."""
+    forms = {machine: cpu_forms(name) for machine, name in MACHINES.items()}
+    described = {line["row"]: line for name in MACHINES.values() for line in lines(name)}
+
+    def cell(machine: str, row: str) -> str:
+        us = forms[machine].get(row)
+        return f"{us['lean'] / 1e3:.3g} ({us['lean'] / min(v for k, v in us.items() if k != 'lean'):.2f})" if us else "-"
+
+    def batch(line: dict) -> str:
+        lens = line["lens"]
+        return f"{len(lens)} x {lens[0] // 1024}k" if len(set(lens)) == 1 else f"{len(lens)}, 16k and half as long each"
+
+    rows = sorted(described.values(), key=lambda line: (line["dtype"], -line["kv_heads"], line["kv_bytes"]))
+    return markdown(["heads of d", "type", "batch x context", "MB", *MACHINES],
+                    [[heads_text(line), line["dtype"], batch(line), f"{line['kv_bytes'] / 1e6:.0f}", *(cell(machine, line["row"]) for machine in MACHINES)]
+                     for line in rows])
 
 
 def steps_table() -> str:
@@ -357,7 +408,7 @@ def two_gpus_table() -> str:
 
 TABLES = {"two gpus": two_gpus_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
-          "cpu": cpu_table, "steps": steps_table, "flatness": flat_table,
+          "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE)))}
 

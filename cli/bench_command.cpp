@@ -60,21 +60,21 @@ class BenchCommand final : public Command {
     refuse_options_of_the_other(backend);
     if (settings_.resume && settings_.out.empty()) throw BadArgument("--resume goes with --out");
     settings_.pattern = regex_of(rows_);
-    if (energy_) return run_energy(backend, json);
-    settings_.rows.suites = suites_on(backend);
+    if (energy_) refuse_options_of_times();
+    settings_.rows.suites = energy_ ? std::vector<Suite>{Suite::kEnergy} : suites_on(backend);
     settings_.rows.tier = tier_;
     settings_.rows.cpu_kv_bytes = cpu_kv_bytes();
     if (list_) return list_rows(settings_, json);
+    if (energy_) return bench_energy(backend, settings_, json);
     return backend == Backend::kCuda ? bench_gpu(settings_, json) : bench_cpu(settings_, json);
   }
 
  private:
-  int run_energy(Backend backend, bool json) const {
+  void refuse_options_of_times() const {
     for (const char* option : {"--rounds", "--max-seconds", "--threads", "--kv-mib", "--row-seconds", "--suite", "--tier",
                                "--peers", "--resume", "--trace", "--dependent-launch"}) {
       if (app_->count(option) > 0) throw BadArgument(std::string(option) + " does not go with --energy");
     }
-    return list_ ? list_energy_rows(settings_.pattern, json) : bench_energy(backend, settings_, settings_.pattern, json);
   }
 
   void add_cpu_options(CLI::App& app) {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "cli/bad_argument.hpp"
+#include "cli/bench_rows.hpp"
 #include "cli/call_chain.hpp"
 #include "cli/command.hpp"
 #include "cli/energy.hpp"
@@ -18,38 +18,9 @@
 #include "cli/nvml.hpp"
 #include "cli/oracle.hpp"
 #include "cli/prepared_call.hpp"
-#include "cli/suites/matrix.hpp"
 
 namespace lean::cli {
 namespace {
-
-struct EnergyRow {
-  std::string id;
-  ProblemSpec spec;
-};
-
-/// The paper's 1 x 56 heads of 64 at two lengths, and two of tier a: a long context, and one beside many short ones.
-std::vector<EnergyRow> energy_rows() {
-  std::vector<EnergyRow> rows;
-  for (const std::int32_t thousands : {128, 512}) {
-    rows.push_back({fmt::format("energy 1x56x{}k d64", thousands),
-                    {.kv_lens = {thousands * 1024}, .q_heads = 56, .kv_heads = 56, .head_dim = 64, .dtype = DType::kFloat16}});
-  }
-  const std::vector<BenchRow> tier_a = select_rows({.suites = {}, .tier = "a", .trace = {}});
-  for (const char* id : {"L8B 1x128k", "R1 128k+63x1k"}) {
-    const auto row = std::find_if(tier_a.begin(), tier_a.end(), [id](const BenchRow& each) { return each.id == id; });
-    if (row == tier_a.end()) throw std::logic_error(std::string("tier a has no row ") + id);
-    rows.push_back({std::string("energy ") + id, row->spec});
-  }
-  return rows;
-}
-
-std::vector<EnergyRow> chosen_rows(const std::regex& pattern) {
-  std::vector<EnergyRow> rows = energy_rows();
-  std::erase_if(rows, [&](const EnergyRow& row) { return !std::regex_search(row.id, pattern); });
-  if (rows.empty()) throw BadArgument("--rows: no row's id of --energy has the pattern; --list shows them");
-  return rows;
-}
 
 struct EnergyContext {
   std::string device;
@@ -138,7 +109,7 @@ class EnergyBench {
   EnergyBench(Backend backend, const EnergyMeter& meter, LineSink<EnergyLine>& sink)
       : backend_(backend), meter_(meter), sink_(sink) {}
 
-  void run(const EnergyRow& row) {
+  void run(const BenchRow& row) {
     std::vector<EnergyLine> lines;
     for (const Implementation& implementation : kImplementations) {
       lines.push_back({.row = row.id, .impl = implementation.name, .spec = row.spec, .meter = meter_.name});
@@ -154,7 +125,7 @@ class EnergyBench {
   }
 
  private:
-  void measure_row(const EnergyRow& row, std::vector<EnergyLine>& lines) {
+  void measure_row(const BenchRow& row, std::vector<EnergyLine>& lines) {
     const Place place = place_of(backend_);
     const std::int64_t copies = place == Place::kDevice ? copies_for(row.spec.kv_bytes()) : 1;
     require_memory(place, KvPool::bytes_for(row.spec.kv_type(), row.spec.stored_elements(), copies), "a machine with more");
@@ -219,7 +190,7 @@ EnergyContext context_of(Backend backend, const Nvml* nvml, const std::string& c
   return {gpu::devices().at(0).name, nvml->driver(), commit};
 }
 
-void add_unmeasured(const EnergyRow& row, const std::string& why, LineSink<EnergyLine>& sink) {
+void add_unmeasured(const BenchRow& row, const std::string& why, LineSink<EnergyLine>& sink) {
   Progress progress;
   for (const Implementation& implementation : kImplementations) {
     sink.add({.row = row.id, .impl = implementation.name, .spec = row.spec, .note = "not measured: " + why}, progress);
@@ -228,8 +199,8 @@ void add_unmeasured(const EnergyRow& row, const std::string& why, LineSink<Energ
 
 }  // namespace
 
-int bench_energy(Backend backend, const BenchSettings& settings, const std::regex& pattern, bool json) {
-  const std::vector<EnergyRow> rows = chosen_rows(pattern);
+int bench_energy(Backend backend, const BenchSettings& settings, bool json) {
+  const std::vector<BenchRow> rows = chosen_rows(settings);
   const auto nvml = backend == Backend::kCuda ? std::make_shared<Nvml>(gpu::devices().at(0).pci_bus_id) : nullptr;
   const EnergyContext context = context_of(backend, nvml.get(), settings.commit);
   LineSink<EnergyLine> sink({.json = [&](const EnergyLine& line) { return to_json(line, context); },
@@ -237,7 +208,7 @@ int bench_energy(Backend backend, const BenchSettings& settings, const std::rege
                              .text_header = text_header()},
                             settings.out, json);
   const FoundMeter found = find_meter(backend, nvml);
-  for (const EnergyRow& row : rows) {
+  for (const BenchRow& row : rows) {
     if (found.meter) {
       EnergyBench(backend, *found.meter, sink).run(row);
     } else {
@@ -246,15 +217,6 @@ int bench_energy(Backend backend, const BenchSettings& settings, const std::rege
   }
   const bool broken = std::any_of(sink.lines().begin(), sink.lines().end(), [](const EnergyLine& line) { return line.broken; });
   return broken ? kExitCheckFailed : kExitOk;
-}
-
-int list_energy_rows(const std::regex& pattern, bool json) {
-  for (const EnergyRow& row : chosen_rows(pattern)) {
-    Json line{{"row", row.id}};
-    add_problem(line, row.spec);
-    print(json ? line.dump() + "\n" : fmt::format("{:<24}  {}\n", row.id, describe(row.spec)));
-  }
-  return kExitOk;
 }
 
 }  // namespace lean::cli

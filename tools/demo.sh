@@ -15,7 +15,7 @@ build_for_gpu() {
   return 1
 }
 
-# How long it takes: the build for the CPU is 3.5 minutes of one core's time. Later builds do what changed.
+# How long it takes: the build for the CPU is 3.5 minutes of one core's time, 5.5 beside other programs. Later builds do what changed.
 announce() {  # folder, how long its first build takes
   if [[ -x $1/bin/lean ]]; then
     echo "demo: brings $1/bin/lean up to date, then runs it: less than a minute"
@@ -25,11 +25,11 @@ announce() {  # folder, how long its first build takes
 }
 
 if nvidia-smi -L >/dev/null 2>&1; then
-  announce build-cuda-demo "some minutes more than the two that 2 cores take for the CPU"
+  announce build-cuda-demo "some minutes more than the two to five that 2 cores take for the CPU"
   tools/setup.sh build
   if build_for_gpu; then exec build-cuda-demo/bin/lean demo; fi
 fi
-announce build "two minutes on 2 cores"
+announce build "two to five minutes on 2 cores"
 tools/setup.sh build
 build cpu
 exec build/bin/lean demo

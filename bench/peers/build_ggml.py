@@ -3,7 +3,7 @@
 
     python3 bench/peers/build_ggml.py [--sdist FILE.tar.gz] [--jobs N]
 
-Needs cmake, a C++ compiler, pip with the network (or the package as a file), and some minutes.
+Needs cmake, a C++ compiler, pip with the network (77 MB, or the package as a file), and a minute of a core.
 """
 import argparse
 import os
@@ -14,10 +14,13 @@ import sys
 import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = "llama-cpp-python"
+# As a project of its own ggml also writes a pkg-config file, whose template the source package lacks.
+PROJECT = "cmake_minimum_required(VERSION 3.18)\nproject(ggml_as_part C CXX ASM)\nadd_subdirectory(ggml)\n"
 
 
 def download(folder: pathlib.Path) -> pathlib.Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", folder, "llama-cpp-python"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", folder, PACKAGE]
     subprocess.run(command, check=True)
     return sorted(folder.glob("llama_cpp_python-*.tar.gz"))[-1]
 
@@ -39,7 +42,8 @@ def main() -> int:
                 archive.extract(member, source)
     flags = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON", "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF"]
     build = options.out / "build"
-    subprocess.run(["cmake", "-S", source / "ggml", "-B", build, *flags], check=True)
+    (source / "CMakeLists.txt").write_text(PROJECT)
+    subprocess.run(["cmake", "-S", source, "-B", build, *flags], check=True)
     subprocess.run(["cmake", "--build", build, "--target", "ggml-cpu", "-j", str(options.jobs)], check=True)
     (options.out / "version").write_text(re.search(r"-([0-9.]+)\.tar", sdist.name)[1] + "\n")
     return 0

@@ -22,6 +22,7 @@ void add_paper(Matrix& matrix);
 void add_models(Matrix& matrix);
 void add_wide(Matrix& matrix);
 void add_cpu(Matrix& matrix, std::int64_t kv_bytes);
+void add_energy(Matrix& matrix);
 /// Comes last: rows of other suites, where they are the same problem.
 void add_plain_beside_features(Matrix& matrix);
 

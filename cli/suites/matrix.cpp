@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "cli/suites/declarations.hpp"
 
@@ -24,6 +25,7 @@ std::vector<BenchRow> every_row(const Selection& selection) {
   suites::add_wide(matrix);
   suites::add_plain_beside_features(matrix);
   suites::add_cpu(matrix, selection.cpu_kv_bytes);
+  suites::add_energy(matrix);
   return matrix.rows();
 }
 
@@ -57,6 +59,12 @@ void Matrix::add_again(const std::string& name, ProblemSpec spec, std::string mi
 void Matrix::add_as(const std::string& id, ProblemSpec spec, std::string missing) {
   rows_.push_back(
       {.id = id, .suite = suite_, .tier = tier_, .spec = std::move(spec), .missing = std::move(missing), .suites = {suite_}});
+}
+
+ProblemSpec Matrix::spec_of(const std::string& id) const {
+  const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const BenchRow& each) { return each.id == id; });
+  if (row == rows_.end()) throw std::logic_error("the matrix has no row " + id);
+  return row->spec;
 }
 
 std::vector<BenchRow> select_rows(const Selection& selection) {

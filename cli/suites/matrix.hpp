@@ -40,6 +40,9 @@ class Matrix {
   /// By an id of its own, also where the same problem has one already.
   void add_as(const std::string& id, ProblemSpec spec, std::string missing = "");
 
+  /// The problem of a row that is declared already. Throws std::logic_error.
+  [[nodiscard]] ProblemSpec spec_of(const std::string& id) const;
+
   [[nodiscard]] const std::vector<BenchRow>& rows() const { return rows_; }
 
  private:

@@ -23,6 +23,7 @@ const char* name_of(Suite suite) {
     case Suite::kShort: return "short";
     case Suite::kWide: return "wide";
     case Suite::kCpu: return "cpu";
+    case Suite::kEnergy: return "energy";
   }
   return "unknown";
 }

@@ -17,9 +17,10 @@ enum class Suite : std::int32_t {
   kShort,     // batches of short contexts, and many query heads for few key/value heads
   kWide,      // chunks of prefill
   kCpu,       // sized by this machine's last-level cache
+  kEnergy,    // joules in place of times: chosen by --energy, never by --suite
 };
 
-/// Every one of them, in the order above.
+/// Those that --suite names, in the order above.
 [[nodiscard]] const std::vector<Suite>& all_suites();
 
 [[nodiscard]] const char* name_of(Suite suite);

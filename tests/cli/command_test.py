@@ -333,6 +333,13 @@ class Energy(unittest.TestCase):
                          [("energy 1x56x128k d64", 56, 131072), ("energy 1x56x512k d64", 56, 524288), ("energy L8B 1x128k", 32, 131072),
                           ("energy R1 128k+63x1k", 32, 131072 + 63 * 1024)])
 
+    def test_its_rows_are_listed_and_chosen_as_others_are(self):
+        done = lean("bench", "--energy", "--list", "--rows", "L8B", "--json")
+        row = json.loads(done.stdout)
+        self.assertEqual((row["row"], row["suite"], row["kv_bytes"], row["missing"]), ("energy L8B 1x128k", "energy", 2 * 8 * 131072 * 128 * 2, None))
+        self.assertTrue(lean("bench", "--energy", "--list", "--rows", "L8B").stdout.startswith("energy   energy L8B 1x128k "))
+        self.assertIn("no row's id of what was asked for has the pattern", lean("bench", "--energy", "--list", "--rows", "R2").stderr)
+
     def test_options_of_times_are_refused(self):
         done = lean("bench", "--energy", "--rounds", "3")
         self.assertEqual((done.returncode, done.stdout), (2, ""))

@@ -50,6 +50,22 @@ TEST(Suites, TogetherTheyHaveWhatEachHas) {
   EXPECT_EQ(ids.size(), all.size());
 }
 
+/// Rows of --energy have ids of their own, and are in nobody's suite or tier but theirs.
+TEST(Suites, RowsOfEnergyAreChosenByThemselves) {
+  const std::vector<BenchRow> energy = rows_of({Suite::kEnergy});
+  ASSERT_EQ(energy.size(), 4U);
+  std::vector<BenchRow> times = rows_of(all_suites());
+  const std::vector<BenchRow> tiers = rows_of({}, "all");
+  times.insert(times.end(), tiers.begin(), tiers.end());
+  for (const BenchRow& row : energy) {
+    EXPECT_EQ(row.suite, Suite::kEnergy) << row.id;
+    EXPECT_TRUE(row.id.starts_with("energy ")) << row.id;
+    EXPECT_EQ(find(times, row.id), nullptr) << row.id;
+  }
+  EXPECT_THROW((void)parse_suites(name_of(Suite::kEnergy)), BadArgument);
+  EXPECT_EQ(find(energy, "energy L8B 1x128k")->spec, find(times, "L8B 1x128k")->spec);
+}
+
 TEST(Suites, TiersKeepTheirRows) {
   EXPECT_EQ(rows_of({}, "a").size(), 34U);
   EXPECT_EQ(rows_of({}, "b").size(), 445U);

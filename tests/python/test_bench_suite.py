@@ -1,11 +1,15 @@
 """bench/suite.py and its peers: rows are understood, results are held against fp64, a wrong or dying peer is a line and no time."""
 
 import importlib.util
+import io
 import json
 import math
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
+import tarfile
 import time
 from types import SimpleNamespace
 
@@ -130,6 +134,27 @@ def cpu_peers():
     assert {"lean", "torch-expanded", "torch-enable_gqa"} <= {peer.name for peer in found}
     assert all("not available" in reason for reason in missing.values())
     return found
+
+
+@pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("cc"), reason="builds with cmake and a C compiler")
+def test_ggml_is_built_of_a_source_package_that_lacks_what_only_a_project_of_its_own_needs(tmp_path):
+    """As in llama-cpp-python's: ggml.pc.in, which ggml asks for unless it is a part of another project."""
+    files = {"CMakeLists.txt": "cmake_minimum_required(VERSION 3.14)\nproject(ggml C)\nadd_library(ggml-base SHARED a.c)\nadd_library(ggml-cpu SHARED a.c)\n"
+                               "add_dependencies(ggml-cpu ggml-base)\n"
+                               "if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)\n  configure_file(ggml.pc.in ggml.pc)\nendif()\n",
+             "a.c": "int one(void) { return 1; }\n"}
+    package = tmp_path / "llama_cpp_python-1.2.3.tar.gz"
+    with tarfile.open(package, "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"llama_cpp_python-1.2.3/vendor/llama.cpp/ggml/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    out = tmp_path / "out"
+    command = [sys.executable, ROOT / "bench/peers/build_ggml.py", "--sdist", package, "--out", out, "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (out / "version").read_text() == "1.2.3\n"
+    assert all(list(out.rglob(f"lib{name}.so*")) for name in ("ggml-base", "ggml-cpu"))
 
 
 RULED = [Row(f"quick {name}", "quick", (96, 40), 8, 2, 64, "bf16", (2, 2), form=Form("nhd", 16), causal=True, features=((name, value),))
