@@ -324,6 +324,7 @@ void Run::decode(const Problem& problem) {
   static const std::int32_t threads = thread_count();
   const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
   Options options{.executor = &executor};
+  if (!on_gpu() && problem.pages.page_tokens > 0) check(check_lengths(problem));  // page ids; those a window hides may be any
   if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle, .dependent_launch = stream_.dependents};
   check(runtime::decode(problem, options, device_));
 }

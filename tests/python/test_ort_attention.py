@@ -266,6 +266,8 @@ PAGED_REFUSALS = [
     (dict(cumulative_sequence_length=np.array([0, 5, 4, 6], np.int32)), {}, "cumulative_sequence_length[2] = 4: is below the one before"),
     (dict(cumulative_sequence_length=np.array([0, 1, 4, 7], np.int32)), {}, "cumulative_sequence_length: from 0 to 7: must be from 0 to the 6"),
     (dict(block_table=np.zeros((2, 4), np.int32)), {}, "block_table: is int32 [2, 4]: must be int32 [3, pages of a sequence]"),
+    (dict(block_table=np.full((3, 4), 99, np.int32)), {}, "bad_page_index: pages.block_table[0, 0] = 99: allowed 0 to"),
+    (dict(block_table=np.full((3, 4), -1, np.int32)), {}, "bad_page_index: pages.block_table[0, 0] = -1: allowed 0 to"),
     ({}, dict(kv_cache_layout="LATENT"), 'kv_cache_layout = "LATENT": allowed "SEPARATE"'),
     ({}, dict(k_cache_dtype="int4"), 'k_cache_dtype = "int4": allowed the type of query'),
     ({}, dict(rotary_offset=8), "rotary_offset = 8: allowed 0"),
