@@ -194,8 +194,9 @@ std::vector<PlannedRow> plan_rows(const std::vector<BenchRow>& rows, const Bench
   std::vector<PlannedRow> planned;
   for (const BenchRow& row : rows) {
     PlannedRow plan{.row = &row, .threads = threads_for(row, settings)};
-    std::erase_if(plan.threads,
-                  [&](std::int32_t threads) { return earlier.has({.row = row.id, .threads = threads, .impls = impls}); });
+    std::erase_if(plan.threads, [&](std::int32_t threads) {
+      return earlier.has({.row = row.id, .lens = row.spec.kv_lens, .threads = threads, .impls = impls});
+    });
     if (plan.threads.empty()) continue;
     const auto needed = static_cast<double>(bytes_to_measure(row.spec));
     const RowRuns runs{

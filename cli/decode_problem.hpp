@@ -33,6 +33,9 @@ class KvPool {
   Buffer memory_;              // K and V of copy 0, of copy 1 ..
 };
 
+/// What a problem on `copies` copies of K and V takes: these, q, o and lse.
+[[nodiscard]] std::int64_t bytes_to_hold(const ProblemSpec& spec, std::int64_t copies);
+
 class DecodeProblem {
  public:
   /// `pool` holds spec.stored_elements() of spec.kv_type() or more, and outlives this, which lies where the pool does.

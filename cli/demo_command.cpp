@@ -258,8 +258,7 @@ class DemoCommand final : public Command {
     Progress progress;
     const Place place = place_of(demo.backend);
     const std::int64_t copies = demo.on_gpu() ? copies_for(demo.spec.kv_bytes()) : 1;
-    require_memory(place, KvPool::bytes_for(demo.spec.dtype, demo.spec.stored_elements(), copies),
-                   "take fewer requests with --batch");
+    require_memory(place, bytes_to_hold(demo.spec, copies), "take fewer requests with --batch");
     progress.say("making K and V");
     const KvPool pool(demo.spec.dtype, demo.spec.stored_elements(), kSeed, place, copies);
     const DecodeProblem problem(demo.spec, pool, kSeed);

@@ -128,7 +128,7 @@ class EnergyBench {
   void measure_row(const BenchRow& row, std::vector<EnergyLine>& lines) {
     const Place place = place_of(backend_);
     const std::int64_t copies = place == Place::kDevice ? copies_for(row.spec.kv_bytes()) : 1;
-    require_memory(place, KvPool::bytes_for(row.spec.kv_type(), row.spec.stored_elements(), copies), "a machine with more");
+    require_memory(place, bytes_to_hold(row.spec, copies), "a machine with more");
     progress_.say(row.id + ": making K and V");
     const KvPool pool(row.spec.kv_type(), row.spec.stored_elements(), kBenchSeed, place, copies);
     const DecodeProblem problem(row.spec, pool, kBenchSeed);

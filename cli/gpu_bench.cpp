@@ -247,7 +247,9 @@ int bench_gpu(const BenchSettings& settings, bool json) {
   EarlierLines earlier = settings.resume ? EarlierLines(settings.out, context.device) : EarlierLines();
   const std::vector<Implementation> implementations = implementations_of(settings);
   std::vector<BenchRow> rows = chosen_rows(settings);
-  std::erase_if(rows, [&](const BenchRow& row) { return earlier.has({.row = row.id, .impls = names_of(implementations)}); });
+  std::erase_if(rows, [&](const BenchRow& row) {
+    return earlier.has({.row = row.id, .lens = row.spec.kv_lens, .impls = names_of(implementations)});
+  });
   if (!json) print(header(device, context, peers, settings.peers));
   LineSink<GpuLine> sink({.json = [&](const GpuLine& line) { return to_json(line, context); },
                           .text = [](const GpuLine& line) { return to_text(line); },

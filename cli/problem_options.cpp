@@ -1,14 +1,17 @@
 #include "cli/problem_options.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <string_view>
 
+#include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
 #include "cli/choice.hpp"
 #include "cli/validators.hpp"
 #include "lean/dtypes.hpp"
+#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 namespace {
@@ -17,6 +20,28 @@ constexpr std::int64_t kMaxTokens = INT32_MAX;
 constexpr const char* kLengthsAllowed =
     "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096, which is 8 requests";
 constexpr std::int64_t kMaxBatch = 1 << 20;  // of the command, not of the library: lengths are listed in its output
+
+/// Each is listed in a schedule, and so kept.
+constexpr std::int64_t kMaxOutputs = 1 << 24;
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 58;  // of K, and of q: bytes of all tensors together fit 63 bits
+
+void require_countable(const ProblemSpec& spec) {
+  const std::int64_t blocks = ceil_div(std::int64_t{spec.group()} * spec.q_tokens, tile::kMaxRowBlock);
+  const std::int64_t outputs = checked_product(checked_product(spec.batch(), spec.kv_heads), blocks);
+  if (outputs < 0 || outputs > kMaxOutputs) {
+    throw BadArgument("--q-heads", std::to_string(spec.q_heads),
+                      "up to 16777216 outputs, which are requests x key/value heads x blocks of 128 rows");
+  }
+  if (spec.page_tokens > 0 && spec.pages() > INT32_MAX)
+    throw BadArgument("--page-tokens", std::to_string(spec.page_tokens), "up to 2147483647 pages in all");
+  const std::int64_t tokens = round_up(spec.longest_kv_tokens(), std::max(spec.page_tokens, 1));
+  const auto elements = [&](std::int64_t of_a_request, std::int32_t heads) {
+    return checked_product(checked_product(spec.batch(), of_a_request), checked_product(heads, spec.head_dim));
+  };
+  for (const std::int64_t count : {elements(tokens, spec.kv_heads), elements(spec.q_tokens, spec.q_heads)}) {
+    if (count < 0 || count > kMaxElements) throw BadArgument("the requests have more than 2^58 elements of K, or of q");
+  }
+}
 
 /// Element types of a list by the command's names.
 template <std::size_t kCount>
@@ -167,6 +192,7 @@ ProblemSpec ProblemOptions::spec() const {
   if (spec.packed() && spec.kv_tokens() > kMaxTokens) {
     throw BadArgument("the requests", std::to_string(spec.kv_tokens()) + " tokens in all", "up to 2147483647 in a packed layout");
   }
+  require_countable(spec);
   return spec;
 }
 

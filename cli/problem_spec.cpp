@@ -148,7 +148,7 @@ ProblemShape::ProblemShape(const ProblemSpec& spec) : lengths_(spec.packed() ? c
 
 /// Pages are dealt out as a server does that lets all sequences grow at the same time: one to each in turn.
 void ProblemShape::make_pages(const ProblemSpec& spec) {
-  const std::int64_t columns = ceil_div(spec.longest_kv_tokens(), spec.page_tokens);
+  const std::int64_t columns = std::max<std::int64_t>(1, ceil_div(spec.longest_kv_tokens(), spec.page_tokens));
   block_table_.assign(static_cast<std::size_t>(spec.batch() * columns), -1);
   std::int32_t next = 0;
   for (std::int64_t page = 0; page < columns; ++page) {

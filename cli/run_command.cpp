@@ -116,7 +116,7 @@ class RunCommand final : public Command {
     Progress progress;
     const Place place = place_of(options.backend);
     const std::int64_t copies = place == Place::kDevice ? copies_for(spec.kv_bytes()) : 1;
-    require_memory(place, KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies), "ask for fewer or shorter requests");
+    require_memory(place, bytes_to_hold(spec, copies), "ask for fewer or shorter requests, or fewer heads");
     progress.say("making K and V");
     const KvPool pool(spec.kv_type(), spec.stored_elements(), seed_, place, copies);
     const DecodeProblem problem(spec, pool, seed_);

@@ -2,7 +2,6 @@
 #include <CLI/CLI.hpp>
 
 #include "api/option_preconditions.hpp"
-#include "base/int_math.hpp"
 #include "cli/bad_argument.hpp"
 #include "cli/call_options.hpp"
 #include "cli/command.hpp"
@@ -11,22 +10,9 @@
 #include "cli/problem_options.hpp"
 #include "cli/schedule_page.hpp"
 #include "cli/validators.hpp"
-#include "schedule/line_shape.hpp"
-#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 namespace {
-
-/// Each is listed, and so kept.
-constexpr std::int64_t kMaxOutputs = 1 << 24;
-
-void check_outputs(const Problem& problem) {
-  const std::int64_t blocks = ceil_div(schedule::row_capacity(problem), tile::kMaxRowBlock);
-  const std::int64_t outputs = checked_product(checked_product(problem.batch, problem.kv_heads), blocks);
-  if (outputs >= 0 && outputs <= kMaxOutputs) return;
-  throw BadArgument("--q-heads", std::to_string(problem.q_heads),
-                    "up to 16777216 outputs, which are requests x key/value heads x blocks of 128 rows");
-}
 
 class ScheduleCommand final : public Command {
  public:
@@ -48,7 +34,6 @@ class ScheduleCommand final : public Command {
     const Options options = resolve(call_.options());
     const ProblemSpec spec = problem_.spec();
     const ProblemShape shape(spec);
-    check_outputs(shape.problem());
     const explain::ScheduleMap map = map_of(shape.problem(), options);
     require_one_on_stdout(json);
     if (!svg_path_.empty() && write("--svg", svg_path_, explain::to_svg({map}, {}))) return kExitOk;

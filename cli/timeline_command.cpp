@@ -216,7 +216,7 @@ class TimelineCommand final : public Command {
   std::vector<Recorded> record_all(const Where& where, const ProblemSpec& spec) const {
     Progress progress;
     const Place place = place_of(where.backend);
-    require_memory(place, KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), 1), "ask for fewer or shorter requests");
+    require_memory(place, bytes_to_hold(spec, 1), "ask for fewer or shorter requests, or fewer heads");
     progress.say("making K and V");
     const KvPool pool(spec.kv_type(), spec.stored_elements(), kBenchSeed, place);
     const DecodeProblem problem(spec, pool, kBenchSeed);

@@ -132,6 +132,8 @@ void attend(Run& run, const Attend& call) {
   demand(keys <= INT32_MAX && call.queries <= INT32_MAX && call.batch <= INT32_MAX, "K: ", keys,
          " tokens: allowed up to 2147483647");
   demand(call.mask.keys <= keys, call.mask.name, ": ", call.mask.keys, " keys: there are ", keys);
+  demand(call.mask.data == nullptr || call.mask.keys != 1 || keys == 1, call.mask.name, ": 1 key: there are ", keys,
+         ", and ONNX broadcasts such an axis in opset 23, and pads it in opset 24: give all keys");
   Problem problem{.batch = call.batch,
                   .q_heads = static_cast<std::int32_t>(call.q_heads),
                   .kv_heads = static_cast<std::int32_t>(call.kv_heads),

@@ -60,7 +60,7 @@ Attention::Attention(const Node& node)
       kv_heads_(node.integer("kv_num_heads", 0)),
       scale_(node.number("scale", std::nanf(""))),
       softcap_(node.number("softcap", 0.0F)),
-      causal_(node.integer("is_causal", 0) != 0),
+      causal_(node.flag("is_causal", false)),
       window_left_(node.integer("left_window_size", -1)),
       window_right_(node.integer("right_window_size", -1)) {
   demand(scale_ != 0.0F, "scale = 0: every score would be 0; leave it away for 1 / sqrt(d)");

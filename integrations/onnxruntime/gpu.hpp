@@ -35,7 +35,7 @@ struct PaddedRows {
 };
 void split_padding(const Stream& stream, const PaddedRows& given);
 
-/// seen[r][key]: given[r * keys + key] is not 0, or with `lengths` that key < given[r].
+/// seen[r][key]: given[r * keys + key] is above 0, or with `lengths` that key < given[r].
 struct SeenKeys {
   const std::int32_t* given = nullptr;
   bool lengths = false;

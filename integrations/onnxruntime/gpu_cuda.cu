@@ -72,7 +72,7 @@ __global__ void split_padding_kernel(PaddedRows given) {
 __global__ void mark_seen_kernel(SeenKeys keys, bool* seen) {
   follow_earlier_kernels();
   for (std::int64_t i = first_item(); i < keys.rows * keys.keys; i += items_at_once())
-    seen[i] = keys.lengths ? i % keys.keys < keys.given[i / keys.keys] : keys.given[i] != 0;
+    seen[i] = keys.lengths ? i % keys.keys < keys.given[i / keys.keys] : keys.given[i] > 0;
 }
 
 __global__ void to_floats_kernel(const std::uint16_t* from, bool bf16, std::int64_t count, float* to) {

@@ -7,6 +7,16 @@
 #include "cache.hpp"
 
 namespace lean::ort {
+namespace {
+
+/// The attribute's default is -1 in ONNX Runtime's schema; 1 alone turns it on.
+bool is_smooth(const Node& node) {
+  const std::int64_t value = node.integer("smooth_softmax", -1);
+  demand(value >= -1 && value <= 1, "smooth_softmax = ", value, ": allowed -1, 0 (off), 1");
+  return value == 1;
+}
+
+}  // namespace
 
 Grouped::Grouped(const Node& node, const GroupedInputs& inputs)
     : in_(inputs),
@@ -15,15 +25,15 @@ Grouped::Grouped(const Node& node, const GroupedInputs& inputs)
       scale_(node.number("scale", 0.0F)),
       softcap_(node.number("softcap", 0.0F)),
       window_(node.integer("local_window_size", -1)),
-      causal_(node.integer(inputs.causal_name, 1) != 0),
-      rotates_(node.integer("do_rotary", 0) != 0),
+      causal_(node.flag(inputs.causal_name, true)),
+      rotates_(node.flag("do_rotary", false)),
       has_sink_(node.has_input(inputs.sink)) {
   check_heads(node);
   check_cache(node);
-  if (rotates_) tables_ = Rotary(node, in_.cos, in_.sin, node.integer("rotary_interleaved", 0) != 0);
+  if (rotates_) tables_ = Rotary(node, in_.cos, in_.sin, node.flag("rotary_interleaved", false));
   if (has_sink_) {
     sink_ = FloatsInput(node, in_.sink, "head_sink");
-  } else if (node.integer("smooth_softmax", 0) != 0) {
+  } else if (is_smooth(node)) {
     zero_sinks_ = keep(node, std::vector<float>(static_cast<std::size_t>(q_heads_), 0.0F));
   }
 }

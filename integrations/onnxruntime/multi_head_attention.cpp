@@ -21,6 +21,9 @@ enum In : std::size_t {
 };
 enum Out : std::size_t { kOutput, kPresentKey, kPresentValue, kQk };
 
+/// The default of mask_filter_value, which is added to the scores of hidden keys: e to this power is 0 in fp32.
+constexpr float kMostFilter = -10000.0F;
+
 class MultiHeadAttention {
  public:
   static constexpr const char* kName = "MultiHeadAttention";
@@ -69,13 +72,17 @@ void MultiHeadAttention::infer(const Inference& inference) {
 }
 
 MultiHeadAttention::MultiHeadAttention(const Node& node)
-    : heads_(node.integer("num_heads", 0)), scale_(node.number("scale", 0.0F)), causal_(node.integer("unidirectional", 0) != 0) {
+    : heads_(node.integer("num_heads", 0)), scale_(node.number("scale", 0.0F)), causal_(node.flag("unidirectional", false)) {
   demand(heads_ > 0 && heads_ <= INT32_MAX, "num_heads = ", heads_, ": allowed 1 to 2147483647");
   do_not(node.has_input(kBias), "bias: is not added here; add it in front of the node");
   do_not(node.has_input(kPastLength),
          "past_sequence_length: a buffer for past and present is not shared by this operator; "
          "GroupQueryAttention does that");
   do_not(node.has_input(kCacheIndirection), "cache_indirection: beams are not followed here; reorder past_key and past_value");
+  const float filter = node.number("mask_filter_value", kMostFilter);
+  do_not(
+      node.has_input(kKeyPaddingMask) && !(filter <= kMostFilter), "mask_filter_value = ", filter,
+      ": a key that key_padding_mask hides weighs nothing here: allowed -10000 and less, or put the numbers into attention_bias");
   do_not(node.has_output(kQk), "qk: scores are not given out, leave the output away");
   demand(node.has_input(kPastKey) == node.has_input(kPastValue), "past_key and past_value: both or neither");
   demand(!node.has_input(kValue) || node.has_input(kKey), "value: goes with key");
@@ -181,7 +188,7 @@ void MultiHeadAttention::set_mask(Run& run, Attend& call) const {
   } else {
     for (std::int64_t b = 0; b < call.batch; ++b)
       for (std::int64_t i = 0; i < queries * keys; ++i)
-        seen[b * queries * keys + i] = lengths ? i < given[b] : given[b * queries * keys + i] != 0;
+        seen[b * queries * keys + i] = lengths ? i < given[b] : given[b * queries * keys + i] > 0;
   }
   call.mask = broadcast_mask({seen, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, {call.batch, 1, queries, keys}}, "key_padding_mask",
                              call.batch, heads_, call.queries);
@@ -192,7 +199,11 @@ void MultiHeadAttention::compute(Run& run) const {
   set_past(run, call);
   set_mask(run, call);
   call.scale = scale_;
-  call.causal = causal_;
+  // One query is the last token. Where there are more keys than queries beside the past, ONNX Runtime's providers do not agree on
+  // which queries the keys belong to.
+  demand(!causal_ || call.queries <= 1 || call.new_tokens <= call.queries, "unidirectional = 1: ", call.queries, " queries and ",
+         call.new_tokens, " keys beside the past: allowed one query, or as many keys as queries");
+  call.causal = causal_ && call.queries > 1;
   const std::int64_t width = heads_ * call.value_dim;
   const Tensor output = run.output(kOutput, {call.batch, call.queries, width});
   call.o = {.data = output.data, .dtype = call.q.dtype, .strides = bshd(call.queries, width, call.value_dim)};

@@ -219,6 +219,12 @@ std::int64_t Node::integer(const char* name, std::int64_t otherwise) const {
   return found(api().KernelInfoGetAttribute_int64(&info_, name, &value), name) ? value : otherwise;
 }
 
+bool Node::flag(const char* name, bool otherwise) const {
+  const std::int64_t value = integer(name, otherwise ? 1 : 0);
+  demand(value == 0 || value == 1, name, " = ", value, ": allowed 0, 1");
+  return value == 1;
+}
+
 float Node::number(const char* name, float otherwise) const {
   float value = 0.0F;
   return found(api().KernelInfoGetAttribute_float(&info_, name, &value), name) ? value : otherwise;
@@ -318,6 +324,7 @@ void Run::decode(const Problem& problem) {
   static const std::int32_t threads = thread_count();
   const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
   Options options{.executor = &executor};
+  if (!on_gpu() && problem.pages.page_tokens > 0) check(check_lengths(problem));  // page ids; those a window hides may be any
   if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle, .dependent_launch = stream_.dependents};
   check(runtime::decode(problem, options, device_));
 }

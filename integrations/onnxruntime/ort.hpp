@@ -121,6 +121,8 @@ class Node {
   [[nodiscard]] bool infers() const noexcept { return infers_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::int64_t integer(const char* name, std::int64_t otherwise) const;
+  /// An integer that must be 0 or 1: ONNX Runtime's operators take others for 0, some for 1.
+  [[nodiscard]] bool flag(const char* name, bool otherwise) const;
   [[nodiscard]] float number(const char* name, float otherwise) const;
   [[nodiscard]] std::string string(const char* name, const std::string& otherwise) const;
   [[nodiscard]] bool has_input(std::size_t index) const;

@@ -4,9 +4,15 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <new>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 namespace lean::runtime {
 namespace {
@@ -83,16 +89,49 @@ void run_serially(void*, std::int32_t worker_count, void (*body)(void*, std::int
   for (std::int32_t worker = worker_count; worker-- > 0;) body(argument, worker);
 }
 
+/// How many of `wanted` further threads this process can start, found out by starting them. They have ended again.
+int threads_to_be_had(int wanted) noexcept {
+  std::atomic<bool> released = false;
+  std::vector<std::thread> threads;
+  try {
+    threads.reserve(static_cast<std::size_t>(wanted));
+    while (static_cast<int>(threads.size()) < wanted) threads.emplace_back([&released] { released.wait(false); });
+  } catch (const std::exception&) {  // no memory, or no thread: so many there are
+  }
+  released = true;
+  released.notify_all();
+  for (std::thread& thread : threads) thread.join();
+  return static_cast<int>(threads.size());
+}
+
+/// The OpenMP threads of one host thread. libgomp makes a new team for every region of another size: all of a host thread's are as
+/// large as its largest. And it ends the process where it cannot start a thread: so threads are tried first.
+class Team {
+ public:
+  [[nodiscard]] int size_for(int worker_count, int max_threads) noexcept {
+    const int most = std::min(max_threads, most_);
+    const int needed = std::min(worker_count, most);
+    if (needed > size_) grow(needed);
+    return std::min(size_, most);
+  }
+
+ private:
+  void grow(int needed) noexcept {
+    size_ += threads_to_be_had(needed - size_);
+    if (size_ < needed) most_ = size_;
+  }
+
+  int size_ = 1;
+  int most_ = INT32_MAX;
+};
+
 void run_on_openmp(void* context, std::int32_t worker_count, void (*body)(void*, std::int32_t), void* argument) {
   const auto* const openmp = static_cast<const OpenMp*>(context);
   Region region{openmp, worker_count, body, argument};
-  // libgomp makes a new team for every region of another size: all of a thread's are as large as its largest.
-  thread_local int team = 1;
-  const int most = openmp->max_threads();
-  const int needed = worker_count < most ? worker_count : most;
-  if (needed == 1) return run_serially(nullptr, worker_count, body, argument);
-  team = team > needed ? team : needed;
-  openmp->parallel(run_region, &region, static_cast<unsigned>(team < most ? team : most), 0);
+  thread_local Team team;
+  const int threads = worker_count > 1 ? team.size_for(worker_count, openmp->max_threads()) : 1;
+  if (threads == 1) return run_serially(nullptr, worker_count, body, argument);
+  openmp->parallel(run_region, &region, static_cast<unsigned>(threads), 0);
 }
 
 }  // namespace

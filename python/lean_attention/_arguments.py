@@ -98,7 +98,8 @@ def declared(
         stream: a cudaStream_t as a number. Default: the framework's current stream.
 
     Lengths are int32 (on the CPU also int64 or a list). float32, float16 and bfloat16; results are accumulated in
-    float32. Sequences without keys give 0 and -inf. There is no backward pass.
+    float32, so that scores beyond +-2.3e38, and values whose weighted sum is beyond 3.4e38, give infinity or NaN. Sequences
+    without keys give 0 and -inf. There is no backward pass.
 
     Lengths and page ids that lie outside what there is are refused where the host has them: on the CPU, and in lists.
     Those on a device nobody looks at before the call: they are clamped there (no memory but the tensors' is touched),

@@ -21,6 +21,23 @@ SERVED = frozenset(
 )
 
 
+_GROUPED = frozenset(
+    ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax")
+    + ("k_quant_type", "v_quant_type", "q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon")  # the last three: of refused inputs
+)
+#: By operator: what is read, and what means nothing without inputs or outputs that are refused.
+ATTRIBUTES = {
+    "Attention": frozenset(
+        ("q_num_heads", "kv_num_heads", "scale", "softcap", "is_causal", "left_window_size", "right_window_size")
+        + ("softmax_precision", "qk_matmul_output_mode")
+    ),
+    "GroupQueryAttention": _GROUPED | {"causal", "qk_output", "sliding_window_cache", "kv_cache_bit_width"},
+    "MultiHeadAttention": frozenset(("num_heads", "scale", "unidirectional", "mask_filter_value")),
+    "PagedAttention": _GROUPED
+    | {"is_causal", "kv_cache_layout", "v_head_size", "rotary_offset", "k_cache_dtype", "v_cache_dtype"},
+}
+
+
 def library_path() -> str:
     """Path of liblean_attention_ort.so, for register_custom_ops_library() and for C++ hosts."""
     path = pathlib.Path(__file__).with_name("liblean_attention_ort.so")
@@ -73,7 +90,7 @@ def rewrite(model: Any) -> tuple[Any, Report]:
         if (node.domain, node.op_type) not in SERVED:
             continue
         name = node.name or f"{node.op_type} {place}"
-        reason = _refusal(node)
+        reason = _unknown_attribute(node) or _refusal(node)
         if reason:
             report.left[name] = reason
         else:
@@ -82,6 +99,14 @@ def rewrite(model: Any) -> tuple[Any, Report]:
     if report.rewritten:
         changed.opset_imports[DOMAIN] = 1
     return (onnx_ir.to_proto(changed) if as_proto else changed), report
+
+
+def _unknown_attribute(node: Any) -> str:
+    """An operator cannot see an attribute it does not ask for, such as one that a later release adds; "" where there is none."""
+    for name in node.attributes:
+        if name not in ATTRIBUTES[node.op_type]:
+            return f"{name}: {node.op_type} has no such attribute here"
+    return ""
 
 
 def _refusal(node: Any) -> str:

@@ -126,13 +126,13 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
         result, result_lse = ops.decode_lse(q, k, v, **given)
     else:
         result, result_lse = ops.decode(q, k, v, **given), None
-    result = result if out is None else _into("out", out, result)
+    result = result if out is None else into("out", out, result)
     if lse is not None:
-        result_lse = _into("lse", lse, result_lse)
+        result_lse = into("lse", lse, result_lse)
     return (result, result_lse) if return_lse else result
 
 
-def _into(name: str, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+def into(name: str, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """The result where the caller wants it. copy_() would broadcast it and change its type."""
     if given.shape != result.shape:
         raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {tuple(result.shape)}")

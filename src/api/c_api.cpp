@@ -33,23 +33,31 @@ lean_status to_c(const Status& status) noexcept {
   return c;
 }
 
+/// What messages call a struct and its size.
+struct StructName {
+  const char* whole;
+  const char* size;
+};
+constexpr StructName kProblemName{"problem", "problem.struct_size"};
+constexpr StructName kOptionsName{"options", "options.struct_size"};
+
 /// A caller's struct of any release, with defaults for fields its header did not have.
 template <typename TStruct>
-Status adopt(const char* name, const TStruct* given, std::size_t oldest_bytes, TStruct& adopted) noexcept {
-  if (given == nullptr) return refuse(StatusCode::kInvalidArgument, name, 0, "must not be null");
+Status adopt(const StructName& name, const TStruct* given, std::size_t oldest_bytes, TStruct& adopted) noexcept {
+  if (given == nullptr) return refuse(StatusCode::kInvalidArgument, name.whole, 0, "must not be null");
   const std::size_t bytes = given->struct_size;
   if (bytes < oldest_bytes) {
-    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes),
+    return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
                   "too small: set it with the struct's _init function");
   }
   if (bytes > kMostBytes) {
-    return refuse(StatusCode::kInvalidArgument, "struct_size", static_cast<std::int64_t>(bytes),
+    return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
                   "too large: set it with the struct's _init function");
   }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
     if (raw[i] != 0) {
-      return refuse(StatusCode::kUnsupported, "struct_size", static_cast<std::int64_t>(bytes),
+      return refuse(StatusCode::kUnsupported, name.size, static_cast<std::int64_t>(bytes),
                     "the caller's header is newer and uses a field this library does not know");
     }
   }
@@ -129,8 +137,8 @@ struct Adopted {
     lean_options o;
     lean_problem_init(&p);
     lean_options_init(&o);
-    status = adopt("problem", problem_c, kProblemBytesV0, p);
-    if (status.ok()) status = adopt("options", options_c, kOptionsBytesV0, o);
+    status = adopt(kProblemName, problem_c, kProblemBytesV0, p);
+    if (status.ok()) status = adopt(kOptionsName, options_c, kOptionsBytesV0, o);
     if (!status.ok()) return;
     problem = to_cpp(p);
     options = to_cpp(o);
@@ -151,7 +159,7 @@ struct AdoptedOptions {
   explicit AdoptedOptions(const lean_options* options_c) noexcept {
     lean_options o;
     lean_options_init(&o);
-    if (options_c != nullptr) status = adopt("options", options_c, kOptionsBytesV0, o);
+    if (options_c != nullptr) status = adopt(kOptionsName, options_c, kOptionsBytesV0, o);
     if (status.ok()) options = to_cpp(o);
   }
 };

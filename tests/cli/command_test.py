@@ -73,6 +73,21 @@ class OneStyle(unittest.TestCase):
                                 ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--suite"), ("bench", "--peers"), ("bench", "--trace")):
             self.refused("", command, option, "")
 
+    def test_sizes_beyond_64_bits_and_beyond_memory(self):
+        for command in ("run", "schedule", "simulate"):
+            self.refused("up to 16777216 outputs", command, "--q-heads", "2147483640")
+        for command in ("run", "schedule", "simulate"):
+            done = lean(command, "--lens", "1048576x2147483647", "--q-heads", "16", "--kv-heads", "16")
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertIn("the requests have more than 2^58 elements of K, or of q", done.stderr)
+        done = lean("schedule", "--lens", "2x2147483647", "--page-tokens", "1")
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn("--page-tokens = 1: up to 2147483647 pages in all", done.stderr)
+        for sizes in (("--lens", "5", "--q-heads", "2147483647", "--kv-heads", "1"), ("--lens", "5", "--n-q", "524288", "--q-heads", "1024")):
+            done = lean("run", *sizes)  # q and o count, too
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertRegex(done.stderr, "the tensors need .* or fewer heads")
+
     def test_options_that_are_none(self):
         for arguments in (("run", "--nonsense"), ("run", "word"), ("run", "--lens"), ("nonsense",), ()):
             done = lean(*arguments)
@@ -144,6 +159,24 @@ class Writes(unittest.TestCase):
             self.assertEqual((refused.returncode, refused.stdout), (2, ""))
             self.assertIn(" = -: the name of a file", refused.stderr)
         self.assertEqual(os.listdir(self.folder), [])
+
+
+class NoKeys(unittest.TestCase):
+    """Requests of which none has a key are computed as those beside others are."""
+
+    def test_run(self):
+        for more in ((), ("--layout", "hsd"), ("--layout", "bshd"), ("--page-tokens", "16"), ("--sinks",), ("--n-q", "3"), ("--kv-dtype", "fp8_e4m3")):
+            done = lean("run", "--lens", "2x0", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "8", "--repeat", "1", "--json", *more)
+            with self.subTest(more=more):
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertTrue(json.loads(done.stdout)["passes"])
+
+    def test_demo(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write("ContextTokens\n0\n")
+            file.flush()
+            done = lean("demo", "--trace", file.name, "--repeat", "1", "--backend", "cpu", "--svg", os.devnull)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 class Simulations(unittest.TestCase):
@@ -304,6 +337,26 @@ class Suites(unittest.TestCase):
         self.assertEqual((len(again), again[:3]), (6, whole[:3]))
         self.assertEqual(self.bench(*rows, "--resume"), again)
         self.assertEqual([line["impl"] for line in again], 2 * ["lean", "lean/fixed_split", "lean/data_parallel"])
+
+    def test_another_file_is_not_written_over(self):
+        for text in ("notes without an end of line", '{"notes":', "notes\n", '{"row":"r","impl":"lean","threads":"two"}\n'):
+            self.out.write_text(text)
+            done = lean(*BENCH, "--out", str(self.out), "--resume")
+            with self.subTest(text=text):
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn("a result file, to go on with", done.stderr)
+                self.assertEqual(self.out.read_text(), text)
+
+    def test_rows_of_other_lengths_are_not_taken_for_these(self):
+        rows = ("bench", "--rounds", "1", "--threads", "1", "--rows", "^uniform b1 h1 g4 d128 fp32 bhsd n_q1$", "--out", str(self.out))
+        done = lean(*rows, "--kv-mib", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = self.out.read_text()
+        done = lean(*rows, "--kv-mib", "2", "--resume")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("a result file of the same --kv-mib and --trace", done.stderr)
+        self.assertEqual(self.out.read_text(), text)
+        self.assertEqual(lean(*rows, "--kv-mib", "1", "--resume").returncode, 0)
 
     def test_what_does_not_go_together_is_refused(self):
         for arguments, words in ((("--suite", "cpu", "--backend", "cuda"), "--suite = cpu: goes with --backend cpu"),

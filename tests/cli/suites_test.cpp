@@ -188,9 +188,22 @@ TEST_F(Earlier, WhatTimeCutOffIsMeasuredAgain) {
   EarlierLines earlier = read(line("r", "lean", cut.c_str()) + line("r", "lean/fixed_split", cut.c_str()));
   EXPECT_FALSE(earlier.has(group_));
   EXPECT_EQ(earlier.text(), "");
+}
+
+TEST_F(Earlier, WhatWasSkippedIsDecidedAgain) {
   EarlierLines skipped =
       read(line("r", "lean", R"(,"note":"skipped: needs memory")") + line("r", "lean/fixed_split", R"(,"note":null)"));
-  EXPECT_TRUE(skipped.has(group_));
+  EXPECT_FALSE(skipped.has(group_));
+  EXPECT_EQ(skipped.text(), "");
+}
+
+TEST_F(Earlier, ARowOfOtherLengthsIsRefused) {
+  EarlierLines earlier = read(line("r", "lean", R"(,"lens":[2048])") + line("r", "lean/fixed_split", R"(,"lens":[2048])"));
+  LineGroup same = group_;
+  same.lens = {2048};
+  EXPECT_TRUE(earlier.has(same));
+  same.lens = {8192};  // the row's name is the same with another --kv-mib
+  EXPECT_THROW((void)earlier.has(same), BadArgument);
 }
 
 TEST_F(Earlier, ALineThatWasBeingWrittenIsLeftOut) {
@@ -198,7 +211,8 @@ TEST_F(Earlier, ALineThatWasBeingWrittenIsLeftOut) {
 }
 
 TEST_F(Earlier, OtherFilesAndOtherDevicesAreRefused) {
-  for (const char* text : {"ContextTokens\n", "[1]\n", "{\"row\":1,\"impl\":2}\n", "{\"impl\":\"lean\"}\n"}) {
+  for (const char* text : {"notes without an end of line", "{\"notes\":", "{\"row\":\"r\",\"impl\":\"lean\",\"threads\":\"two\"}\n",
+                           "ContextTokens\n", "[1]\n", "{\"row\":1,\"impl\":2}\n", "{\"impl\":\"lean\"}\n"}) {
     EXPECT_THROW((void)read(text), BadArgument) << text;
   }
   EXPECT_THROW((void)read(R"({"row":"r","impl":"lean","device":"another machine"})"

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <string>
 
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
@@ -141,6 +142,15 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
     options.struct_size = size;
     EXPECT_EQ(lean_reset_workspace(&c_workspace_, &options).code, LEAN_INVALID_ARGUMENT);
     EXPECT_EQ(lean_sticky_status(&c_workspace_, &options).code, LEAN_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(std::string(lean_supports(&problem_, &options_).message).rfind("problem.struct_size = ", 0), 0U);
+  {
+    lean_options options = options_;
+    options.struct_size = 7;
+    lean_problem problem = problem_;
+    problem.struct_size = sizeof(problem);
+    EXPECT_STREQ(lean_supports(&problem, &options).message,
+                 "options.struct_size = 7: too small: set it with the struct's _init function");
   }
   // A caller of a later release: more fields, of which none is used.
   struct {

@@ -1,6 +1,7 @@
 """decode() on host arrays of every kind, against the oracle."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -397,6 +398,26 @@ def test_threads_have_workspaces_of_their_own():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_process_that_cannot_start_threads_computes_on_its_own():
+    """libgomp would say so and end the process. Stacks of 1 GiB, and room for none."""
+    script = """
+import os, resource, sys
+if len(sys.argv) == 1:  # a thread's stack is as large as the limit was when the process began
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    os.execve(sys.executable, [sys.executable, "-c", os.environ["SCRIPT"], "again"], os.environ)
+import numpy as np
+from lean_attention import Options, decode
+q, k = np.ones((1, 8, 1, 16), np.float32), np.random.default_rng(0).standard_normal((1, 8, 300, 16), np.float32)
+here = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 28)
+resource.setrlimit(resource.RLIMIT_AS, (here, here))
+out = decode(q, k, k, options=Options(workers=4))
+assert np.isfinite(out).all()
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "4", "SCRIPT": script}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_forked_child_of_a_process_with_threads_computes():

@@ -444,6 +444,13 @@ REFUSED = [
     (ValueError, "exchange = 'all_to_all': 2 ranks do not divide 3 heads", dict(q=torch.zeros(3, 3, 1, 40))),
     (ValueError, "seqlens: 161 tokens are 81 of a shard, which has room for 80", dict(seqlens=[161, 1, 1])),
     (ValueError, "seqlens: .*3 integers", dict(seqlens=[1, 1])),
+    (NotImplementedError, "mask", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), mask=torch.ones(3, 1, 1, 160))),
+    (NotImplementedError, "alibi_slopes", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), alibi_slopes=torch.ones(8))),
+    (ValueError, r"out: shape \(2, 3, 8, 1, 40\): expected \(3, 8, 1, 40\)", dict(out=torch.empty(2, 3, 8, 1, 40))),
+    (TypeError, "out: torch.int32: expected torch.float32", dict(out=torch.empty(3, 8, 1, 40, dtype=torch.int32))),
+    (TypeError, "out: <class 'numpy.ndarray'>", dict(out=np.empty((3, 8, 1, 40), np.float32))),
+    (ValueError, r"lse: shape \(2, 3, 8, 1\): expected \(3, 8, 1\)", dict(lse=torch.empty(2, 3, 8, 1))),
+    (TypeError, "lse: torch.float64: expected torch.float32", dict(lse=torch.empty(3, 8, 1, dtype=torch.float64))),
 ]
 
 
@@ -509,6 +516,45 @@ def refusals_and_disagreements() -> None:
 
 def test_wrong_calls_are_refused_on_every_rank():
     ranks.run(2, refusals_and_disagreements)
+
+
+def kinds_that_were_compared_before(gathers: bool) -> str:
+    """Ranks that make different calls, each of a kind that all have made: what a rank raises in the end."""
+    context, heads = ContextParallel(), TensorParallel(8, 2)
+    q, k, v, arguments = case("plain")
+    k, v = context.shard(k), context.shard(v)
+
+    def call(sequences: int) -> None:
+        if gathers:
+            heads.gather(heads.shard_q(q)[:sequences])
+        else:
+            context.decode(q[:sequences], k[:sequences], v[:sequences], seqlens=arguments["seqlens"][:sequences])
+
+    call(1)
+    call(3)
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        call(1 if dist.get_rank() == 0 else 3)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_messages_of_other_sizes_end_no_process(gathers):
+    for text in ranks.run(2, kinds_that_were_compared_before, gathers, timeout_s=5.0):
+        assert text is not None, "gloo ended the process"
+        assert "did not come within" in text, text
+
+
+def wrong_heads() -> None:
+    heads = TensorParallel(8, 4)
+    with pytest.raises(ValueError, match=f"^out: 1 heads: rank {heads.rank} has the model's"):  # and not broadcast
+        heads.gather(torch.ones(2, 1, 1, 8))
+    q, k = torch.ones(1, 8, 1, 8), torch.ones(1, 4, 3, 8)
+    with pytest.raises(ValueError, match=f"^v: 4 heads: rank {heads.rank} has the model's"):
+        heads.decode(heads.shard_q(q), heads.shard_kv(k), k)
+
+
+def test_other_numbers_of_heads_than_a_ranks_are_refused():
+    ranks.run(2, wrong_heads)
 
 
 def without_peer_memory() -> list:

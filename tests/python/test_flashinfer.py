@@ -357,6 +357,51 @@ def test_flashinfer_refuses_by_name():
         BatchDecodeWithPagedKVCacheWrapper(jit_args=[])
 
 
+@needs("pages")
+def test_a_plan_that_is_refused_leaves_no_old_constants_beside_new_tables():
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 4)
+    given, other = csr(table, [48, 13], 4), csr(table, [5, 20], 4)
+    none = torch.zeros(3, dtype=torch.int32)
+    for graph in (False, True):
+        buffers = [torch.zeros(3, dtype=torch.int32), torch.zeros(24, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)]
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(None, "NHD", graph, False, *(buffers if graph else ()))
+        for wrong, arguments in (
+            ("pos_encoding_mode", dict(pos_encoding_mode="ROPE")),
+            ("last_page_len: shape \\(3,\\): expected \\(2,\\)|last_page_len: shape \\(3,\\): the buffer has", dict(last_page_len=none)),
+            ("indptr: <class 'list'>: a torch tensor", dict(indptr=[0, 12, 16])),
+            ("last_page_len: torch.float32: a torch tensor of int32", dict(last_page_len=torch.ones(2))),
+        ):
+            wrapper.plan(*given, 6, 2, 40, 4)
+            tables = dict(zip(("indptr", "indices", "last_page_len"), other))
+            with pytest.raises((ValueError, TypeError), match=f"^({wrong})"):
+                wrapper.plan(**{**tables, **arguments}, num_qo_heads=6, num_kv_heads=2, head_dim=40, page_size=4)
+            try:
+                out = wrapper.run(q[:, :, 0], (pool_k, pool_v))
+            except RuntimeError as refusal:
+                assert "call plan() first" in str(refusal)
+            else:  # the refusal came before anything was taken
+                attention(q, k, v, seqlens=[48, 13]).check(out[:, :, None])
+
+
+@needs("pages")
+def test_lse_goes_where_it_is_wanted_and_is_not_resized():
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 4)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*csr(table, [48, 13], 4), 6, 2, 40, 4)
+    call = (q[:, :, 0], (pool_k, pool_v))
+    expected = wrapper.run_return_lse(*call)[1]
+    lse = torch.full((2, 6), torch.nan)
+    assert isinstance(wrapper.run(*call, lse=lse), torch.Tensor) and torch.equal(lse, expected)
+    with pytest.raises(ValueError, match=r"^lse: shape \(7,\): expected \(2, 6\)"):
+        wrapper.run_return_lse(*call, lse=torch.empty(7))
+    with pytest.raises(TypeError, match="^lse: torch.float64"):
+        wrapper.run_return_lse(*call, lse=torch.empty(2, 6, dtype=torch.float64))
+    with pytest.raises(ValueError, match="^paged_kv_cache: 3 tensors"):
+        wrapper.run(call[0], (pool_k, pool_v, pool_v))
+
+
 @pytest.mark.parametrize("requests", [0, 2])
 def test_requests_without_a_page_are_empty_where_pages_are_copied(requests):
     """Keys that are turned, and latent keys in two tensors: a pool of the listed pages, of which there are none."""

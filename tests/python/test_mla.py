@@ -57,6 +57,10 @@ def test_flash_mla_refuses_by_name():
     for dims in (0, 41):
         with pytest.raises(ValueError, match=f"head_dim_v = {dims}"):
             flash_mla_with_kvcache(*call, dims)
+    with pytest.raises(ValueError, match=r"k_cache: shape .*: expected \[pages, page, Hkv, d\]"):
+        flash_mla_with_kvcache(call[0], pool[:, :, 0], *call[2:], 24)
+    with pytest.raises(TypeError, match="head_dim_v = 2.5"):
+        flash_mla_with_kvcache(*call, 2.5)
     with pytest.raises(ValueError, match="block_table: None"):
         flash_mla_with_kvcache(*call[:2], None, call[3], 24)
 
@@ -94,8 +98,17 @@ def test_flashinfer_refuses_by_name():
     with pytest.raises(NotImplementedError, match="use_profiler"):
         wrapper.plan(one, one, one[:1], one[1:], 5, 8, 8, 5, False, 1.0, use_profiler=True)
     wrapper.plan(one, one, one[:1], one[1:], 5, 8, 8, 5, False, 1.0)
-    with pytest.raises(ValueError, match="heads, ckv dims, kpe dims, page"):
+    with pytest.raises(ValueError, match=r"^q_nope, q_pe: shapes .*\(heads, ckv dims, kpe dims\) = \(5, 8, 8\)"):
         wrapper.run(part, part[..., :4], part, part)
+    with pytest.raises(ValueError, match="^q_nope, q_pe: shapes"):
+        wrapper.run(part, part[:, :1], part, part)
+    for dims in (7, 9):  # of 16 in all: queries and keys would be cut at different places
+        with pytest.raises(ValueError, match=r"^ckv_cache, kpe_cache: shapes .*\(ckv dims, kpe dims, page\) = \(8, 8, 5\)"):
+            wrapper.run(part, part, torch.zeros(1, 5, dims), torch.zeros(1, 5, 16 - dims))
+    with pytest.raises(ValueError, match=r"^lse: shape \(9,\): expected \(1, 5\)"):
+        wrapper.run(part, part, part, part, lse=torch.empty(9), return_lse=True)
+    lse = torch.full((1, 5), torch.nan)
+    assert wrapper.run(part, part, part, part, lse=lse).shape == part.shape and not lse.isnan().any()
     with pytest.raises(NotImplementedError, match="page_table"):
         wrapper.run(part, part, part, part, page_table=one)
     with pytest.raises(ValueError, match="kpe_cache: shape"):

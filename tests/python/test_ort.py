@@ -309,3 +309,27 @@ def test_library_exports_one_name():
     command = ["nm", "-D", "--defined-only", lean_attention.ort.library_path()]
     lines = subprocess.run(command, text=True, capture_output=True, check=True).stdout.splitlines()
     assert [line.split()[-1] for line in lines if " A " not in line] == ["RegisterCustomOps"]
+
+
+# --- attributes of 0 and 1 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["do_rotary", "rotary_interleaved", "causal", "smooth_softmax"])
+@pytest.mark.parametrize("value", [2, -2])
+def test_gqa_refuses_numbers_that_are_no_flag(name, value):
+    """ONNX Runtime takes them for 0; they were taken for 1."""
+    case = GqaCase(3, "float32", "decode")
+    feeds = case.feeds()
+    feeds.update(cos_cache=np.ones((case.capacity, case.dim // 2), np.float32), sin_cache=np.zeros((case.capacity, case.dim // 2), np.float32))
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, do_rotary=1) | {name: value}
+    with pytest.raises(ERRORS, match=f"node 'node0': {name} = {value}: allowed"):
+        session_of(model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, **attributes))
+
+
+def test_gqa_smooth_softmax_of_minus_one_is_off():
+    """The default in ONNX Runtime's schema."""
+    case = GqaCase(3, "float32", "decode")
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads)
+    feeds = case.feeds()
+    off, without = (run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, **attributes, **more) for more in (dict(smooth_softmax=-1), {}))
+    np.testing.assert_array_equal(off[0], without[0])

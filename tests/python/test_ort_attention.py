@@ -81,6 +81,9 @@ ATTENTION_REFUSALS = [
     (dict(V=np.zeros((2, 2, 6, 8), np.float16)), {}, "V: is float16: must be float32 as Q"),
     (dict(attn_mask=np.zeros((3, 1, 6), np.float32)), {}, "attn_mask: shape [3, 1, 6]: must broadcast to [2, 4, 1, keys]"),
     (dict(attn_mask=np.zeros((1, 7), np.float32)), {}, "attn_mask: 7 keys: there are 6"),
+    (dict(attn_mask=np.zeros((1, 1), np.float32)), {}, "attn_mask: 1 key: there are 6, and ONNX broadcasts such an axis in opset 23"),
+    (dict(), dict(is_causal=2), "is_causal = 2: allowed 0, 1"),
+    (dict(), dict(is_causal=-1), "is_causal = -1: allowed 0, 1"),
     (dict(attn_mask=np.zeros((1, 6), np.int64)), {}, "attn_mask: is int64: allowed float32, float16, bfloat16"),
     (dict(nonpad_kv_seqlen=np.array([3, 7])), {}, "nonpad_kv_seqlen[1] = 7: allowed 0 to 6"),
 ]
@@ -149,6 +152,37 @@ def test_mha_refuses_a_node_when_the_session_is_made(name, message):
     feeds.update({x: np.zeros((1, 1, 16), np.float32) for x in ("query", "key", "value")}, **{name: np.zeros(48, np.float32)})
     with pytest.raises(ERRORS, match=f"lean_attention: MultiHeadAttention node 'node0': {message}"):
         session_of(model_of("MultiHeadAttention", feeds, ["output"], num_heads=2))
+
+
+def test_mha_padding_below_zero_is_hidden():
+    feeds = mha_feeds("keys")
+    feeds["key_padding_mask"] = np.where(feeds["key_padding_mask"] > 0, 3, -1).astype(np.int32)
+    ours, theirs = (run_node("MultiHeadAttention", feeds, ["output"], domain=domain, num_heads=3)[0] for domain in (OWN, MICROSOFT))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries, tokens, past", [(1, 7, 0), (7, 7, 0), (5, 5, 3), (1, 1, 4)])
+def test_mha_unidirectional_equals_the_built_in(queries, tokens, past):
+    """One query sees all keys, wherever they come from."""
+    feeds = mha_feeds(past=past, queries=queries, tokens=tokens)
+    outputs = ["output", "present_key", "present_value"] if past else ["output"]
+    ours, theirs = (
+        run_node("MultiHeadAttention", feeds, outputs, domain=domain, num_heads=3, unidirectional=1)[0] for domain in (OWN, MICROSOFT)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mask, queries, attributes, message",
+    [
+        ("none", 2, dict(unidirectional=1), "unidirectional = 1: 2 queries and 7 keys beside the past: allowed one query"),
+        ("none", 7, dict(unidirectional=2), "unidirectional = 2: allowed 0, 1"),
+        ("keys", 1, dict(mask_filter_value=-1.0), "mask_filter_value = -1: a key that key_padding_mask hides weighs nothing here"),
+    ],
+)
+def test_mha_refuses_by_name_and_value(mask, queries, attributes, message):
+    with pytest.raises(ERRORS, match=f"lean_attention: MultiHeadAttention node 'node0': {message}"):
+        run_node("MultiHeadAttention", mha_feeds(mask, queries=queries), ["output"], num_heads=3, **attributes)
 
 
 # --- PagedAttention --------------------------------------------------------------------------------------------------
@@ -232,6 +266,8 @@ PAGED_REFUSALS = [
     (dict(cumulative_sequence_length=np.array([0, 5, 4, 6], np.int32)), {}, "cumulative_sequence_length[2] = 4: is below the one before"),
     (dict(cumulative_sequence_length=np.array([0, 1, 4, 7], np.int32)), {}, "cumulative_sequence_length: from 0 to 7: must be from 0 to the 6"),
     (dict(block_table=np.zeros((2, 4), np.int32)), {}, "block_table: is int32 [2, 4]: must be int32 [3, pages of a sequence]"),
+    (dict(block_table=np.full((3, 4), 99, np.int32)), {}, "bad_page_index: pages.block_table[0, 0] = 99: allowed 0 to"),
+    (dict(block_table=np.full((3, 4), -1, np.int32)), {}, "bad_page_index: pages.block_table[0, 0] = -1: allowed 0 to"),
     ({}, dict(kv_cache_layout="LATENT"), 'kv_cache_layout = "LATENT": allowed "SEPARATE"'),
     ({}, dict(k_cache_dtype="int4"), 'k_cache_dtype = "int4": allowed the type of query'),
     ({}, dict(rotary_offset=8), "rotary_offset = 8: allowed 0"),

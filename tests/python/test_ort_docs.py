@@ -22,16 +22,31 @@ def section(operator: str) -> str:
     return re.search(rf"^### {operator}\n(.*?)(?=^##|\Z)", document, re.MULTILINE | re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_the_table_names_what_the_code_reads(operator):
+def attributes_in(code: str) -> set:
+    read = set(re.findall(rf'node\.(?:integer|flag|number|string)\("({NAME})"', code))
+    read |= set(re.findall(rf'std::tuple\("({NAME})", "', code)) | set(re.findall(rf'causal_name = "({NAME})"', code))
+    return read | {name for both in re.findall(r'attribute : \{"(\w+)", "(\w+)"\}', code) for name in both}
+
+
+def code_of(operator: str) -> str:
     folder = ROOT / "integrations/onnxruntime"
     code = (folder / f"{OPERATORS[operator]}.cpp").read_text()
-    if '"grouped.hpp"' in code:
-        code += (folder / "grouped.cpp").read_text()
+    return code + (folder / "grouped.cpp").read_text() if '"grouped.hpp"' in code else code
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_rewrite_knows_the_attributes_that_the_code_reads(operator):
+    ort = pytest.importorskip("lean_attention.ort")
+    of_refused = {"q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon", "qk_matmul_output_mode"}
+    assert ort.ATTRIBUTES[operator] - of_refused == attributes_in(code_of(operator))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_table_names_what_the_code_reads(operator):
+    code = code_of(operator)
     ports = re.search(r"kInputs\[\] = \{(.*?)\};\s*static constexpr Port kOutputs\[\] = \{(.*?)\};", code, re.DOTALL)
     names = {name for side in ports.groups() for name in re.findall(rf'\{{"({NAME})"', side)} - {"output", "Y"}
-    names |= set(re.findall(rf'node\.(?:integer|number|string)\("({NAME})"', code))
-    names |= set(re.findall(rf'std::tuple\("({NAME})", "', code)) | set(re.findall(rf'causal_name = "({NAME})"', code))
+    names |= attributes_in(code)
     assert len(names) >= 13
     said = set(re.findall(r"`(\w+)`", section(operator)))
     assert names - said == set()

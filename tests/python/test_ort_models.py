@@ -156,6 +156,15 @@ def test_rewrite_says_why_it_leaves_a_node():
     assert {node.domain for node in rewritten.graph.node if node.op_type == "GroupQueryAttention"} == {"lean_attention", "com.microsoft"}
 
 
+def test_rewrite_leaves_a_node_with_an_attribute_that_the_operator_does_not_ask_for():
+    model = onnx.load_from_string(decoder("gqa"))
+    attention = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    attention[0].attribute.append(onnx.helper.make_attribute("attention_chunk_size", 8))
+    _, report = lean_attention.ort.rewrite(model)
+    assert report.rewritten == [attention[1].name]
+    assert report.left == {attention[0].name: "attention_chunk_size: GroupQueryAttention has no such attribute here"}
+
+
 def test_register_names_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(lean_attention.ort, "__file__", str(tmp_path / "ort.py"))
     with pytest.raises(ImportError, match="build it with LEAN_ORT=ON"):

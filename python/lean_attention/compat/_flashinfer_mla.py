@@ -10,6 +10,7 @@ from lean_attention._decode import decode
 from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import refuse
+from lean_attention.torch_ops import into
 
 _RUN_REFUSED = {
     "profiler_buffer": "what happens inside a kernel is not recorded here",
@@ -116,10 +117,16 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         refuse("run", asked, RUN_HINTS, _RUN_REFUSED)
         if self._sizes is None:
             raise RuntimeError("run(): call plan() first")
-        given = (*q_nope.shape[1:], q_pe.shape[-1], ckv_cache.shape[1])
-        if given != self._sizes:
-            names = "heads, ckv dims, kpe dims, page"
-            raise ValueError(f"q_nope, q_pe, ckv_cache: ({names}) = {given}: plan() was told {self._sizes}")
+        heads, *dims, page = self._sizes
+        of_q, of_keys = (heads, *dims), (*dims, page)
+        given = (*q_nope.shape[1:], q_pe.shape[-1])
+        if given != of_q or q_pe.shape[:-1] != q_nope.shape[:-1]:
+            shapes = f"{tuple(q_nope.shape)}, {tuple(q_pe.shape)}"
+            raise ValueError(f"q_nope, q_pe: shapes {shapes}: plan() was told (heads, ckv dims, kpe dims) = {of_q}")
+        given = (ckv_cache.shape[-1], kpe_cache.shape[-1], *ckv_cache.shape[1:-1])
+        if given != of_keys:
+            shapes = f"{tuple(ckv_cache.shape)}, {tuple(kpe_cache.shape)}"
+            raise ValueError(f"ckv_cache, kpe_cache: shapes {shapes}: plan() was told (ckv dims, kpe dims, page) = {of_keys}")
         tables = self._kept
         k, indices = _keys_of(ckv_cache, kpe_cache, tables["indices"])
         k = k.unsqueeze(2)
@@ -128,9 +135,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             seqlens=tables["kv_len_arr"], page_indptr=tables["kv_indptr"], page_indices=indices, scale=self._scale,
             causal=self._causal, layout="bshd", out=out, return_lse=True,
         )  # fmt: skip
-        if not return_lse:
-            return result
-        return result, torch.mul(natural.t(), 1.0 if return_lse_base_on_e else LOG2_E, out=lse)
+        of_tokens = natural.t() if return_lse_base_on_e else natural.t() * LOG2_E
+        if lse is not None:
+            of_tokens = into("lse", lse, of_tokens)
+        return (result, of_tokens) if return_lse else result
 
     forward = run
 

@@ -280,6 +280,8 @@ class MultiLevelCascadeAttentionWrapper:
             len(self._levels), qo_indptr_arr=qo_indptr_arr, paged_kv_indptr_arr=paged_kv_indptr_arr,
             paged_kv_indices_arr=paged_kv_indices_arr, paged_kv_last_page_len=paged_kv_last_page_len,
         )  # fmt: skip
+        for level in self._levels:  # one that is refused leaves none of an old plan
+            level._plan = None
         for level, of_level in zip(self._levels, tables):
             is_last = level is self._levels[-1]
             level.plan(*of_level, num_qo_heads, num_kv_heads, head_dim, page_size, causal=causal and is_last, **arguments)

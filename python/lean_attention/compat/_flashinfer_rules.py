@@ -66,10 +66,12 @@ def refuse_gains(pos_encoding_mode: str, causal: bool) -> None:
 
 
 def listed_pages(indices: torch.Tensor, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that copy the listed pages of a pool into one of their own, and their ids there; those outside the pool stay so."""
+    """Ids that copy the listed pages of a pool into one of their own, and their ids there; those outside the pool stay so, under
+    their own numbers where these are outside the new one, too."""
     ids = indices.long()
     inside = (ids >= 0) & (ids < pages)
-    own = torch.where(inside, torch.arange(len(ids), device=ids.device), -1).to(torch.int32)
+    outside = torch.where((ids >= 0) & (ids < len(ids)), -1, ids)
+    own = torch.where(inside, torch.arange(len(ids), device=ids.device), outside).to(torch.int32)
     return torch.where(inside, ids, 0), own
 
 

@@ -12,6 +12,7 @@ from lean_attention.compat._flashinfer_rules import (
     LOG2_E, PLAN_HINTS, PLAN_REFUSED, RUN_HINTS, RUN_REFUSED, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of,
 )  # fmt: skip
 from lean_attention.compat._torch_pieces import float32, positions_of, refuse
+from lean_attention.torch_ops import into
 
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
@@ -62,13 +63,20 @@ class Wrapper:
         """There is nothing to end."""
 
     def _keep(self, **given: torch.Tensor) -> None:
-        """Tables of a plan; in the buffers of a graph they must fit, page ids alone may be fewer."""
+        """Tables of a plan; in the buffers of a graph they must fit, page ids alone may be fewer. There is no plan then until
+        plan() comes to its end: the constants of an old one do not go with the new tables."""
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor) or value.is_floating_point():
+                what = value.dtype if isinstance(value, torch.Tensor) else type(value)
+                raise TypeError(f"{name}: {what}: a torch tensor of int32 is needed")
         if not self._use_cuda_graph:
+            self._plan = None
             self._kept = dict(given)
             return
         for (name, value), buffer in zip(given.items(), self._kept.values()):
             if value.shape[0] > buffer.shape[0] or (name != "indices" and value.shape != buffer.shape):
                 raise ValueError(f"{name}: shape {tuple(value.shape)}: the buffer has {tuple(buffer.shape)}")
+        self._plan = None
         self._kept = dict(zip(given, self._kept.values()))
         for name, value in given.items():
             self._kept[name][: value.shape[0]].copy_(value, non_blocking=True)
@@ -105,6 +113,8 @@ class Wrapper:
             raise NotImplementedError("run(): further arguments are those of kernels of one's own: not here")
         refuse("run", others, RUN_HINTS, RUN_REFUSED)
         plan = self._plan
+        if isinstance(cache, (tuple, list)) and len(cache) != 2:
+            raise ValueError(f"{self._cache}: {len(cache)} tensors: expected (k, v)")
         k, v = (nhd(self._layout, x) for x in (cache if isinstance(cache, (tuple, list)) else (cache[:, 0], cache[:, 1])))
         given = (q.shape[-2], k.shape[-2], q.shape[-1], *k.shape[1:-2])
         if given != plan.sizes:
@@ -119,12 +129,17 @@ class Wrapper:
             q, k, v, cu_seqlens_q=cu_seqlens_q, scale=plan.scale * scales.of_scores, causal=plan.causal,
             window=(plan.window_left if window_left is None else window_left, -1), softcap=plan.softcap,
             alibi_slopes=plan.encoding.slopes(q.device), sinks=float32(sinks), layout="bshd", out=out, options=plan.options,
-            return_lse=return_lse, **lengths, **scales.arguments,
+            return_lse=return_lse or lse is not None, **lengths, **scales.arguments,
         )  # fmt: skip
-        result, natural = result if return_lse else (result, None)
+        result, natural = result if isinstance(result, tuple) else (result, None)
         if scales.of_result != 1.0:
             result.mul_(scales.of_result)
-        return result if natural is None else (result, _in_base_2(natural, q, cu_seqlens_q, lse))
+        if natural is None:
+            return result
+        in_base_2 = _in_base_2(natural, q, cu_seqlens_q)
+        if lse is not None:
+            in_base_2 = into("lse", lse, in_base_2)
+        return (result, in_base_2) if return_lse else result
 
     def _keys(
         self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
@@ -146,8 +161,10 @@ class PagedWrapper(Wrapper):
 
     def _keep_pages(self, page_size: int) -> None:
         """A request without pages has no keys."""
-        pages = self._kept["indptr"].diff()
-        lengths = torch.where(pages > 0, (pages - 1) * page_size + self._kept["last_page_len"], 0)
+        pages, last = self._kept["indptr"].diff(), self._kept["last_page_len"]
+        if last.shape != pages.shape:
+            raise ValueError(f"last_page_len: shape {tuple(last.shape)}: expected {tuple(pages.shape)}, one for each request of indptr")
+        lengths = torch.where(pages > 0, (pages - 1) * page_size + last, 0)
         self._keep_lengths(lengths.to(torch.int32))
 
     def _keys(
@@ -174,14 +191,10 @@ class RaggedWrapper(Wrapper):
         return k, v, dict(cu_seqlens_k=indptr)
 
 
-def _in_base_2(
-    natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor], lse: Optional[torch.Tensor]
-) -> torch.Tensor:
+def _in_base_2(natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:
     """decode()'s lse as FlashInfer has it: a row for each query token, ``[tokens, Hq]``."""
     if cu_seqlens_q is not None:
         natural = natural.t()
     elif q.dim() == 4:
         natural = natural.transpose(1, 2).flatten(0, 1)
-    if lse is None:
-        return natural * LOG2_E
-    return torch.mul(natural, LOG2_E, out=lse)
+    return natural * LOG2_E

@@ -86,6 +86,10 @@ def flash_mla_with_kvcache(
     for name, given in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
         if given is None:
             raise ValueError(f"{name}: None: needed for dense attention")
+    if k_cache.dim() != 4:
+        raise ValueError(f"k_cache: shape {tuple(k_cache.shape)}: expected [pages, page, Hkv, d]")
+    if not isinstance(head_dim_v, int):
+        raise TypeError(f"head_dim_v = {head_dim_v!r}: an integer is needed")
     if not 1 <= head_dim_v <= k_cache.shape[-1]:
         raise ValueError(f"head_dim_v = {head_dim_v}: values are the first of {k_cache.shape[-1]} dims of k_cache")
     return decode(

@@ -31,6 +31,8 @@ def merge_in_order(states: Sequence[State], dtype: torch.dtype) -> State:
     """One state (o, lse) from several `states` over disjoint keys, merged from the first to the last in float32, o then rounded
     to `dtype`.
     """
+    if not states:
+        raise ValueError("states: one or more are needed")
     out, lse = states[0][0].float(), states[0][1]
     for next_out, next_lse in states[1:]:
         out, lse = merge_states(out, lse, next_out.float(), next_lse)

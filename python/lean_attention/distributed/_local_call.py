@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch
 
 from lean_attention import _core
-from lean_attention._arguments import DEFAULTS, refuse_unknown
+from lean_attention._arguments import DEFAULTS, lse_shape, refuse_unknown
 from lean_attention.distributed._placement import Placement
 
 _WORD = 32  # bits
@@ -108,9 +108,11 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
     if page is not None:
         placement.need_whole_pages(page)
     several = form.packed and form.q_tokens != 1
-    for name in ("causal", "tree_mask", "alibi_slopes", "mask"):
-        if several and arguments.get(name) not in (None, False):
+    for name in ("tree_mask", "alibi_slopes", "mask"):
+        if several and arguments.get(name) is not None:
             raise NotImplementedError(f"{name}: {_SEVERAL}")
+    if several and arguments.get("causal"):
+        raise NotImplementedError(f"causal: {_SEVERAL}")
     if several and max(arguments.get("window") or (-1,)) >= 0:
         raise NotImplementedError(f"window: {_SEVERAL}")
     appends = [arguments.get(name) is not None for name in ("append_k", "append_v")]
@@ -119,6 +121,26 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
     for name in ("cu_seqlens_q", "cu_seqlens_k", "page_indptr"):
         if any(appends) and arguments.get(name) is not None:
             raise NotImplementedError(f"append_k: with {name}: tokens are appended to dense k, or to pages by block_table")
+
+
+def check_results(q: torch.Tensor, v: torch.Tensor, form: Form, arguments: dict[str, Any]) -> None:
+    """Refuses an `out` or an `lse` into which the result would be broadcast or cast."""
+    shapes = {
+        "out": ((*q.shape[:-1], v.shape[-1]), q.dtype),
+        "lse": (lse_shape(q.shape, form.packed, arguments.get("layout", "bhsd")), torch.float32),
+    }
+    for name, (shape, dtype) in shapes.items():
+        given = arguments.get(name)
+        if given is None:
+            continue
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"{name}: {type(given)}: a torch tensor is needed")
+        if given.shape != shape:
+            raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {tuple(shape)}")
+        if given.dtype != dtype:
+            raise TypeError(f"{name}: {given.dtype}: expected {dtype}")
+        if given.device != q.device:
+            raise ValueError(f"{name}: on {given.device}: expected {q.device}, where q is")
 
 
 def page_tokens(k: torch.Tensor, arguments: dict[str, Any], form: Form) -> Optional[int]:

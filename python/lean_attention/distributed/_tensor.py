@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lean_attention._decode import decode
-from lean_attention.distributed._agreement import Agreement
+from lean_attention.distributed._agreement import Agreement, failure, timeout_of
 from lean_attention.distributed._context import ContextParallel
 from lean_attention.distributed._exchange import gathered
 from lean_attention.distributed._local_call import Form, kv_head_axis
@@ -61,6 +61,7 @@ class TensorParallel:
         self.kv_heads, self.context = self._dealt(kv_heads, self.rank), context
         self.q_heads = range(self.kv_heads.start * self._group_size, self.kv_heads.stop * self._group_size)
         self._all_kv_heads = kv_heads
+        self._last_gathered: Any = None  # what gather() was last given in host memory
         if kv_heads < self.ranks:
             if context is not None:
                 raise ValueError(f"context: {kv_heads} K/V heads for {self.ranks} ranks make one of their own: give none")
@@ -84,18 +85,30 @@ class TensorParallel:
             out, or (out, lse), of this rank's heads; what a row-parallel output projection takes. gather() has all heads.
 
         Raises:
-            ValueError: q or k has another number of heads than this rank's.
+            ValueError: q, k or v has another number of heads than this rank's.
             Others: as the two functions.
         """
-        self._check_heads(q, k, arguments)
+        self._check_heads(q, k, v, arguments)
         return (decode if self.context is None else self.context.decode)(q, k, v, **arguments)
 
     def gather(self, out: torch.Tensor, axis: int = 1) -> torch.Tensor:
-        """All heads, on every rank, of a tensor `out` that has this rank's query heads along `axis`."""
+        """All heads, on every rank, of a tensor `out` that has this rank's query heads along `axis`.
+
+        Raises:
+            ValueError: `out` has another number of heads than this rank's; or its other axes or its type differ between ranks.
+        """
+        if out.shape[axis] != len(self.q_heads):
+            raise ValueError(f"out: {out.shape[axis]} heads: {self._says_heads(self.q_heads)}")
+        others = (str(out.dtype), tuple(out.movedim(axis, 0).shape[1:]), out.device.type)
+        self._agreement.reach({"out": others, "axis": axis}, again=out.device.type == "cpu" and others != self._last_gathered)
+        self._last_gathered = others
         most = max(len(self._dealt(self._all_kv_heads, rank)) for rank in range(self.ranks)) * self._group_size
         mine = out.new_zeros((most, *out.movedim(axis, 0).shape[1:]))  # every rank's are as many for the exchange
         mine[: len(self.q_heads)] = out.movedim(axis, 0)
-        received = gathered(mine, self.group)
+        try:
+            received = gathered(mine, self.group)
+        except RuntimeError as error:
+            raise RuntimeError(failure("gather()", self._agreement.ranks, timeout_of(self.group), error)) from error
         parts, heads = [], 0
         for rank in range(self.ranks):
             dealt = self._dealt(self._all_kv_heads, rank)
@@ -123,10 +136,11 @@ class TensorParallel:
         )  # fmt: skip
         return ContextParallel(group, **arguments)
 
-    def _check_heads(self, q: torch.Tensor, k: torch.Tensor, arguments: dict[str, Any]) -> None:
+    def _check_heads(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> None:
         axes = Form.of(q, arguments).head_axis, kv_head_axis(k, arguments)
-        for name, x, axis, heads in (("q", q, axes[0], self.q_heads), ("k", k, axes[1], self.kv_heads)):
+        for name, x, axis, heads in (("q", q, axes[0], self.q_heads), ("k", k, axes[1], self.kv_heads), ("v", v, axes[1], self.kv_heads)):
             if x.shape[axis] != len(heads):
-                raise ValueError(
-                    f"{name}: {x.shape[axis]} heads: rank {self.rank} has the model's {heads.start} to {heads.stop - 1}"
-                )
+                raise ValueError(f"{name}: {x.shape[axis]} heads: {self._says_heads(heads)}")
+
+    def _says_heads(self, heads: range) -> str:
+        return f"rank {self.rank} has the model's {heads.start} to {heads.stop - 1}"
