@@ -114,7 +114,7 @@ struct KernelConfig {
 /// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are
 /// shifts. Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/notebook has them,
 /// and a fit); so many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast. Of short
-/// shares, 12 tiles of 64 KB, any number may be idle: half of the workers read as fast as all, and cuts off the edges cost 3 to 6 us.
+/// shares, 8 tiles of 64 KB, any number may be idle: half of the workers read as fast as all, and cuts off the edges cost 3 to 6 us.
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
   const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
   return {.tile_units = 16,
@@ -126,7 +126,7 @@ struct KernelConfig {
           .align_percent = 5,
           .whole_percent = 20,
           .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes),
-          .short_tiles = static_cast<std::int32_t>(12 * 65536 / tile_bytes)};
+          .short_tiles = static_cast<std::int32_t>(8 * 65536 / tile_bytes)};
 }
 
 /// The same of a variant. A tile of many rows takes its products, not its read: 1.99 us on an H100. Beside tiles a segment takes 8.5
