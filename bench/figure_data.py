@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import re
+import statistics
 
 import timeline_data
 
@@ -393,6 +394,65 @@ def onnx_runtime_steps_table() -> str:
          f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
 
 
+def short_batches() -> list:
+    """Microseconds of short contexts: ours, ours before short outputs lined up, and XQA in the same run as the former."""
+    before = {line["row"]: line["us"] for line in lines("experiments/h200-short-before.jsonl") if line["impl"] == "lean"}
+    rows = {}
+    for line in lines("h200-short.jsonl"):
+        if line.get("us"):
+            batch, tokens = re.match(r"short (\d+)x(\d+) ", line["row"]).groups()
+            row = rows.setdefault(line["row"], {"batch": int(batch), "tokens": int(tokens), "MB": line["kv_bytes"] / 1e6,
+                                                "read": line["ceiling_us"], "us": {}})
+            row["us"]["lean" if line["impl"] == "lean" else "XQA"] = line["us"]
+            if line["row"] in before:
+                row["us"]["before"] = before[line["row"]]
+    return sorted(rows.values(), key=lambda row: (row["batch"], row["tokens"]))
+
+
+def short_table() -> str:
+    return markdown(["batch x context", "K and V, MB", "read, us", "lean before, us", "lean, us", "XQA, us", "lean / XQA"],
+                    [[f"{row['batch']} x {row['tokens']}", f"{row['MB']:.1f}", f"{row['read']:.1f}",
+                      f"{row['us']['before']:.1f}" if "before" in row["us"] else "", f"{row['us']['lean']:.1f}", f"{row['us']['XQA']:.1f}",
+                      f"{row['us']['lean'] / row['us']['XQA']:.2f}"] for row in short_batches()])
+
+
+def chunks() -> list:
+    """Microseconds of causal chunks of prompts: ours, FlashAttention-2 of torch, FlashAttention-3."""
+    rows = {}
+    for line in lines("h200-prefill.jsonl"):
+        if line.get("us"):
+            new, of = re.match(r"prefill (\w+) of (\w+) ", line["row"]).groups()
+            layout = f", pages of {line['row'].rsplit('/', 1)[1]}" if line["row"].rsplit("/", 1)[1].isdigit() else ""
+            row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "heads": heads_text(line) + layout, "us": {}})
+            row["us"][{"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3"}[line["impl"].rsplit("/", 1)[-1]]] = line["us"]
+    return list(rows.values())
+
+
+def chunks_table() -> str:
+    def cells(row: dict) -> list:
+        us = row["us"]
+        return [f"{us['lean']:.0f}", f"{us['FlashAttention-2']:.0f}" if "FlashAttention-2" in us else "", f"{us['FlashAttention-3']:.0f}",
+                f"{us['lean'] / us['FlashAttention-3']:.2f}"]
+
+    return markdown(["tokens", "heads of d", "lean, us", "FlashAttention-2, us", "FlashAttention-3, us", "lean / FlashAttention-3"],
+                    [[row["chunk"], row["heads"], *cells(row)] for row in chunks()])
+
+
+def engine_table() -> str:
+    """Decode steps of vLLM's engine: attention's kernels and whole steps, milliseconds."""
+    rows = {}
+    for line in lines("h200-vllm-engine.jsonl"):
+        rows.setdefault(line["shape"], {})[line["attention"]] = line
+    table = []
+    for shape, of in rows.items():
+        ours, theirs = of["CUSTOM"], of["FLASH_ATTN"]
+        cells = [f"{1e3 * line['attention_s']:.3f}" for line in (ours, theirs)]
+        steps = [f"{1e3 * statistics.median(line['step_s']):.2f}" for line in (ours, theirs)]
+        table.append([by_name(shape).replace("~", " uneven of "), *cells, f"{ours['attention_s'] / theirs['attention_s']:.2f}", *steps])
+    return markdown(["batch x context", "lean's kernels, ms", "FlashAttention-3's, ms", "lean / FlashAttention-3", "whole step with lean, ms",
+                     "with FlashAttention-3, ms"], table)
+
+
 def two_gpus_table() -> str:
     def text(us: float | None) -> str:
         return "" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
@@ -406,7 +466,7 @@ def two_gpus_table() -> str:
     return markdown(["row", "K/V, MiB", *(way for way in WAYS.values() if way != "shard"), "1 GPU / fused", "fused - shard"], table)
 
 
-TABLES = {"two gpus": two_gpus_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+TABLES = {"two gpus": two_gpus_table, "short": short_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
@@ -424,6 +484,11 @@ def large(names: tuple, megabytes: float) -> list:
 
 NUMBERS = {
     "two gpus at 512 MiB": lambda: f"{min(row['us']['1 GPU'] / row['us']['fused'] for row in two_gpus() if row['MiB'] == 512):.1f}",
+    "short rows": lambda: f"{len(short_batches())}",
+    "short over XQA": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches()):.2f}",
+    "short over XQA from 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] >= 300):.2f}",
+    "short over XQA below 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] < 300):.2f}",
+    "chunks over FlashAttention-3 of 64 and 128 dims": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if re.search('of (64|128)', row['heads'])):.2f}",
     "ort uneven least": lambda: f"{min(ort_uneven()):.1f}",
     "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",
     "tier a rows": lambda: f"{len(tier_a())}",

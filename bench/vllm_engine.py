@@ -95,7 +95,9 @@ def submit(llm, name: str, lengths: Sequence[int], **parameters) -> None:
         llm.llm_engine.add_request(f"{name}-{i}", {"prompt_token_ids": prompt}, chosen)
 
 
-def steps_of_all(engine, requests: int, steps: int, measured: Callable[[], Any], see: Callable[[list], None] = lambda _: None) -> list:
+def steps_of_all(
+    engine, requests: int, steps: int, measured: Callable[[], Any], see: Callable[[list], None] = lambda _: None
+) -> list:
     """Runs an engine until it has no request left: what was measured of the last `steps` steps in which every request decodes.
 
     Prompts are read one after another, so the first requests decode before the last do, and end before them: steps of a
@@ -156,7 +158,7 @@ def kernel_seconds(llm, shape: str) -> dict[str, tuple[float, float]]:
     import torch
 
     lengths, engine = lengths_of(shape), llm.llm_engine
-    submit(llm, f"kernels-{shape}", lengths, max_tokens=new_tokens(shape, PROFILED_STEPS))
+    submit(llm, f"kernels-{shape}", lengths, max_tokens=new_tokens(shape, 2 * PROFILED_STEPS))
     decoding = 0
     while engine.has_unfinished_requests() and decoding < 2:
         decoding += len(engine.step()) == len(lengths)
@@ -286,7 +288,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def longest_context(shapes: Sequence[str], steps: int) -> int:
-    return max(max(CHECKED_LENGTHS) + CHECKED_TOKENS + 4, *(context_of(shape, max(steps, PROFILED_STEPS)) for shape in shapes))
+    return max(max(CHECKED_LENGTHS) + CHECKED_TOKENS + 4, *(context_of(shape, max(steps, 2 * PROFILED_STEPS)) for shape in shapes))
 
 
 def run_one(backend: str, turn: int, folder: str, options: argparse.Namespace) -> tuple[dict, str]:

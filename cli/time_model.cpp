@@ -156,7 +156,7 @@ bool is_step(const GpuModel& gpu, Policy::Kind policy) { return runs_sm90(gpu) &
 
 }  // namespace
 
-tile::TileConfig gpu_tile(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy) {
+cuda::KernelConfig gpu_kernel(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy) {
   const std::int32_t width =
       *std::find_if(std::begin(cuda::kHeadDims), std::end(cuda::kHeadDims), [&](std::int32_t dim) { return dim >= spec.head_dim; });
   const std::int32_t rows = spec.group();
@@ -169,16 +169,16 @@ tile::TileConfig gpu_tile(const GpuModel& gpu, const ProblemSpec& spec, Policy::
     // A step's kernel walks flat lines: every kv head's rows in one block.
     if (row != nullptr && row->scope != cuda::Scope::kAnyCall && row->q_rows < rows) row = nullptr;
   }
-  return cuda::config_of(gpu.kernels, *row, spec.dtype).tile();
+  return cuda::config_of(gpu.kernels, *row, spec.dtype);
 }
 
 Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& policy, const TimeModel& model) {
-  const tile::TileConfig tile = gpu_tile(gpu, spec, policy.kind);
+  const cuda::KernelConfig kernel = gpu_kernel(gpu, spec, policy.kind);
   const ProblemShape shape(spec);
   Prediction result;
   result.map = explain::build_map({.lengths = LengthSource(shape.problem()),
-                                   .shape = schedule::line_shape_of(shape.problem(), tile.q_rows, tile.tile_tokens),
-                                   .cost_model = cuda::cost_model(tile),
+                                   .shape = schedule::line_shape_of(shape.problem(), kernel.q_rows, kernel.tile_tokens),
+                                   .cost_model = cuda::cost_model(kernel),
                                    .policy = policy,
                                    .workers = gpu.multiprocessors});
   const StreamTimes& on_sm90 = is_step(gpu, policy.kind) ? model.step : model.any_call;
@@ -186,7 +186,7 @@ Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& p
   const WalkTimes& walk = policy.kind == Policy::Kind::kLean ? model.flat : model.general;
   const double stretch = kTimedClockMhz / gpu.clock_mhz;
   const std::int64_t token_bytes = std::int64_t{2} * spec.head_dim * bytes_of(spec.dtype);
-  const auto tile_bytes = static_cast<double>(token_bytes * tile.tile_tokens);
+  const auto tile_bytes = static_cast<double>(token_bytes * kernel.tile_tokens);
   const double worker_rate = tile_bytes / ((worker.tile_us + tile_bytes / (worker.worker_gbps * 1e3)) * stretch);
   const double memory_rate = gpu.read_gbps * 1e3 * model.memory_share;
   result.ends_us = worker_ends(result.map, token_bytes, Stream(worker_rate, memory_rate), walk, stretch);

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cli/gpu_models.hpp"
+#include "backends/cuda/kernel_config.hpp"
 #include "cli/problem_spec.hpp"
 #include "explain/schedule_map.hpp"
-#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 
@@ -58,8 +58,8 @@ struct Prediction {
   explain::ScheduleMap map;
 };
 
-/// What a GPU's calls of this problem and schedule are cut into. The problem is one that require_simulated() takes.
-[[nodiscard]] tile::TileConfig gpu_tile(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy);
+/// The variant that a GPU's calls of this problem and schedule take. The problem is one that require_simulated() takes.
+[[nodiscard]] cuda::KernelConfig gpu_kernel(const GpuModel& gpu, const ProblemSpec& spec, Policy::Kind policy);
 
 /// Throws BadArgument unless the model was fitted on problems like it: one query token, 16-bit K and V without pages, no score
 /// rules.

@@ -9,10 +9,9 @@
 //
 // Reads lines "q_heads kv_heads causal workers charges q:kv ...", a pair for each sequence of the batch (or "NxQ:KV" for N alike), and
 // prints for each {"us", "tiles", "segments", "balance", "memory_gb"}: tiles and segments of the worker that ends last, mean / max of
-// the workers' ends, bytes that came from memory. charges: "now", those of the kernel, "segment,align,alike" in the units of CostModel,
-// or "mixed": those of now, and outputs of up to 16 rows are decode rows, whose tiles take a worker its own read of them (few_tile_us)
-// and whose segments few_segment_us, each charged what it takes.
-// Usage: wide_model TILE_US SEGMENT_US SHARED_US CALL_US GBPS L2_TILES FEW_TILE_US FEW_SEGMENT_US
+// the workers' ends, bytes that came from memory. charges: "now", those of the kernel, or "segment,align,alike" in the units of
+// CostModel.
+// Usage: wide_model TILE_US SEGMENT_US SHARED_US CALL_US GBPS L2_TILES
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -46,8 +45,6 @@ struct Coefficients {
   double call_us = 0.0;
   double gbps = 0.0;
   double l2_tiles = 0.0;
-  double few_tile_us = 0.0;
-  double few_segment_us = 0.0;
 };
 
 struct Batch {
@@ -81,15 +78,7 @@ bool read_charges(const std::string& text, schedule::CostModel& model) {
   return static_cast<bool>(numbers >> model.segment_units >> comma >> model.align_units >> comma >> model.alike_percent);
 }
 
-/// As many units a microsecond as a tile of many rows has.
-void charge_decode_rows(schedule::CostModel& model, const Coefficients& times) {
-  const auto units = [&](double us) { return static_cast<std::int32_t>(us / times.tile_us * model.tile_units + 0.5); };
-  model.few_rows = 16;
-  model.few_tile_units = std::max(1, units(times.few_tile_us));
-  model.few_segment_units = units(times.few_segment_us);
-}
-
-std::optional<Batch> batch_of(const std::string& line, const Coefficients& times) {
+std::optional<Batch> batch_of(const std::string& line) {
   const cuda::KernelConfig config =
       cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile);
   std::istringstream words(line);
@@ -100,11 +89,7 @@ std::optional<Batch> batch_of(const std::string& line, const Coefficients& times
   Batch batch;
   batch.model = cuda::cost_model(config);
   if (!(words >> q_heads >> kv_heads >> causal >> batch.workers >> charges) || kv_heads < 1 || q_heads % kv_heads != 0) return {};
-  if (charges == "mixed") {
-    charge_decode_rows(batch.model, times);
-  } else if (charges != "now" && !read_charges(charges, batch.model)) {
-    return {};
-  }
+  if (charges != "now" && !read_charges(charges, batch.model)) return {};
   for (std::string word; words >> word;) {
     if (!add_sequences(word, batch.works)) return {};
   }
@@ -175,11 +160,10 @@ bool take_tile(Walk& walk, const Batch& batch, const Coefficients& times, L2& l2
   const schedule::Segment& segment = walk.segments[walk.segment];
   const double there_us = l2.ask(tile_id(segment, batch.shape, walk.tile), walk.begun_us);
   walk.begun_us = walk.now_us;
-  const bool few = batch.model.has_few(segment.output.rows);
-  walk.now_us = std::max(walk.now_us + (few ? times.few_tile_us : times.tile_us), there_us);
+  walk.now_us = std::max(walk.now_us + times.tile_us, there_us);
   ++walk.tiles;
   if (++walk.tile == segment.tile_end) {
-    walk.now_us += few ? times.few_segment_us : times.segment_us + (segment.sole() ? 0.0 : times.shared_us);
+    walk.now_us += times.segment_us + (segment.sole() ? 0.0 : times.shared_us);
     ++walk.segment;
     if (walk.segment < walk.segments.size()) walk.tile = walk.segments[walk.segment].tile_begin;
   }
@@ -224,7 +208,7 @@ void print(const Batch& batch, const Coefficients& times) {
 
 int run(const Coefficients& times) {
   for (std::string line; std::getline(std::cin, line);) {
-    const std::optional<Batch> batch = batch_of(line, times);
+    const std::optional<Batch> batch = batch_of(line);
     if (!batch || batch->works.empty()) {
       std::cerr << "wide_model: \"" << line << "\" is not q_heads kv_heads causal workers charges q:kv ...\n";
       return 1;
@@ -238,10 +222,10 @@ int run(const Coefficients& times) {
 }  // namespace lean
 
 int main(int argc, char** argv) {
-  if (argc != 9) {
-    std::cerr << "usage: wide_model TILE_US SEGMENT_US SHARED_US CALL_US GBPS L2_TILES FEW_TILE_US FEW_SEGMENT_US\n";
+  if (argc != 7) {
+    std::cerr << "usage: wide_model TILE_US SEGMENT_US SHARED_US CALL_US GBPS L2_TILES\n";
     return 2;
   }
-  return lean::run({std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3]), std::atof(argv[4]), std::atof(argv[5]),
-                    std::atof(argv[6]), std::atof(argv[7]), std::atof(argv[8])});
+  return lean::run(
+      {std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3]), std::atof(argv[4]), std::atof(argv[5]), std::atof(argv[6])});
 }

@@ -5,22 +5,17 @@ Its five coefficients were fitted to the calls of one build in bench/results/exp
 charged half a tile and whose workers might lose three tiles to line up; with them the model says what the charges of now would
 make of these calls. It is to choose charges by and to find what takes long, not to quote: only a GPU can say how long a call takes.
 
-Usage: wide_model.py MODEL [--fit | --check | --call Q_HEADS KV_HEADS CAUSAL Q:KV ... | --mixed [TRACE ...]]
+Usage: wide_model.py MODEL [--fit | --check | --call Q_HEADS KV_HEADS CAUSAL Q:KV ...]
   MODEL     the program that is built of tools/wide_model.cpp
   --fit     fits the coefficients anew and prints them; minutes
   --check   exits non-zero when the committed coefficients are further off than ALLOWED_RMS
   --call    what any other call would take, with the charges before and now
-  --mixed   prefill chunks and decode rows in two launches and in one, of an H200: the rows of bench/results/h200-prefill-mix.jsonl,
-            and batches drawn from traces of requests (AzureLLMInferenceTrace_*.csv of github.com/Azure/AzurePublicDataset)
 """
 import argparse
-import csv
 import json
 import math
 import pathlib
-import random
 import re
-import statistics
 import subprocess
 import sys
 
@@ -30,11 +25,6 @@ BUILD = "rows go from registers to where they end, ring of 128 KB"
 WORKERS = 132
 THEN = "8,48,0"  # the charges that BUILD had
 COEFFICIENTS = {"tile_us": 1.99, "segment_us": 8.5, "shared_us": 16.3, "call_us": 25.5, "gbps": 2760.0, "l2_tiles": 507.0}
-DECODE = {"few_tile_us": 0.63, "few_segment_us": 1.63}  # 64 KB at 104 GB/s, as cli/time_coefficients.hpp has it
-DECODE_CALL_US = 4.14  # of a call of decode rows alone, beside its reads: the same file
-H200_GBPS = 4400.0  # decode alone of the first row of MIXED: 2.13 GB in 480 us
-MIXED = ROOT / "bench/results/h200-prefill-mix.jsonl"
-DRAWN = 20  # batches of a trace
 ALLOWED_RMS = 0.12
 SAME_KV = re.compile(r"(\d+) outputs of (\d+) rows, (\d+) tiles each, all of the same K and V")
 CALL = re.compile(r"(\d+) x (\d+) of (\d+), (\d+)/(\d+) heads(, causal)?")
@@ -52,7 +42,7 @@ def call_of(row: str) -> tuple[str, str]:
 
 def predict(model: str, calls: list[tuple[str, str]], charges: str, coefficients: dict[str, float]) -> list[dict]:
     lines = "".join(f"{heads} {WORKERS} {charges} {sequences}\n" for heads, sequences in calls)
-    command = [model, *(str(value) for value in (coefficients | DECODE).values())]
+    command = [model, *(str(value) for value in coefficients.values())]
     done = subprocess.run(command, input=lines, text=True, stdout=subprocess.PIPE, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -89,75 +79,17 @@ def print_table(model: str, calls: dict[str, tuple[str, str]], measured: dict[st
         print(f"| {name} | {took} | {a['us']:,.0f} | {b['us']:,.0f} | {a['memory_gb']:.2f} | {b['memory_gb']:.2f} |")
 
 
-def tokens_of(text: str) -> int:
-    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)
-
-
-def mixed_rows() -> dict[str, tuple[str, str]]:
-    """The measured batches: chunks, decode rows."""
-    rows = dict.fromkeys(json.loads(line)["row"] for line in MIXED.read_text().splitlines())
-    batches = {}
-    for row in rows:
-        parts = re.findall(r"(\d+) x (\d+) of (\d+k?)", row)
-        batches[row] = tuple(f"{count}x{new}:{tokens_of(context)}" for count, new, context in parts)
-    return batches
-
-
-def drawn_batches(trace: str, chunk: int, decoding: int) -> list[tuple[str, str]]:
-    """A chunk of one request's prompt, wherever in it, beside requests that are somewhere in their answers."""
-    with open(trace, newline="") as file:
-        requests = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
-    draw = random.Random(1)
-    batches = []
-    for _ in range(DRAWN):
-        prompt = draw.choice([context for context, _ in requests if context >= chunk] or [chunk])
-        end = chunk * draw.randint(1, max(1, prompt // chunk))
-        rows = [context + draw.randint(0, generated) for context, generated in draw.choices(requests, k=decoding)]
-        batches.append((f"{chunk}:{end}", " ".join(f"1:{max(1, tokens)}" for tokens in rows)))
-    return batches
-
-
-def print_mixed(model: str, traces: list[str]) -> None:
-    times = COEFFICIENTS | {"gbps": H200_GBPS}
-
-    def took(charges: str, sequences: list[str], call_us: float) -> list[float]:
-        return [p["us"] for p in predict(model, [("32 8 1", each) for each in sequences], charges, times | {"call_us": call_us})]
-
-    def both(batches: list[tuple[str, str]]) -> list[tuple[float, float, float]]:
-        chunks = took("now", [chunk for chunk, _ in batches], times["call_us"])
-        decode = took("mixed", [rows for _, rows in batches], DECODE_CALL_US)
-        one = took("mixed", [f"{chunk} {rows}" for chunk, rows in batches], times["call_us"])
-        return list(zip(chunks, decode, one))
-
-    print("| batch, 32/8 heads of 128 | chunks, us | decode rows | two launches | one | one / two |\n|---|---|---|---|---|---|")
-    named = mixed_rows()
-    for name, (chunks, decode, one) in zip(named, both(list(named.values()))):
-        print(f"| {name} | {chunks:,.0f} | {decode:,.0f} | {chunks + decode:,.0f} | {one:,.0f} | {one / (chunks + decode):.2f} |")
-    for trace in traces:
-        for chunk in (512, 2048):
-            for decoding in (16, 64):
-                found = both(drawn_batches(trace, chunk, decoding))
-                chunks, decode, one = (statistics.mean(each) for each in zip(*found))
-                mean = statistics.geometric_mean(o / (c + d) for c, d, o in found)
-                name = f"{pathlib.Path(trace).stem}: a chunk of {chunk}, {decoding} decode rows"
-                print(f"| {name} | {chunks:,.0f} | {decode:,.0f} | {chunks + decode:,.0f} | {one:,.0f} | {mean:.2f} |")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--call", nargs="+")
-    parser.add_argument("--mixed", nargs="*")
     options = parser.parse_args()
     rows = [row for row in map(json.loads, MEASURED.read_text().splitlines()) if row["build"] == BUILD]
     if options.call:
         *heads, sequences = *options.call[:3], " ".join(options.call[3:])
         print_table(options.model, {sequences: (" ".join(heads), sequences)}, {})
-        return 0
-    if options.mixed is not None:
-        print_mixed(options.model, options.mixed)
         return 0
     if options.fit:
         print({name: float(f"{value:.3g}") for name, value in fit(options.model, rows).items()})

@@ -49,7 +49,8 @@ struct Workspace {
 [[nodiscard]] LEAN_API WorkspaceSize workspace_size(const Problem& problem, const Options& options) noexcept;
 
 /// Computes o = softmax(scale q k^T + mask) v for every sequence, and lse if asked for.
-/// Empty or fully masked rows give o = 0 and lse = -inf. On an error nothing is written, but with backend_error outputs mean
+/// Empty or fully masked rows give o = 0 and lse = -inf. Sums are fp32: scores beyond +-2.3e38, and values whose weighted sum is
+/// beyond 3.4e38, give infinity or NaN, and the status is ok. On an error nothing is written, but with backend_error outputs mean
 /// nothing.
 /// CPU: returns when the result is there. CUDA: returns when the launch is enqueued on options.stream.
 /// Codes: those of supports(), workspace_too_small, workspace_misaligned, workspace_dirty, workspace_in_use, backend_error.

@@ -2,6 +2,8 @@
 // checked here; a backend computes.
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
+#include "base/alignment.hpp"
+#include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "lean/dtypes.hpp"
 #include "lean/lean.hpp"
@@ -18,9 +20,19 @@ Status refuse_states(const softmax::FinishedStates& states) noexcept {
   for (int i = 0; i < 4 && states.rows > 0; ++i) {
     if (pointers[i] == nullptr) return refuse(StatusCode::kInvalidArgument, names[i], 0, "must not be null");
   }
-  if (traits_of(states.dtype).of_queries()) return {};
-  return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype),
-                "allowed float32, float16, bfloat16");
+  if (!traits_of(states.dtype).of_queries()) {
+    return refuse(StatusCode::kInvalidArgument, "dtype", static_cast<std::int64_t>(states.dtype),
+                  "allowed float32, float16, bfloat16");
+  }
+  for (int i = 0; i < 4 && states.rows > 0; ++i) {
+    const bool is_lse = i % 2 == 1;
+    if (aligned_to(pointers[i], bytes_of(is_lse ? DType::kFloat32 : states.dtype))) continue;
+    return refuse(StatusCode::kInvalidArgument, names[i], reinterpret_cast<std::intptr_t>(pointers[i]),
+                  "must be aligned to its element size");
+  }
+  if (checked_product(states.rows, std::int64_t{states.value_dim} * bytes_of(DType::kFloat32)) < 0)
+    return refuse(StatusCode::kInvalidArgument, "rows", states.rows, "every byte offset must fit 63 bits");
+  return {};
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ WorkerShare share_of(const schedule::WorkLine<ListedWork>& line, const schedule:
     const schedule::Segment& segment = cursor.segment();
     const std::int64_t tiles = segment.tile_end - segment.tile_begin;
     share.tiles += tiles;
-    share.cost_units += line.cost_model().segment_cost(segment.output.rows) + tiles * segment.output.tile_cost;
+    share.cost_units += line.cost_model().segment_units + tiles * segment.output.tile_cost;
     share.segments.push_back(segment);
   }
   return share;

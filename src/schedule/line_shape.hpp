@@ -170,24 +170,13 @@ struct OneBlockShape {
   return problem.batch * problem.kv_heads * ceil_div(row_capacity(problem), q_rows);
 }
 
-/// Whether outputs of few rows may be a kind of their own (CostModel::few_rows). Not in GPU code, until a kernel has both kinds: models
-/// lie in memory there, and walks have no registers for a question that is always answered no.
-#ifdef __CUDA_ARCH__
-inline constexpr bool kHasTwoKinds = false;
-#else
-inline constexpr bool kHasTwoKinds = true;
-#endif
-
 /// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
 /// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.
 struct CostModel {
-  std::int32_t tile_units = 16;     // a tile whose time is its read
-  std::int32_t free_rows = 128;     // rows a tile carries without getting slower
-  std::int32_t row_units = 0;       // each row beyond: units per tile
-  std::int32_t segment_units = 0;   // fixed charge of every output a worker touches
-  std::int32_t few_rows = 0;        // outputs of no more rows are another kind, with a tile
-  std::int32_t few_tile_units = 0;  // and a charge of its own: decode rows beside chunks
-  std::int32_t few_segment_units = 0;
+  std::int32_t tile_units = 16;       // a tile whose time is its read
+  std::int32_t free_rows = 128;       // rows a tile carries without getting slower
+  std::int32_t row_units = 0;         // each row beyond: units per tile
+  std::int32_t segment_units = 0;     // fixed charge of every output a worker touches
   std::int32_t min_worker_tiles = 1;  // a worker gets at least this much, else fewer workers run
   std::int32_t sliver_tiles = 0;      // no cut closer than this to an output's edge
   std::int32_t alike_percent = 0;  // outputs whose costs differ by no more, and that are no more than the workers, count as alike
@@ -201,15 +190,7 @@ struct CostModel {
   [[nodiscard]] static constexpr CostModel plain() noexcept { return {.tile_units = 1}; }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t tile_cost(std::int32_t rows) const noexcept {
-    if (has_few(rows)) return few_tile_units;
     return tile_units + (rows > free_rows ? rows - free_rows : 0) * row_units;
-  }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t segment_cost(std::int32_t rows) const noexcept {
-    return has_few(rows) ? few_segment_units : segment_units;
-  }
-  /// Whether an output of so many rows is of that other kind.
-  [[nodiscard]] LEAN_HD constexpr bool has_few(std::int32_t rows) const noexcept {
-    return kHasTwoKinds && few_rows > 0 && rows <= few_rows;
   }
 };
 

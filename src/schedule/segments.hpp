@@ -58,8 +58,7 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::i
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
                                                       const BasicPlan<TUnits>& plan) noexcept {
-  const std::int32_t of_output = model.segment_cost(output.rows);
-  const TUnits charge = of_output == 0 ? 0 : quotient(units * of_output, output.cost);
+  const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
   const TUnits tile_cost = model.tile_cost(output.rows);  // as output.tile_cost; but of a constant model, a constant
   auto cut = static_cast<std::int32_t>(quotient(units - charge, tile_cost));
   if (plan.granularity_tiles > 1) {  // counted from the sequence's first tile, not the output's

@@ -82,10 +82,9 @@ using Output = BasicOutput<std::int64_t>;
 [[nodiscard]] constexpr bool narrow_units(std::int64_t outputs, std::int64_t kv_capacity, const LineShape& shape,
                                           const CostModel& model, std::int32_t workers) noexcept {
   const std::int64_t tiles = ceil_div(kv_capacity, shape.tile_tokens) + 1;
-  const std::int64_t output = model.segment_cost(shape.q_rows) + tiles * model.tile_cost(shape.q_rows);
+  const std::int64_t output = model.segment_units + tiles * model.tile_cost(shape.q_rows);
   const std::int64_t room = INT32_MAX - std::int64_t{workers} * workers;
-  return room > 0 && output <= room / (model.segment_cost(shape.q_rows) + 1) &&
-         outputs <= room / max_of(output, Policy::kMaxSplits);
+  return room > 0 && output <= room / (model.segment_units + 1) && outputs <= room / max_of(output, Policy::kMaxSplits);
 }
 
 /// What lies on the line: the work of every sequence, and its measure. A small value, without the strips.
@@ -126,7 +125,7 @@ class LineRules {
     output.first_tile = tiles.first;
     output.tiles = tiles.count;
     output.tile_cost = cost_model_.tile_cost(output.rows);
-    output.cost = cost_model_.segment_cost(output.rows) + TUnits{output.tiles} * output.tile_cost;
+    output.cost = cost_model_.segment_units + TUnits{output.tiles} * output.tile_cost;
     return output;
   }
 
@@ -136,7 +135,7 @@ class LineRules {
   }
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t spread_tile_cost(const Output& output) const noexcept {
-    const std::int32_t charge = cost_model_.segment_cost(output.rows);
+    const std::int32_t charge = cost_model_.segment_units;
     if (output.tiles <= 1) return 0;
     if (output.tiles >= charge) return output.tile_cost + (charge > 0 ? 1 : 0);
     return output.tile_cost + quotient(charge + output.tiles - 1, output.tiles);
@@ -184,14 +183,13 @@ class LineRules {
   /// Units of the first `blocks` full row blocks of a stair.
   [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TileStair& stair, std::int64_t blocks) const noexcept {
     const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    return static_cast<TUnits>(blocks) * cost_model_.segment_cost(shape_.q_rows) +
-           static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
+    return static_cast<TUnits>(blocks) * cost_model_.segment_units + static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
   }
 
   /// What sum_block() says of each of them, added up.
   [[nodiscard]] LEAN_HD constexpr Sums sum_stair(const TileStair& stair, std::int32_t blocks) const noexcept {
     const std::int32_t tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    const std::int32_t charge = cost_model_.segment_cost(shape_.q_rows);
+    const std::int32_t charge = cost_model_.segment_units;
     const auto cost_of = [&](std::int32_t tiles) { return charge + TUnits{tiles} * tile_cost; };
     const std::int32_t fewest = stair.tiles(0);
     const std::int32_t most = stair.tiles(blocks - 1);
@@ -203,7 +201,7 @@ class LineRules {
               .max_output_cost = cost_of(most)};
     // The fewer tiles an output has, the more of its fixed charge each takes; one of a single tile is not cut.
     const std::int32_t cut = max_of(fewest, min_of(2, most));
-    sums.max_tile_cost = spread_tile_cost({.rows = shape_.q_rows, .tiles = cut, .tile_cost = tile_cost});
+    sums.max_tile_cost = spread_tile_cost({.tiles = cut, .tile_cost = tile_cost});
     return sums;
   }
 

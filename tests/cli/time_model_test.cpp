@@ -103,7 +103,7 @@ TEST(TimeModel, NothingIsFasterThanTheReadLimit) {
 TEST(TimeModel, TilesAreThoseOfTheGpusKernels) {
   const auto tokens = [](const GpuModel& gpu, std::int32_t group, std::int32_t head_dim, Policy::Kind policy) {
     ProblemSpec spec{.kv_lens = {1'000}, .q_heads = group, .kv_heads = 1, .head_dim = head_dim};
-    return gpu_tile(gpu, spec, policy).tile_tokens;
+    return gpu_kernel(gpu, spec, policy).tile_tokens;
   };
   GpuModel ampere = kGpu;
   ampere.kernels = cuda::Architecture::kSm80;

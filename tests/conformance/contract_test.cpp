@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #include "api/backends.hpp"
 #include "support/reduced.hpp"
@@ -239,6 +240,14 @@ TEST(Conformance, R31_UnknownCallsOfOtherFunctionsAreRefused) {
   for (const int dtype : {-1, 3, 4, 5}) {
     EXPECT_EQ(merge_states(numbers, numbers, numbers, numbers, 1, 8, static_cast<DType>(dtype)).code, StatusCode::kInvalidArgument);
   }
+  const auto message_of = [](void* o_a, void* lse_a, std::int64_t rows) {
+    float other[16] = {};
+    return std::string(merge_states(o_a, static_cast<float*>(lse_a), other, other + 8, rows, 8).message);
+  };
+  char* const odd = reinterpret_cast<char*>(numbers) + 1;
+  EXPECT_EQ(message_of(odd, numbers, 1).rfind("o_a = ", 0), 0U);
+  EXPECT_EQ(message_of(numbers, odd, 1).rfind("lse_a = ", 0), 0U);
+  EXPECT_EQ(message_of(numbers, numbers, INT64_MAX / 8).rfind("rows = ", 0), 0U);  // its bytes leave 64 bits
   Problem broken = built.problem();
   broken.head_dim = 0;
   char text[8] = "";

@@ -78,9 +78,11 @@ def prompts(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
 @functools.lru_cache
 def register_kernels_once() -> None:
     """vLLM does this with each engine, in processes that have one: it looks through all modules there are, and stumbles over
-    some that are imported between two engines."""
+    some that are imported between two engines. Older versions, 0.28 among them, do not."""
     from vllm.platforms import current_platform
 
+    if not hasattr(type(current_platform), "register_triton_kernel_overrides"):
+        return
     current_platform.register_triton_kernel_overrides()
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 

@@ -85,11 +85,9 @@ struct Case {
         const TileSpan tiles = seen_tiles(c.shape, c.works[b], row, row_end);
         output.first_tile = tiles.first;
         output.tiles = tiles.count;
-        const bool few = c.model.few_rows > 0 && output.rows <= c.model.few_rows;
         const std::int32_t paid_rows = std::max(0, output.rows - c.model.free_rows);
-        output.tile_cost = few ? c.model.few_tile_units : c.model.tile_units + paid_rows * c.model.row_units;
-        const std::int32_t charge = few ? c.model.few_segment_units : c.model.segment_units;
-        output.cost = charge + std::int64_t{output.tiles} * output.tile_cost;
+        output.tile_cost = c.model.tile_units + paid_rows * c.model.row_units;
+        output.cost = c.model.segment_units + std::int64_t{output.tiles} * output.tile_cost;
         begin += measure == Measure::kCost ? output.cost : 1;
         outputs.push_back(output);
       }
@@ -185,7 +183,7 @@ class Checker {
                             .first_slot = segment.slots.first,
                             .worker = worker});
         worker_tiles_[w] += tiles;
-        worker_cost_[w] += case_.model.segment_cost(segment.output.rows) + tiles * segment.output.tile_cost;
+        worker_cost_[w] += case_.model.segment_units + tiles * segment.output.tile_cost;
         ++worker_segments_[w];
       }
     }
@@ -249,8 +247,7 @@ class Checker {
         << policy.chunk_tokens << ", grid " << grid << ", kv_heads " << case_.shape.kv_heads << " group " << case_.shape.group
         << " q_rows " << case_.shape.q_rows << " tile_tokens " << case_.shape.tile_tokens << " left " << case_.shape.reach.left
         << " right " << case_.shape.reach.right << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", "
-        << case_.model.row_units << ", " << case_.model.segment_units << ", {" << case_.model.few_rows << ", "
-        << case_.model.few_tile_units << ", " << case_.model.few_segment_units << "}, " << case_.model.min_worker_tiles << ", "
+        << case_.model.row_units << ", " << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", "
         << case_.model.sliver_tiles << ", " << case_.model.align_percent << ", " << case_.model.whole_percent << ", "
         << case_.model.short_tiles << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
@@ -288,7 +285,6 @@ class Checker {
        .sliver_tiles = 4,
        .align_percent = 20,
        .whole_percent = 20},
-      {.tile_units = 16, .segment_units = 64, .few_rows = 16, .few_tile_units = 5, .few_segment_units = 13, .align_percent = 5},
   };
 }
 

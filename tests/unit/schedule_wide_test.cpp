@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "backends/cuda/kernel_rows.hpp"
 #include "support/random.hpp"
@@ -97,39 +96,6 @@ TEST(ScheduleWide, RowBlocksOfAChunkAreCutAtTheSameTokens) {
     EXPECT_EQ(entry.contributors, 2);
     if (entry.tile_begin == 0) continue;
     EXPECT_NEAR(static_cast<double>(entry.tile_begin), 256.0, 2.0);
-  }
-}
-
-/// Chunks and decode rows on one line, each with its own costs: a worker's time by kind, in microseconds of a worker that has the
-/// memory to itself (tools/wide_model.py).
-TEST(ScheduleWide, WorkersOfChunksAndOfDecodeRowsEndTogether) {
-  constexpr double kTileUs = 1.99;
-  constexpr double kFewTileUs = 0.63;
-  CostModel model = cuda::cost_model(kWide);
-  model.few_rows = 16, model.few_tile_units = 5, model.few_segment_units = 13;
-  Stream random(67);
-  for (std::int32_t round = 0; round < full_or_reduced(60, 20); ++round) {
-    std::vector<SequenceWork> works;
-    for (std::int64_t i = random.between(1, 4); i > 0; --i)
-      works.push_back({.q_tokens = 512, .kv_tokens = static_cast<std::int32_t>(random.between(1024, 16'384))});
-    for (std::int64_t i = random.between(20, 64); i > 0; --i)
-      works.push_back({.q_tokens = 1, .kv_tokens = static_cast<std::int32_t>(random.between(2048, 16'384))});
-    Checker checker(chunks_of(std::move(works), 8, 4, model), Measure::kCost);
-    ASSERT_EQ(checker.fault(Policy::lean(), kWorkers), "");
-    std::vector<double> us(kWorkers, 0.0);
-    std::int32_t both = 0;  // workers with outputs of either kind
-    std::vector<std::int32_t> kinds(kWorkers, 0);
-    for (const auto& entry : checker.entries()) {
-      const bool few = checker.outputs()[static_cast<std::size_t>(entry.output)].rows <= model.few_rows;
-      const auto worker = static_cast<std::size_t>(entry.worker);
-      us[worker] += static_cast<double>(entry.tile_end - entry.tile_begin) * (few ? kFewTileUs : kTileUs);
-      us[worker] += (few ? model.few_segment_units : model.segment_units) * kTileUs / model.tile_units;
-      kinds[worker] |= few ? 1 : 2;
-    }
-    for (const std::int32_t kind : kinds) both += kind == 3 ? 1 : 0;
-    EXPECT_LE(both, 1) << "chunks lie before decode rows on the line";
-    const double longest = *std::max_element(us.begin(), us.end());
-    EXPECT_GT(std::accumulate(us.begin(), us.end(), 0.0) / kWorkers / longest, 0.85);
   }
 }
 

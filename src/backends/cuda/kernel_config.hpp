@@ -111,12 +111,16 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
+/// What `count` tiles of 64 KB of K and V are in tiles of this kind.
+[[nodiscard]] constexpr std::int32_t tiles_of_64_kb(const tile::TileConfig& config, std::int32_t count) noexcept {
+  const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
+  return static_cast<std::int32_t>(std::int64_t{count} * 65536 / tile_bytes);
+}
+
 /// What the schedule's units mean here (docs/schedule.md). A constant of the variant, so that the kernel's divisions by it are
 /// shifts. Lining up with outputs may lose a worker 3 tiles of 64 KB: the best of three measured (docs/notebook has them,
-/// and a fit); so many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast. Of short
-/// shares, 12 tiles of 64 KB, any number may be idle: half of the workers read as fast as all, and cuts off the edges cost 3 to 6 us.
+/// and a fit); so many idle workers as whole outputs leave cost less than merges, since those left read nearly as fast.
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& config) noexcept {
-  const std::int64_t tile_bytes = std::int64_t{2} * config.tile_tokens * config.head_dim * bytes_of(config.kv_dtype);
   return {.tile_units = 16,
           .free_rows = 16,
           .row_units = 0,
@@ -125,25 +129,27 @@ struct KernelConfig {
           .sliver_tiles = 1,
           .align_percent = 5,
           .whole_percent = 20,
-          .align_units = static_cast<std::int32_t>(3 * 16 * 65536 / tile_bytes),
-          .short_tiles = static_cast<std::int32_t>(12 * 65536 / tile_bytes)};
+          .align_units = tiles_of_64_kb(config, 3 * 16)};
 }
 
-/// The same of a variant. A tile of many rows takes its products, not its read: 1.99 us on an H100. Beside tiles a segment takes 8.5
-/// (its queries, first scores with nothing under them, rows on their way out) and an output that is shared 16 more: fitted with
-/// tools/wide_model.py to experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
+/// The same of a variant. Where a decode step's tile takes its read, half of the workers read as fast as all, and cuts off outputs'
+/// edges cost 3 to 6 us: of shares of up to 8 tiles of 64 KB any number of workers may be idle (docs/notebook/schedule-constants.md).
+/// Other kernels' tiles, and those of fp8, take their instructions.
+/// A tile of many rows takes its products: 1.99 us on an H100. Beside tiles a segment takes 8.5 (its queries, first scores with nothing
+/// under them, rows on their way out) and an output that is shared 16 more: fitted with tools/wide_model.py to
+/// experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
 /// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
 /// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
 /// their last tiles. A latent tile takes its read, 72 KB: a segment reads as much of queries, and its partial is 129 KB more, on the
 /// whole two tiles (by arithmetic, not measured).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
   schedule::CostModel model = cost_model(config.tile());
+  if (config.step() && !config.kv_type().converted()) model.short_tiles = tiles_of_64_kb(config.tile(), 8);
   if (!config.wide()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
   model.whole_percent = model.align_percent;
   model.align_units = schedule::CostModel{}.align_units;
-  model.short_tiles = 0;
   return model;
 }
 
