@@ -8,6 +8,10 @@ A step's time is the engine's whole, scheduling and sampling included; the faste
 the kernels are then timed in a few steps more, by torch.profiler, and those of attention are added up. A check comes first:
 two uneven prompts, 32 tokens, and how far log-probabilities of equal tokens after equal tokens are apart.
 
+In as many steps again the host is watched where attentions differ: describing a step to its layers (build), launching its graph
+(replay), waiting for the GPU (wait). An attention may be named more than once (CUSTOM,FLASH_ATTN,CUSTOM,FLASH_ATTN): a host
+that is slower for a while is told from an attention that is.
+
 --no-compile leaves out torch.compile, the same for every attention: decode steps are full CUDA graphs, of these shapes'
 batch sizes alone, and prefill runs eagerly. A start then takes seconds, not minutes. --log keeps all that each process says.
 
@@ -27,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 GPU_BACKENDS = ("CUSTOM", "FLASH_ATTN", "FLASHINFER")
 CPU_BACKENDS = ("lean", "cpu_attn")
@@ -92,8 +96,8 @@ def submit(llm, name: str, lengths: Sequence[int], **parameters) -> None:
 
 
 def steps_of_all(
-    engine, requests: int, steps: int, measured: Callable[[], float], see: Callable[[list], None] = lambda _: None
-) -> list[float]:
+    engine, requests: int, steps: int, measured: Callable[[], Any], see: Callable[[list], None] = lambda _: None
+) -> list:
     """Runs an engine until it has no request left: what was measured of the last `steps` steps in which every request decodes.
 
     Prompts are read one after another, so the first requests decode before the last do, and end before them: steps of a
@@ -170,6 +174,68 @@ def kernel_seconds(llm, shape: str) -> dict[str, tuple[float, float]]:
     return {e.key: (1e-6 * e.self_device_time_total / PROFILED_STEPS, e.count / PROFILED_STEPS) for e in events}
 
 
+class HostParts:
+    """Seconds and calls of a step in functions of classes, by a name; a call within another of the same name is not counted twice."""
+
+    def __init__(self) -> None:
+        self.step: dict[str, list[float]] = {}
+        self._inside: set[str] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def watch(self, name: str, owner: type, function: str) -> None:
+        original, own = getattr(owner, function), function in vars(owner)
+        step, inside = self.step, self._inside
+        step.setdefault(name, [0.0, 0])
+
+        def timed(*arguments, **keywords):
+            if name in inside:
+                return original(*arguments, **keywords)
+            inside.add(name)
+            begin = time.perf_counter()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                inside.remove(name)
+                step[name][0] += time.perf_counter() - begin
+                step[name][1] += 1
+
+        self._undo.append(lambda: setattr(owner, function, original) if own else delattr(owner, function))
+        setattr(owner, function, timed)
+
+    def end_step(self) -> dict[str, tuple[float, int]]:
+        ended = {name: (seconds, calls) for name, (seconds, calls) in self.step.items()}
+        for spent in self.step.values():
+            spent[:] = 0.0, 0
+        return ended
+
+    def remove(self) -> None:
+        for undo in self._undo:
+            undo()
+
+
+def classes_below(cls: type) -> set[type]:
+    return {cls}.union(*(classes_below(each) for each in cls.__subclasses__()))
+
+
+def host_seconds(llm, shape: str, steps: int) -> dict[str, list[tuple[float, int]]]:
+    """Of each part of a decode step on the host: seconds and calls, a step at a time."""
+    import torch
+    from vllm.v1.attention.backend import AttentionMetadataBuilder
+
+    lengths, parts = lengths_of(shape), HostParts()
+    submit(llm, f"host-{shape}", lengths, max_tokens=new_tokens(shape, steps))
+    try:
+        for builder in classes_below(AttentionMetadataBuilder):
+            parts.watch("build", builder, "build")
+        if torch.cuda.is_available():
+            parts.watch("replay", torch.cuda.CUDAGraph, "replay")
+            parts.watch("wait", torch.cuda.Event, "synchronize")
+        found = steps_of_all(llm.llm_engine, len(lengths), steps, parts.end_step)
+    finally:
+        parts.remove()
+    return {name: [step[name] for step in found] for name in parts.step}
+
+
 def graphs_alone(shapes: list[str]) -> dict:
     """The engine's settings under which nothing is compiled, and decode steps of these shapes are full CUDA graphs."""
     batches = sorted({len(lengths_of(shape)) for shape in shapes} | {len(CHECKED_LENGTHS)})
@@ -200,7 +266,7 @@ def measure(options: argparse.Namespace) -> None:
     )  # fmt: skip
     device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     result = dict(vllm=vllm.__version__, torch=torch.__version__, device=device, compiled=gpu and not options.no_compile, found={},
-                  kernels={}, start_s=time.perf_counter() - begin)  # fmt: skip
+                  kernels={}, host={}, start_s=time.perf_counter() - begin)  # fmt: skip
 
     def note(what: str) -> None:
         print(f"vllm_engine: {options.backend}: {what}", flush=True)
@@ -213,6 +279,9 @@ def measure(options: argparse.Namespace) -> None:
         decode_steps(llm, shape, 2)  # warm
         result["found"][shape] = decode_steps(llm, shape, options.steps)
         note(shape)
+    for shape in shapes:
+        result["host"][shape] = host_seconds(llm, shape, options.steps)
+        note(f"{shape}, host")
     for shape in shapes if gpu else ():  # after all that is timed: the profiler may stay in the way
         result["kernels"][shape] = kernel_seconds(llm, shape)
         note(f"{shape}, kernels")
@@ -222,9 +291,10 @@ def longest_context(shapes: Sequence[str], steps: int) -> int:
     return max(max(CHECKED_LENGTHS) + CHECKED_TOKENS + 4, *(context_of(shape, max(steps, 2 * PROFILED_STEPS)) for shape in shapes))
 
 
-def run_one(backend: str, folder: str, options: argparse.Namespace) -> tuple[dict, str]:
+def run_one(backend: str, turn: int, folder: str, options: argparse.Namespace) -> tuple[dict, str]:
     """What the process of one attention found until its end, and the last that it said if it failed."""
-    found, said = pathlib.Path(folder, f"{backend}.json"), pathlib.Path(options.log or folder, f"{backend}.log")
+    name = f"{backend}-{turn}" if turn else backend
+    found, said = pathlib.Path(folder, f"{name}.json"), pathlib.Path(options.log or folder, f"{name}.log")
     command = [sys.executable, __file__, "--backend", backend, "--model", folder, "--found", str(found), "--dtype", options.dtype]
     command += ["--shapes", options.shapes, "--steps", str(options.steps)] + ["--no-compile"] * options.no_compile
     with said.open("w") as file:
@@ -262,7 +332,9 @@ def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -
         said = {key: result[key] for key in ("vllm", "torch", "device", "compiled")}
         kernels = sorted(result["kernels"].get(shape, {}).items(), key=lambda item: -item[1][0])
         timed = dict(attention_s=sum(spent for kernel, (spent, _) in kernels if ATTENTION.search(kernel)) if kernels else None,
-                     kernels=[dict(name=kernel, s=spent, launches=count) for kernel, (spent, count) in kernels[:12]])  # fmt: skip
+                     launches=sum(count for _, (_, count) in kernels),
+                     kernels=[dict(name=kernel, s=spent, launches=count) for kernel, (spent, count) in kernels[:12]],
+                     host_s=result["host"].get(shape))  # fmt: skip
         rows.append(dict(shape=shape, attention=name, step_s=seconds, same_tokens=same, dtype=options.dtype, **said, **timed,
                          load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d")))  # fmt: skip
     return rows
@@ -270,14 +342,15 @@ def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -
 
 def show(rows: list[dict], options: argparse.Namespace, first: str) -> None:
     print(f"{'shape':>10} {'attention':>12} {'step ms: fastest':>17} {'median':>8} {'kernels of attention':>21} {'tokens/s':>10} "
-          f"{'tokens as ' + first:>20}")  # fmt: skip
+          f"{'tokens as ' + first:>20}  host us: build, replay, wait")  # fmt: skip
     for shape in options.shapes.split(","):
         for row in (row for row in rows if row["shape"] == shape):
             median, spent = statistics.median(row["step_s"]), row["attention_s"]
             kernels = "" if spent is None else f"{1e3 * spent:.3f}"
             rate = len(lengths_of(shape)) / median
+            host = ", ".join(f"{1e6 * statistics.median(spent for spent, _ in each):.0f}" for each in (row["host_s"] or {}).values())
             print(f"{shape:>10} {row['attention']:>12} {1e3 * min(row['step_s']):17.3f} {1e3 * median:8.3f} {kernels:>21} {rate:10.1f} "
-                  f"{row['same_tokens']:>20}")  # fmt: skip
+                  f"{row['same_tokens']:>20}  {host}")  # fmt: skip
 
 
 def main() -> None:
@@ -305,8 +378,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder, longest_context(options.shapes.split(","), options.steps))
-        for backend in options.backends.split(","):
-            result, failed = run_one(backend, folder, options)
+        backends = options.backends.split(",")
+        for i, backend in enumerate(backends):
+            result, failed = run_one(backend, backends[:i].count(backend), folder, options)
             if failed:
                 print(failed, file=sys.stderr, flush=True)
             if not result:

@@ -57,6 +57,11 @@ def _shape(cache: torch.Tensor, axes: int) -> torch.Size:
     return cache.shape
 
 
+def first_of(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """The first rows, and the tensor itself where there are no more: a view takes the host more than 1 us."""
+    return rows if rows.shape[0] == count else rows[:count]
+
+
 @dataclasses.dataclass
 class Batch:
     """What the layers of one step share. The names are vLLM's, whose own code reads some of them.
@@ -139,14 +144,14 @@ class PagedLayer:
             arguments.update(k_scale=scales[0], v_scale=scales[1])
         if self.writes:
             assert key is not None and value is not None
-            arguments.update(append_k=key[:tokens], append_v=value[:tokens])
+            arguments.update(append_k=first_of(key, tokens), append_v=first_of(value, tokens))
         if batch.causal:
             arguments.update(causal=True, window=(-1, -1) if self.window is None else (self.window - 1, -1))
         elif self.window is not None:
             raise NotImplementedError(f"sliding_window = {self.window}: a window is of causal steps here, and this one is not")
         decode(
-            query[:tokens], k.transpose(1, 2), v.transpose(1, 2), cu_seqlens_q=batch.query_start_loc,
-            max_seqlen_q=batch.max_query_len, seqlens=batch.seq_lens, block_table=batch.block_table, out=out[:tokens],
+            first_of(query, tokens), k.transpose(1, 2), v.transpose(1, 2), cu_seqlens_q=batch.query_start_loc,
+            max_seqlen_q=batch.max_query_len, seqlens=batch.seq_lens, block_table=batch.block_table, out=first_of(out, tokens),
             **arguments,
         )  # fmt: skip
 

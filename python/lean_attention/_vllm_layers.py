@@ -14,7 +14,7 @@ from vllm import envs
 from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer
+from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer, first_of
 from lean_attention._vllm_seams import Pages, reader_of
 
 DECODER = "decoder"
@@ -50,12 +50,15 @@ class LeanBuilder:
             self.is_ours = False
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        """On the host's way to each step, also to one that replays a graph and reads nothing of it: the engine's description
+        or ours, not both, and no operation on a tensor where the engine hands over as many rows as it has requests."""
         if self.is_ours and self.takes(common_attn_metadata):
             return batch_of(common_attn_metadata)
         return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
 
     def takes(self, common_attn_metadata: Any) -> bool:
-        """Whether a step of this library's layers is computed here."""
+        """Whether a step of this library's layers is computed here; refused by name where nobody could."""
+        refuse_unknown_rules(common_attn_metadata)
         return True
 
 
@@ -67,19 +70,22 @@ def unknown_rule_of(common: Any) -> str:
     return "" if isinstance(common.causal, bool) else "causal: one for each request"
 
 
-def batch_of(common: Any) -> Batch:
-    """vLLM's description of a step as a Batch; refused where it asks for what is not computed here."""
+def refuse_unknown_rules(common: Any) -> None:
     unknown = unknown_rule_of(common)
     if unknown:
         raise NotImplementedError(f"{unknown}: not computed by lean_attention")
+
+
+def batch_of(common: Any) -> Batch:
+    """vLLM's description of a step as a Batch, over the engine's own tensors."""
     requests = common.num_reqs
     return Batch(
         num_actual_tokens=common.num_actual_tokens,
         max_query_len=common.max_query_len,
-        query_start_loc=common.query_start_loc[: requests + 1],
+        query_start_loc=first_of(common.query_start_loc, requests + 1),
         max_seq_len=common.max_seq_len,
-        seq_lens=common.seq_lens[:requests],
-        block_table=common.block_table_tensor[:requests],
+        seq_lens=first_of(common.seq_lens, requests),
+        block_table=first_of(common.block_table_tensor, requests),
         slot_mapping=common.slot_mapping,
         causal=common.causal,
     )

@@ -222,7 +222,7 @@ def test_a_layer_that_vllm_changed_is_refused_or_handed_over(configuration):
 
 
 def test_a_step_that_is_not_understood_is_refused_by_name():
-    from lean_attention._vllm_layers import batch_of
+    from lean_attention._vllm_cpu import LeanCpuBuilder
 
     class Step:
         num_reqs = num_actual_tokens = max_query_len = max_seq_len = 1
@@ -231,13 +231,15 @@ def test_a_step_that_is_not_understood_is_refused_by_name():
         block_table_tensor = torch.tensor([[0]])
         causal = True
 
-    assert batch_of(Step()).causal
+    builder = object.__new__(LeanCpuBuilder)
+    builder.is_ours = True
+    assert builder.build(0, Step()).causal
     one = torch.tensor([1])
     for name, value in {"mm_req_doc_ranges": {0: [(0, 1)]}, "rswa_prefix_lens": one, "causal": one > 0}.items():
         step = Step()
         setattr(step, name, value)
         with pytest.raises(NotImplementedError, match=name):
-            batch_of(step)
+            builder.build(0, step)
 
 
 def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):

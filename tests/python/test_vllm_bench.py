@@ -73,6 +73,29 @@ def test_log_probabilities_are_compared_up_to_the_first_token_that_differs():
     assert vllm_engine.distance(mine, theirs) == (3, 0.5)
 
 
+def test_what_the_host_spends_is_added_up_for_a_step_and_a_call_within_another_once():
+    class Builder:
+        def build(self):
+            return 7
+
+    class Derived(Builder):
+        def build(self):
+            return super().build()
+
+    class Inherits(Builder):
+        pass
+
+    before, parts = [dict(vars(cls)) for cls in (Builder, Derived, Inherits)], vllm_engine.HostParts()
+    for cls in vllm_engine.classes_below(Builder):
+        parts.watch("build", cls, "build")
+    assert [cls().build() for cls in (Builder, Derived, Inherits)] == [7, 7, 7]
+    seconds, calls = parts.end_step()["build"]
+    assert calls == 3 and 0 < seconds < 1
+    assert parts.end_step() == {"build": (0.0, 0)}
+    parts.remove()
+    assert [dict(vars(cls)) for cls in (Builder, Derived, Inherits)] == before
+
+
 @pytest.mark.parametrize(
     "kernel, counted",
     [

@@ -14,8 +14,9 @@ if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("torch")
     pytest.skip("no vllm", allow_module_level=True)
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend, FlashAttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 
 import lean_attention
@@ -123,6 +124,66 @@ def test_what_a_graph_captured_reads_lengths_anew(new):
     for replayed in ([new] * 4, lengths, [60, 8, 151, 9]):
         captured.copy_(torch.tensor(replayed))
         torch.testing.assert_close(forward(layer, step, batch).double(), step.expected(replayed), atol=0.02, rtol=0.02)
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations on tensors, views among them, for as long as it is entered."""
+
+    def __enter__(self):
+        self.names = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.append(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
+OPERATIONS_OF_BUILD = 0  # FlashAttention's of vLLM 0.25.1 has five or six, and one that prepares its kernel's schedule
+ENGINES_OWN = object()
+
+
+@pytest.fixture
+def engines_builds(monkeypatch):
+    """Stands for FlashAttention's build: notes that it was asked."""
+    asked = []
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", lambda *arguments: asked.append(arguments) or ENGINES_OWN)
+    return asked
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_is_described_once_and_without_an_operation_on_a_tensor(kind, engines_builds):
+    """Builders run on the host's way to each step, one that replays a graph too: what they do there, every step waits for."""
+    step = Step(*STEPS[kind], head_major=False)
+    builder, _ = builder_and_layer()
+    given = step.metadata()
+    with Operations() as seen:
+        batch = builder.build(0, given)
+    assert len(seen.names) <= OPERATIONS_OF_BUILD, seen.names
+    assert isinstance(batch, _vllm_call.Batch) and not engines_builds
+    assert batch.seq_lens is given.seq_lens and batch.query_start_loc is given.query_start_loc  # which a graph's replay reads
+
+
+def test_rows_beyond_the_requests_are_left_out(engines_builds):
+    """Some runners hand over tables and lengths of more rows than the step has requests."""
+    step = Step(*STEPS["decode"], head_major=False)
+    builder, layer = builder_and_layer()
+    given = step.metadata()
+    given.seq_lens = torch.cat([given.seq_lens, given.seq_lens])
+    given.query_start_loc = torch.cat([given.query_start_loc, given.query_start_loc])
+    given.block_table_tensor = torch.cat([step.table, torch.full_like(step.table, PAGES + 7)])
+    batch = builder.build(0, given)
+    assert (batch.seq_lens.data_ptr(), batch.block_table.data_ptr()) == (given.seq_lens.data_ptr(), given.block_table_tensor.data_ptr())
+    torch.testing.assert_close(forward(layer, step, batch).double(), step.expected(step.lengths), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("ours, new, described", [(True, 16, False), (True, 17, True), (False, 1, True)])
+def test_the_engines_own_description_is_made_where_its_layers_read_it(ours, new, described, engines_builds):
+    """That of a long chunk, which FlashAttention computes, and that of layers which stay the engine's."""
+    step = Step([40, 90], [1, new], head_major=False)
+    builder, _ = builder_and_layer()
+    builder.is_ours = ours
+    assert (builder.build(0, step.metadata()) is ENGINES_OWN) == described
+    assert len(engines_builds) == int(described)
 
 
 @pytest.mark.parametrize("interleave", [1, PAGE])
