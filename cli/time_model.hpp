@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/gpu_models.hpp"
 #include "backends/cuda/kernel_config.hpp"
+#include "cli/gpu_models.hpp"
 #include "cli/problem_spec.hpp"
 #include "explain/schedule_map.hpp"
 
