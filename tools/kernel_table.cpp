@@ -22,11 +22,24 @@ std::vector<NamedFamily> all_families() {
   return families;
 }
 
+/// Those that a build may leave out first, since they are the newest.
+std::vector<ArchitectureRows> all_tables() {
+  std::vector<ArchitectureRows> tables{kWideRows};
+  tables.insert(tables.end(), std::begin(kKernelRows), std::end(kKernelRows));
+  return tables;
+}
+
+std::vector<std::int32_t> all_head_dims() {
+  std::vector<std::int32_t> dims(std::begin(kHeadDims), std::end(kHeadDims));
+  for (const NamedFamily& named : kLatentFamilies) {
+    if (std::find(dims.begin(), dims.end(), named.family.head_dim) == dims.end()) dims.push_back(named.family.head_dim);
+  }
+  return dims;
+}
+
 void print_json() {
   const char* separator = "[\n";
-  std::vector<ArchitectureRows> tables(std::begin(kKernelRows), std::end(kKernelRows));
-  tables.push_back(kWideRows);
-  for (const ArchitectureRows& table : tables) {
+  for (const ArchitectureRows& table : all_tables()) {
     for (const KernelRow& row : table) {
       for (const NamedFamily& named : all_families()) {
         if (!named.family.has(row)) continue;
@@ -68,21 +81,22 @@ bool has_rows(const ArchitectureRows& table, Scope scope, std::int32_t kv_bytes)
 void print_markdown() {
   std::string head = "| architecture, scope | K and V |";
   std::string rule = "|---|---|";
-  for (const std::int32_t head_dim : kHeadDims) head += " d " + std::to_string(head_dim) + " |", rule += "---|";
+  for (const std::int32_t head_dim : all_head_dims()) head += " d " + std::to_string(head_dim) + " |", rule += "---|";
   std::printf("%s\n%s\n", head.c_str(), rule.c_str());
-  for (const ArchitectureRows& table : kKernelRows) {
+  for (const ArchitectureRows& table : all_tables()) {
     for (const Scope scope : kScopes) {
       for (const std::int32_t kv_bytes : {2, 1}) {
         if (!has_rows(table, scope, kv_bytes)) continue;
         std::printf("| sm_%d, %s | %s |", static_cast<int>(table.architecture), traits_of(scope).name, kv_name(kv_bytes));
-        for (const std::int32_t head_dim : kHeadDims) std::printf(" %s |", tiles_of(table, scope, kv_bytes, head_dim).c_str());
+        for (const std::int32_t head_dim : all_head_dims())
+          std::printf(" %s |", tiles_of(table, scope, kv_bytes, head_dim).c_str());
         std::printf("\n");
       }
     }
   }
   std::printf("\n| first of such rows | why | measured |\n|---|---|---|\n");
   std::vector<const char*> told;
-  for (const ArchitectureRows& table : kKernelRows) {
+  for (const ArchitectureRows& table : all_tables()) {
     for (const KernelRow& row : table) {
       const char* const why = row.reason.why;
       if (std::any_of(told.begin(), told.end(), [&](const char* other) { return std::strcmp(why, other) == 0; })) continue;

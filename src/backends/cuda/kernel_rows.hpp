@@ -63,7 +63,7 @@ inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put p
 inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, the products of one beside the other's softmax",
                                     "experiments/h100-wide-tile.jsonl"};
 inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows, and 256 dims of the values a warpgroup",
-                                "experiments/h100-wide-tile.jsonl"};
+                                "experiments/h200-latent.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
