@@ -9,6 +9,7 @@ from oracle import attention
 
 import lean_attention
 from lean_attention import decode, flash_attn_with_kvcache, sdpa
+from lean_attention.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
 from lean_attention.compat.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
 
@@ -21,6 +22,32 @@ def test_flash_attn():
     seqlens, leftpad = lengths(300, 40), lengths(0, 7)
     out, lse = flash_attn_with_kvcache(*bshd(q, k, v), cache_seqlens=seqlens, cache_leftpad=leftpad, causal=True, return_softmax_lse=True)
     attention(q, k, v, seqlens=seqlens, leftpad=leftpad, causal=True, dtype="bfloat16").check(out.transpose(1, 2), lse)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_flash_attn_of_a_chunk(dim):
+    """450 and 240 packed rows of a kv head: kernels of many rows, where there are any."""
+    q, k, v = tensors(q_tokens=150, kv_tokens=300, dim=dim)
+    seqlens = lengths(300, 180)
+    out, lse = flash_attn_with_kvcache(*bshd(q, k, v), cache_seqlens=seqlens, causal=True, return_softmax_lse=True)
+    attention(q, k, v, seqlens=seqlens, causal=True, dtype="bfloat16").check(out.transpose(1, 2), lse)
+
+
+@pytest.mark.parametrize("heads, q_tokens", [(16, 1), (64, 2), (128, 1), (5, 3)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_flash_mla(heads, q_tokens, apart):
+    """Latent keys whose first 512 dims are the values; `apart`: those in memory of their own, by another kernel."""
+    q, k, _ = tensors(batch=3, q_heads=heads, kv_heads=1, q_tokens=q_tokens, kv_tokens=256, dim=576)
+    pool = k.transpose(1, 2).reshape(12, 64, 1, 576)
+    table = torch.arange(12, dtype=torch.int32, device="cuda").view(3, 4)
+    seqlens = lengths(256, 70, 9)
+    exact = attention(q, k, k[..., :512], seqlens=seqlens, scale=0.1, causal=True, dtype="bfloat16")
+    if apart:
+        exact.check(decode(q, k, k[..., :512].contiguous(), seqlens=seqlens, scale=0.1, causal=True))
+        return
+    metadata = get_mla_metadata(seqlens, heads, 1)
+    out, lse = flash_mla_with_kvcache(q.transpose(1, 2), pool, table, seqlens, 512, *metadata, causal=True, softmax_scale=0.1)
+    exact.check(out.transpose(1, 2), lse)
 
 
 def test_flash_attn_rows_of_a_cache():
