@@ -188,7 +188,8 @@ Case random_case(Stream& random, std::int64_t batch) {
              .q_rows = static_cast<std::int32_t>(random.one_of({16, 64})),
              .tile_tokens = static_cast<std::int32_t>(random.one_of({64, 128, 100})),
              .reach = checks::random_reach(random)};
-  c.model = all_models()[static_cast<std::size_t>(random.between(0, 4))];
+  const std::vector<CostModel> models = all_models();
+  c.model = models[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(models.size()) - 1))];
   for (std::int64_t b = 0; b < batch; ++b) {
     SequenceWork work = {.q_tokens = 1, .kv_tokens = static_cast<std::int32_t>(random.between(0, 700))};
     if (random.chance(3)) work.kv_tokens = static_cast<std::int32_t>(random.between(0, 256 * 1024));
