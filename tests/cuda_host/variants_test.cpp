@@ -170,6 +170,12 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   Problem sloped = chunk(100);
   sloped.scores.alibi_slopes = static_cast<const float*>(address(8));
   EXPECT_FALSE(is_wide(sloped));
+  Problem masked = chunk(100);
+  masked.scores.mask = address(8), masked.scores.mask_strides = {.sequence = 0, .head = 0, .token = 4096, .dim = 1};
+  EXPECT_FALSE(is_wide(masked));
+  Problem drafted = chunk(100);
+  drafted.scores.tree_mask = static_cast<const std::uint32_t*>(address(8));
+  EXPECT_FALSE(is_wide(drafted));
   Problem negative = chunk(100);
   negative.scores.scale = -1.0F;
   EXPECT_FALSE(is_wide(negative));
@@ -249,6 +255,8 @@ TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.head_dim = 568; }));
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.q.strides.token += 4; }));  // no pieces of 16 bytes
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.mask = address(8), p.scores.mask_strides = {0, 0, 4096, 1}; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.tree_mask = static_cast<const std::uint32_t*>(address(8)); }));
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.scale = -1.0F; }));
   EXPECT_FALSE(changed([](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }));
   EXPECT_FALSE(changed([](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }));
