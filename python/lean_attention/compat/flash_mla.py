@@ -55,7 +55,7 @@ def flash_mla_with_kvcache(
     extra_topk_length: Optional[torch.Tensor] = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q over a paged cache of latent keys; on CUDA 576 and 512 dims in 16 bits have a kernel of their own
+    """Attention of q over a paged cache of latent keys; on CUDA 576 and 512 dims in 16 bits have a kernel of their own.
 
     Args:
         q: ``[B, n_q, Hq, d]``, d 576 for DeepSeek; queries stand at the end of their sequence.
