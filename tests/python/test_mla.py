@@ -111,6 +111,10 @@ def test_flashinfer_refuses_by_name():
     assert wrapper.run(part, part, part, part, lse=lse).shape == part.shape and not lse.isnan().any()
     with pytest.raises(NotImplementedError, match="page_table"):
         wrapper.run(part, part, part, part, page_table=one)
+    for name, value in (("ckv_scale", 0.5), ("kpe_scale", torch.ones(1)), ("kpe_scale", 0.0)):  # 0 is a scale, 1 is none
+        with pytest.raises(NotImplementedError, match=f"^{name}: float8 rows"):
+            wrapper.run(part, part, part, part, **{name: value})
+    wrapper.run(part, part, part, part, ckv_scale=1.0, kpe_scale=None)
     with pytest.raises(ValueError, match="kpe_cache: shape"):
         wrapper.run(part, part, part, torch.zeros(2, 5, 8))
     with pytest.raises(NotImplementedError, match="cutlass"):

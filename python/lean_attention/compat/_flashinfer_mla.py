@@ -12,8 +12,11 @@ from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import refuse
 from lean_attention.torch_ops import into
 
+_OF_FLOAT8 = "float8 rows whose two parts have scales of their own are not read here: bfloat16, float16 and float32 caches are"
 _RUN_REFUSED = {
     "profiler_buffer": "what happens inside a kernel is not recorded here",
+    "ckv_scale": _OF_FLOAT8,
+    "kpe_scale": _OF_FLOAT8,
     "kv_len": "lengths and tables are plan()'s, as for every backend but cutlass",
     "page_table": "lengths and tables are plan()'s, as for every backend but cutlass",
 }
@@ -95,6 +98,9 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         kv_len: Optional[torch.Tensor] = None,
         page_table: Optional[torch.Tensor] = None,
         return_lse_base_on_e: bool = False,
+        *,
+        ckv_scale: Any = None,
+        kpe_scale: Any = None,
         **others: Any,
     ) -> Any:
         """Attention of q over the pages that plan() was told.
@@ -105,7 +111,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             out, lse: results go there if given.
             return_lse: return (out, lse) instead of out.
             return_lse_base_on_e: the log-sum-exp in base e, not 2.
-            profiler_buffer, kv_len, page_table: refused.
+            profiler_buffer, kv_len, page_table, ckv_scale, kpe_scale: refused.
 
         Returns:
             out in q_nope's shape, or (out, lse ``[qo_indptr[B], heads]``), -inf for rows that see no key.
@@ -113,7 +119,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         Raises:
             ValueError: sizes are not those of plan().
         """
-        asked = dict(others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table)
+        asked = dict(others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
         refuse("run", asked, RUN_HINTS, _RUN_REFUSED)
         if self._sizes is None:
             raise RuntimeError("run(): call plan() first")

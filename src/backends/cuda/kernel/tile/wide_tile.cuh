@@ -157,13 +157,14 @@ class WideTile {
     }
   }
 
-  /// Adds up l over the lanes of a row: after the segment's last tile.
+  /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile. No products run.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (float& l : sum_) {
       l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
       l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
+    clear_empty_rows(o_, sum_);
   }
 
   /// Rows of the block that this lane holds: half 0 and 1.
