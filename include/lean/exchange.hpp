@@ -5,6 +5,8 @@
 //   CUDA's IPC handles between processes; then, a call for each decode() and on the same stream:
 //   lean::Status status = lean::exchange_states(exchange, {.o = o, .lse = lse, ...}, options);
 //
+//   or, for decode steps, in decode()'s own launch: options.exchange = &exchange.
+//
 // Nothing is sent between hosts, and nothing is agreed on here: ranks make the same calls in the same order (docs/distributed.md).
 #pragma once
 
@@ -19,7 +21,8 @@
 namespace lean {
 
 /// One rank's side of an exchange. Its memory and fault word stay the caller's; ranks that make calls at the same time on two streams
-/// need two.
+/// need two. Calls of exchange_states() and of decode() with Options::exchange may follow each other in any order, the same on every
+/// rank.
 struct Exchange {
   static constexpr std::int32_t kMaxRanks = 16;
 

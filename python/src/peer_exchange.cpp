@@ -92,6 +92,8 @@ Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
   return none();
 }
 
+const Exchange& exchange_of(PyObject* capsule) { return memory_of(capsule).exchange(); }
+
 Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count) {
   check_count(count, 8);
   const TokenShard shard{

@@ -59,6 +59,45 @@ TEST(CudaHostExchange, R47_ACallIsOneKernelThatMayStartEarlyAndFitsTheDevice) {
   }
 }
 
+TEST(CudaHostExchange, R47_ADecodeStepExchangesInItsOwnLaunchAndOthersAreRefused) {
+  to_a_new_device();
+  std::uint32_t fault = 0;
+  const auto status_of = [&](const Shape& shape, Options options, std::size_t missing_bytes = 0, std::int32_t q_tokens = 1) {
+    Exchange exchange{.rank = 1, .ranks = 2, .fault = &fault};
+    for (std::uintptr_t rank : {0U, 1U}) exchange.memory[rank] = address(10 + rank);
+    Asked asked{"", problem_of(shape), options};
+    exchange.memory_bytes = exchange_bytes(2, 1000, shape.head_dim, DType::kBFloat16) - missing_bytes;
+    asked.options.exchange = &exchange;
+    asked.problem.q_tokens = q_tokens;
+    return supports(asked.problem, asked.options);
+  };
+  for (const std::int32_t head_dim : {64, 128}) {
+    for (const std::int32_t group : {1, 8, 16}) {
+      const Status status = status_of({.batch = 3, .q_heads = 2 * group, .head_dim = head_dim}, cuda_options());
+      EXPECT_TRUE(status.ok()) << status.message;
+    }
+  }
+  Options chunks = cuda_options();
+  chunks.policy = Policy::fixed_chunk();
+  Options passes = cuda_options();
+  passes.fixup = Fixup::kTwoKernels;
+  const std::tuple<Shape, Options> refused[] = {{{.head_dim = 256}, cuda_options()},
+                                                {{.head_dim = 80}, cuda_options()},
+                                                {{.q_heads = 64, .head_dim = 128}, cuda_options()},
+                                                {{.head_dim = 128, .kv_dtype = DType::kFloat8E4M3}, cuda_options()},
+                                                {{.head_dim = 128, .token_major = true}, cuda_options()},
+                                                {{.head_dim = 128}, chunks},
+                                                {{.head_dim = 128}, passes}};
+  const auto expect_refused = [](const Status& status) {
+    EXPECT_EQ(status.code, StatusCode::kUnsupported);
+    EXPECT_EQ(std::string(status.message).find("options.exchange = 2: "), 0U) << status.message;
+  };
+  for (const auto& [shape, options] : refused) expect_refused(status_of(shape, options));
+  expect_refused(status_of({.head_dim = 128}, cuda_options(), 0, 2));
+  const Status small = status_of({.head_dim = 128}, cuda_options(), exchange_bytes(2, 999, 128, DType::kBFloat16));
+  EXPECT_EQ(small.code, StatusCode::kWorkspaceTooSmall) << small.message;
+}
+
 TEST(CudaHostExchange, R47_LengthsOfAShardAreOneKernelThatMayStartEarly) {
   for (const FakeDevice& device : kDevices) {
     to_a_new_device(device);

@@ -20,6 +20,8 @@ from lean_attention.distributed._local_call import (
     Form,
     Lengths,
     Shard,
+    StepLengths,
+    as_lengths,
     check_arguments,
     check_results,
     check_rules,
@@ -102,13 +104,27 @@ class ContextParallel:
         """
         return self.placement.local_block_table(block_table, page_tokens, self.rank)
 
+    def step_lengths(self, seqlens: Any, device: Any = None) -> StepLengths:
+        """What decode() takes as `seqlens` in every layer of a step, so that what this rank holds of sequences is worked out once.
+
+        Args:
+            seqlens: tokens of each whole sequence, [B]: a tensor of int32 or int64, or a list.
+            device: of q. Default: where `seqlens` is.
+
+        In a CUDA graph it is called within the capture, since `seqlens` may change from one replay to the next.
+        """
+        tensor = torch.as_tensor(seqlens)
+        whole = as_lengths("seqlens", tensor, tensor.numel(), tensor.device if device is None else torch.device(device))
+        return StepLengths(whole, Shard(self.placement, self.rank).tokens(whole))
+
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         """lean_attention.decode() over whole sequences, of which k and v are this rank's shards.
 
         Args:
             q: all query heads, the same on every rank.
             k, v, block_table, page_indptr, page_indices: this rank's, as Placement deals them out; page ids are of its own pool.
-            seqlens, leftpad, cu_seqlens_k, max_seqlen_k: of the whole sequences. seqlens or cu_seqlens_k are needed.
+            seqlens, leftpad, cu_seqlens_k, max_seqlen_k: of the whole sequences. seqlens or cu_seqlens_k are needed; seqlens may be
+                what step_lengths() returns.
             mask, tree_mask: over the tokens of whole sequences.
             append_k, append_v: the same on every rank: each token is written by the rank that holds it.
             sinks and all others: as decode() takes them, the same on every rank.
@@ -145,7 +161,12 @@ class ContextParallel:
         refusal, state = None, None
         try:
             self._check_rules(asked, q, k, v, arguments)
-            state = self._own_state(form, lengths, q, k, v, arguments)
+            call = self._own_call(form, lengths, q, k, v, arguments)
+            if self.exchange == FUSED:
+                whole = self._peers.decode(q, k, v, call, self._wants_lse(arguments))
+                if whole is not None:
+                    return self._returned(whole, arguments)
+            state = self._own_state(form, q, k, v, call)
         except Exception as error:  # the others wait for this rank's message: they are told first
             refusal = error
         try:
@@ -183,10 +204,10 @@ class ContextParallel:
             check_rules(q, k, v, arguments)
             remember(kind, self._accepted)
 
-    def _own_state(
+    def _own_call(
         self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
-    ) -> State:
-        """O and lse of this rank's shard, heads first."""
+    ) -> dict[str, Any]:
+        """decode()'s arguments for this rank's shard, to which new tokens are appended."""
         shard = Shard(self.placement, self.rank)
         call = local_call(shard, form, lengths, k, arguments)
         if arguments.get("append_k") is not None:
@@ -195,6 +216,10 @@ class ContextParallel:
             append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
             call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
+        return call
+
+    def _own_state(self, form: Form, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]) -> State:
+        """O and lse of this rank's shard, heads first."""
         out, lse = decode(q, k, v, **call, return_lse=True)
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
@@ -235,6 +260,9 @@ class ContextParallel:
         out, lse = self._peers(out, lse)
         return out, lse.movedim(form.head_axis, form.lse_head_axis).contiguous()
 
+    def _wants_lse(self, arguments: dict[str, Any]) -> bool:
+        return bool(arguments.get("return_lse")) or arguments.get("lse") is not None
+
     def _returned(self, state: State, arguments: dict[str, Any]) -> Any:
         out, lse = state
         if arguments.get("out") is not None:
@@ -259,6 +287,8 @@ class ContextParallel:
         for name, value in sorted(arguments.items()):
             if value is None:
                 continue
+            if isinstance(value, StepLengths):
+                value = value.seqlens
             if name in _OF_A_RANK or (name in ("seqlens", "leftpad") and not isinstance(value, torch.Tensor)):
                 asked[name] = str(getattr(value, "dtype", "numbers"))
             else:

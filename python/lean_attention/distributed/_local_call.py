@@ -55,12 +55,27 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepLengths:
+    """Lengths of a step, int32 [B], worked out once for all its layers: what ContextParallel.step_lengths() returns.
+
+    Attributes:
+        seqlens: tokens of each whole sequence.
+        held: how many of them this rank's shard holds.
+    """
+
+    seqlens: torch.Tensor
+    held: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Of whole sequences, int32 [B]: tokens there are, and the first that counts."""
+    """Of whole sequences, int32 [B]: tokens there are, and the first that counts; of the former, where the caller knows it, what
+    this rank's shard holds."""
 
     ends: torch.Tensor
     starts: Optional[torch.Tensor]
     given_starts: Optional[torch.Tensor]
+    held: Optional[torch.Tensor] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,15 +203,18 @@ def kv_head_axis(k: torch.Tensor, arguments: dict[str, Any]) -> int:
 
 def global_lengths(arguments: dict[str, Any], form: Form, device: torch.device) -> Lengths:
     """Of whole sequences, on q's device; the window of a single query moves the first token."""
-    ends = _as_lengths("seqlens", arguments.get("seqlens"), form.batch, device)
+    seqlens, held = arguments.get("seqlens"), None
+    if isinstance(seqlens, StepLengths):
+        seqlens, held = seqlens.seqlens, seqlens.held
+    ends = as_lengths("seqlens", seqlens, form.batch, device)
     if ends is None:
-        ends = _as_lengths("cu_seqlens_k", arguments["cu_seqlens_k"], form.batch + 1, device).diff()
-    given = starts = _as_lengths("leftpad", arguments.get("leftpad"), form.batch, device)
+        ends = as_lengths("cu_seqlens_k", arguments["cu_seqlens_k"], form.batch + 1, device).diff()
+    given = starts = as_lengths("leftpad", arguments.get("leftpad"), form.batch, device)
     left = _window_of(arguments)[0]
     if form.q_tokens == 1 and left >= 0:
         first = (ends - 1 - left).clamp(min=0)
         starts = first if given is None else torch.maximum(first, given)
-    return Lengths(ends, starts, given)
+    return Lengths(ends, starts, given, held)
 
 
 def local_call(shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -204,10 +222,10 @@ def local_call(shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, argu
     left_out = ("append_k", "append_v", "causal", "window", "alibi_slopes", "mask", "tree_mask", "out", "lse", "return_lse")
     call = {name: value for name, value in arguments.items() if value is not None and name not in left_out}
     if "seqlens" in call:
-        call["seqlens"] = shard.tokens(lengths.ends)
+        call["seqlens"] = shard.tokens(lengths.ends) if lengths.held is None else lengths.held
         _check_room(shard.placement, lengths, room_of(k, arguments, form, shard.placement))
     if "cu_seqlens_k" in call:
-        whole = _as_lengths("cu_seqlens_k", call["cu_seqlens_k"], form.batch + 1, lengths.ends.device)
+        whole = as_lengths("cu_seqlens_k", call["cu_seqlens_k"], form.batch + 1, lengths.ends.device)
         call["cu_seqlens_k"] = shard.placement.local_cu_seqlens(whole, shard.rank)
     if lengths.starts is not None:
         call["leftpad"] = shard.tokens(lengths.starts)
@@ -324,7 +342,7 @@ def _check_room(placement: Placement, lengths: Lengths, room: Optional[int]) -> 
         raise ValueError(f"seqlens: {longest} tokens are {placement.capacity(longest)} of a shard, which has room for {room}")
 
 
-def _as_lengths(name: str, value: Any, count: int, device: torch.device) -> Optional[torch.Tensor]:
+def as_lengths(name: str, value: Any, count: int, device: torch.device) -> Optional[torch.Tensor]:
     """int32 on `device`, from a tensor, a list, or one number for all."""
     if value is None:
         return None

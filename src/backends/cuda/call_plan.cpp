@@ -125,6 +125,14 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
+/// The same of a call that may be a rank's part of an exchange: where a decode step's fastest kernel has one that exchanges beside it,
+/// with the same bits. Rows of an exchange are those of one query a sequence.
+Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
+  const Scope scope = step_scope(shape, plan);
+  const bool one_query = shape.q_tokens == 1 && shape.cu_q_tokens == nullptr;
+  return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
+}
+
 /// Whether wide kernels have whatever the call asks for beside its dims and rows.
 bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
@@ -246,10 +254,10 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   launch.reserved = workspace_of(*launch.any_call, shape, plan.options);
   if (plan.plain) return launch;
   const KernelEntry* const step =
-      find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
+      find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
   const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan);
-  const bool is_wide = wide != nullptr && (!is_step || outruns_steps(*wide, shape, plan));
+  const bool is_wide = wide != nullptr && plan.options.exchange == nullptr && (!is_step || outruns_steps(*wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;
 }

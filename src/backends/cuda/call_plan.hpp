@@ -79,6 +79,11 @@ struct CallPlan {
 
   [[nodiscard]] bool has_kernel() const noexcept { return plain || launches[0].kernel != nullptr; }
 
+  /// The launch is a rank's part of an exchange.
+  [[nodiscard]] bool exchanges() const noexcept {
+    return !plain && launches[0].kernel != nullptr && launches[0].kernel->config.exchanges();
+  }
+
   /// How a call is cut up whose plan has a kernel: by the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {
     if (plain) return {.config = plain_tile, .cost_model = cost_model(plain_tile), .workers = options.workers};

@@ -49,6 +49,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
+  [[nodiscard]] constexpr bool exchanges() const noexcept { return traits().exchanges; }
 
   /// dv, of accumulators, partials and outputs.
   [[nodiscard]] constexpr std::int32_t value_dim() const noexcept { return latent() ? kLatentValueDim : head_dim; }

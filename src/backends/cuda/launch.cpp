@@ -83,7 +83,9 @@ void add_tensor_maps(const LaunchPlan& launch, DeviceCall& call, TensorMaps& map
 }
 
 Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& call, TensorMaps& maps) noexcept {
-  const auto* kernel = reinterpret_cast<const void*>(launch.kernel->kernel);
+  const bool exchanges = launch.kernel->config.exchanges();
+  const auto* kernel = exchanges ? reinterpret_cast<const void*>(launch.kernel->exchanging_kernel)
+                                 : reinterpret_cast<const void*>(launch.kernel->kernel);
   // The most a CTA may have, whatever this launch takes: another thread may launch the same kernel with a longer ring meanwhile.
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.device.shared_bytes);
       error != cudaSuccess) {
@@ -106,7 +108,8 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
   config.stream = static_cast<cudaStream_t>(plan.options.stream);
   config.attrs = &attribute;
   config.numAttrs = waits_for_others || overlaps ? 1 : 0;
-  void* arguments[] = {&call, &maps};
+  Exchange exchange = exchanges ? *plan.options.exchange : Exchange{};
+  void* arguments[] = {&call, &maps, &exchange};  // as many as the kernel has
   return cuda_status(cudaLaunchKernelExC(&config, kernel, arguments), "cudaLaunchKernelExC");
 }
 

@@ -8,9 +8,18 @@
 namespace lean::cuda {
 
 /// The values stand in the kernels' names.
-enum class Scope : std::int32_t { kDecodeStep, kStridedStep, kTensorStep, kChunkStep, kAnyCall, kWideTile, kLatentTile };
+enum class Scope : std::int32_t {
+  kDecodeStep,
+  kStridedStep,
+  kTensorStep,
+  kChunkStep,
+  kAnyCall,
+  kWideTile,
+  kLatentTile,
+  kExchangedStep
+};
 inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall,    Scope::kWideTile,    Scope::kLatentTile};
+                                    Scope::kAnyCall,    Scope::kWideTile,    Scope::kLatentTile, Scope::kExchangedStep};
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {
@@ -55,6 +64,9 @@ struct ScopeTraits {
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
   bool contributors_warp = false;
+  /// Finished rows go to every rank of an exchange, and what all of them sent becomes the output, in the same launch
+  /// (kernel/output/exchange.cuh).
+  bool exchanges = false;
 };
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
@@ -79,6 +91,14 @@ struct ScopeTraits {
               .chunks = Chunks::kAlways,
               .warms_l2 = true,
               .producer_warps = 1};
+    case Scope::kExchangedStep:
+      return {.name = "exchanged",
+              .step = true,
+              .copies = Copies::kRuns,
+              .dims = Dims::kWhole,
+              .warms_l2 = true,
+              .producer_warps = 1,
+              .exchanges = true};
     case Scope::kWideTile:
       return {.name = "wide",
               .wide = true,

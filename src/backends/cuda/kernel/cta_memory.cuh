@@ -12,6 +12,8 @@
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "fixup/exchange.hpp"
+#include "lean/exchange.hpp"
 #include "softmax/state.hpp"
 #include "timeline/timeline.hpp"
 
@@ -29,6 +31,18 @@ struct CtaParts {
   float l[kRows];
 };
 
+/// Whether the CTA has arrived last at an output that it shares; and the exchange that its launch is part of.
+template <bool kExchanges>
+struct CtaArrival {
+  std::int32_t last;
+};
+template <>
+struct CtaArrival<true> {
+  std::int32_t last;
+  fixup::Epoch epoch;
+  Exchange exchange;
+};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
@@ -44,7 +58,7 @@ struct CtaShared {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
-  std::int32_t arrived_last;
+  CtaArrival<kConfig.exchanges()> arrival;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's
 #endif
