@@ -246,6 +246,7 @@ void GroupQueryAttention::set_cache(Run& run, const Sizes& sizes, Problem& probl
   const Shape shape{sizes.batch, heads, sizes.capacity, sizes.head_dim};
   const Strides strides = bhsd(heads, sizes.capacity, sizes.head_dim);
   const Extent extent{sizes.batch, heads, sizes.head_dim};
+  std::vector<Move> moves;
   for (const auto& [view, past_index, present_index] :
        {std::tuple(&problem.k, kPastKey, kPresentKey), std::tuple(&problem.v, kPastValue, kPresentValue)}) {
     const Tensor past = run.input(past_index);
@@ -256,9 +257,10 @@ void GroupQueryAttention::set_cache(Run& run, const Sizes& sizes, Problem& probl
     if (past.data == view->data) continue;
     const Strides past_strides = bhsd(heads, sizes.past_capacity, sizes.head_dim);
     const Counts there{.most = sizes.past_capacity, .of_sequence = sizes.totals};
-    if (past) copy_tokens(run, {.data = past.data, .dtype = dtype, .strides = past_strides}, *view, extent, there);
-    zero_tokens(run, *view, extent, {.most = sizes.capacity, .of_sequence = sizes.totals}, sizes.capacity);
+    if (past) moves.push_back(copy_of({.data = past.data, .dtype = dtype, .strides = past_strides}, *view, extent, there));
+    moves.push_back(zeroes_of(*view, extent, {.most = sizes.capacity, .of_sequence = sizes.totals}, sizes.capacity));
   }
+  move_tokens(run, moves);
   grouped_.set_scales(run, problem);
 }
 
@@ -276,7 +278,8 @@ void GroupQueryAttention::decode_each(Run& run, const Sizes& sizes, const Proble
     if (problem.scores.mask != nullptr)
       one.scores.mask = from_sequence({problem.scores.mask, problem.scores.mask_dtype, problem.scores.mask_strides}, b).data;
     if (one.q_tokens > 0) run.decode(one);
-    zero_tokens(run, rows, {1, grouped_.q_heads(), sizes.head_dim}, {.most = sizes.new_tokens[at]}, sizes.tokens);
+    const Extent extent{1, grouped_.q_heads(), sizes.head_dim};
+    move_tokens(run, {{zeroes_of(rows, extent, {.most = sizes.new_tokens[at]}, sizes.tokens)}});
   }
 }
 

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "gpu.hpp"
+#include "half.hpp"
 #include "integrations/runtime/call.hpp"
 #include "integrations/runtime/device.hpp"
 
@@ -46,6 +48,32 @@ bool found(OrtStatus* status, const char* name) {
   throw Error(ORT_INVALID_ARGUMENT, text(name, ": ", message));
 }
 
+/// Words of add_unknown().
+class Unknown {
+ public:
+  void add(const std::string& words) {
+    std::istringstream stream(words);
+    const std::lock_guard lock(mutex_);
+    for (std::string word; stream >> word;) words_.insert(word);
+  }
+  /// What follows `begin` in the words that begin with it.
+  [[nodiscard]] std::vector<std::string> after(const std::string& begin) {
+    std::vector<std::string> found;
+    const std::lock_guard lock(mutex_);
+    for (const std::string& word : words_)
+      if (word.starts_with(begin)) found.push_back(word.substr(begin.size()));
+    return found;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> words_;
+};
+Unknown& unknown() {
+  static Unknown words;
+  return words;
+}
+
 Tensor describe(const OrtTensorTypeAndShapeInfo& info) {
   Tensor tensor;
   check(api().GetTensorElementType(&info, &tensor.type));
@@ -64,13 +92,6 @@ Tensor read(const OrtValue* value) {
   Tensor tensor = describe(*info);
   check(api().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
   return tensor;
-}
-
-float from_half(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16;
-  const std::uint32_t rest = static_cast<std::uint32_t>(half & 0x7fffU) << 13;
-  if ((half & 0x7c00U) == 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | rest);
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest) * 0x1p112F));
 }
 
 /// Threads that the process may use. The interface does not say how many the runtime's pool has; more workers than threads cost
@@ -150,6 +171,13 @@ bool launches_dependents(std::int32_t device) {
 
 }  // namespace
 
+void add_unknown(const std::string& words) { unknown().add(words); }
+
+std::string unknown_definition(const std::string& op) {
+  const std::vector<std::string> opsets = unknown().after(op + "@");
+  return opsets.empty() ? "" : opsets.front();
+}
+
 const OrtApi& api() noexcept { return *g_api; }
 void set_api(const OrtApi& given) noexcept { g_api = &given; }
 
@@ -203,8 +231,7 @@ std::vector<float> to_floats(const Tensor& tensor, const char* what) {
       std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_half);
       return floats;
     case DType::kBFloat16:
-      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(),
-                     [](std::uint32_t bits) { return std::bit_cast<float>(bits << 16); });
+      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_bfloat16);
       return floats;
     default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", tensor.type, ": allowed float32, float16, bfloat16"));
   }
@@ -236,6 +263,16 @@ std::string Node::string(const char* name, const std::string& otherwise) const {
   if (bytes == 0) return found(status, name) ? "" : otherwise;
   api().ReleaseStatus(status);
   return string_by([&](char* out, std::size_t* size) { return api().KernelInfoGetAttribute_string(&info_, name, out, size); });
+}
+
+void Node::refuse_unknown(const std::string& op) const {
+  for (const std::string& name : unknown().after(op + ".")) {
+    std::int64_t value = 0;  // of another type it is there too
+    OrtStatus* const status = api().KernelInfoGetAttribute_int64(&info_, name.c_str(), &value);
+    const bool there = status == nullptr || std::string(api().GetErrorMessage(status)).find("No attribute") == std::string::npos;
+    api().ReleaseStatus(status);
+    do_not(there, name, ": ", op, " has no such attribute here");
+  }
 }
 
 bool Node::has_input(std::size_t index) const {
