@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
@@ -29,6 +30,9 @@ struct CtaParts {
   float l[kRows];
 };
 
+/// Nothing of other kernels.
+struct NoWalk {};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
@@ -44,6 +48,7 @@ struct CtaShared {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
+  std::conditional_t<kConfig.wide(), CtaWalk, NoWalk> walk;
   std::int32_t arrived_last;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters>();
-      if constexpr (kConfig.latent()) consumer_sync<kConfig>();  // a short line is not built by all threads together
+      consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters>();
