@@ -59,9 +59,12 @@ class WideConsumer {
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
       if constexpr (kConfig.latent()) {
+        tile.clear();
         take_latent_tiles(record, tile);
+      } else if (record.token_begin < record.token_end) {
+        take_tiles(record, tile);
       } else {
-        if (record.token_begin < record.token_end) take_tiles(record, tile);
+        tile.clear();
       }
       tile.finish();
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
@@ -87,35 +90,34 @@ class WideConsumer {
     return {token, record.tokens_from(token, kConfig.tile_tokens)};
   }
 
+  /// The first tile goes the way of all others, so that what becomes of a tile is there once, and is fetched once. It has no output
+  /// to ask for beside its scores: its keys are multiplied instead, and what comes of that is cleared.
   __device__ __forceinline__ void take_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
-    StagedTile now = tile_at(record, record.token_begin);
-    const std::int32_t end = record.token_end;
-    await_keys(record, now);
-    take_turn();
-    tile.ask_for_scores(address_of(keys_));
-    pass_turn();
-    tile.template await_scores<0>();
-    release(keys_);
-    tile.update_softmax(memory_.shared, record, now);
-    tile.weigh();
+    StagedTile now{record.token_begin, 0};
 #pragma unroll 1
-    while (now.end() < end) {
+    do {
+      const bool first = now.tokens == 0;
       const StagedTile next = tile_at(record, now.end());
       await_keys(record, next);
-      await_values(record, now);
+      if (!first) await_values(record, now);
       take_turn();
       tile.ask_for_scores(address_of(keys_));
-      tile.ask_for_output(address_of(values_));
+      tile.ask_for_output(first ? address_of(keys_) : address_of(values_));
       pass_turn();
       tile.template await_scores<1>();
-      release(keys_);
+      if (!first) release(keys_);
       tile.update_softmax(memory_.shared, record, next);
       tile.keep_ahead(memory_.shared);
       tile.await_output();
-      release(values_);
+      if (first) {
+        release(keys_);
+        tile.clear();
+      } else {
+        release(values_);
+      }
       tile.weigh();
       now = next;
-    }
+    } while (now.end() < record.token_end);
     await_values(record, now);
     tile.ask_for_output(address_of(values_));
     tile.await_output();

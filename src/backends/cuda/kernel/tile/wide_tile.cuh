@@ -46,7 +46,7 @@ class WideTile {
 
   __device__ __forceinline__ explicit WideTile(const DeviceCall& call) : call_(call) {}
 
-  /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
+  /// Empties (m, l) for a row block whose queries are staged at `queries`; clear() does O.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
     queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
@@ -60,6 +60,12 @@ class WideTile {
       sum_[half] = 0.0F;
     }
     last_first_ = __reduce_max_sync(ptx::kAllLanes, max(first_[0], first_[1]));
+#pragma unroll
+    for (auto& run : p_) run[0] = run[1] = run[2] = run[3] = 0;
+  }
+
+  /// No products run.
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
   }
