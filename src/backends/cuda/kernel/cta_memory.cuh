@@ -30,8 +30,22 @@ struct CtaParts {
   float l[kRows];
 };
 
-/// Nothing of other kernels.
-struct NoWalk {};
+/// What only kernels of many rows have.
+template <KernelConfig kConfig>
+struct CtaWide {
+  CtaWalk walk;
+  SegmentRecord rehearsed;                        // a segment of nothing (WideConsumer)
+  float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+
+  /// A whole tile, and no row that is written.
+  __device__ __forceinline__ void begin_rehearsal() {
+    rehearsed = {};
+    rehearsed.lengths.q_tokens = kConfig.tile_tokens;
+    rehearsed.lengths.kv_end = kConfig.tile_tokens;
+    rehearsed.token_end = kConfig.tile_tokens;
+  }
+};
+struct Nothing {};
 
 template <KernelConfig kConfig>
 struct CtaShared {
@@ -48,7 +62,7 @@ struct CtaShared {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
-  std::conditional_t<kConfig.wide(), CtaWalk, NoWalk> walk;
+  std::conditional_t<kConfig.wide(), CtaWide<kConfig>, Nothing> wide;
   std::int32_t arrived_last;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's

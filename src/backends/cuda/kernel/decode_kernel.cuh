@@ -155,6 +155,9 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
       ptx::prefetch_tensor_map(&maps.v.tall);
     }
     copy_call(call, memory.shared);
+    if constexpr (kConfig.wide()) {
+      if (threadIdx.x == 2 * kWarpThreads) memory.shared.wide.begin_rehearsal();
+    }
   }
   if (consumes) setup_done<kConfig>(call);
   if (call.launch.dependent) ptx::start_dependents();

@@ -46,7 +46,7 @@ class WideCursor {
  private:
   using Rules = FlatRules<kConfig, true>;
 
-  [[nodiscard]] __device__ __forceinline__ CtaWalk& shared() const { return memory_.shared.walk; }
+  [[nodiscard]] __device__ __forceinline__ CtaWalk& shared() const { return memory_.shared.wide.walk; }
   [[nodiscard]] __device__ __forceinline__ DeviceCursor& general() const {
     return *std::launder(reinterpret_cast<DeviceCursor*>(memory_.line().cursor));
   }
@@ -92,8 +92,8 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
   if (walks) {
     line.plan.kind = Policy::Kind::kLean;  // known to the compiler
     line.plan.granularity_tiles = 1;
-    memory.shared.walk.plan = line.plan;
-    memory.shared.walk.walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(rules, line.plan, worker_of(line.plan),
+    memory.shared.wide.walk.plan = line.plan;
+    memory.shared.wide.walk.walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(rules, line.plan, worker_of(line.plan),
                                                                                      line.share, line.start, line.lengths);
   }
   if (call.plan.short_line) ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));

@@ -114,7 +114,8 @@ class WideTile {
       cap_scores(scale);
       scale = 1.0F;
     }
-    if (is_paged(call_.problem.pages) && lacks_pages(shared)) hide_lacking_pages(record, tile);
+    // A rehearsed segment has no rows, and no page ids.
+    if (is_paged(call_.problem.pages) && record.rows > 0 && lacks_pages(shared)) hide_lacking_pages(record, tile);
     const bool masked = tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
     if (masked) hide_unseen(tile);
     float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
@@ -140,8 +141,9 @@ class WideTile {
 
   /// Has weights made before what is awaited next: the sums of all of them are stored, which is not put off. To no other end.
   __device__ __forceinline__ void keep_ahead(CtaShared<kConfig>& shared) {
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.l[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[0]));
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.m[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[1]));
+    const std::int32_t place = warp() * (kWarpThreads / 4) + quad();
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[0][place]), __float_as_uint(sum_[0]));
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[1][place]), __float_as_uint(sum_[1]));
   }
 
   /// Takes the weights for the next product P V, and has O refer to what they do. No products run.
