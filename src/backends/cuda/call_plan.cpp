@@ -15,6 +15,7 @@
 #include "lean/limits.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
+#include "schedule/stair_line.hpp"
 #include "softmax/scale.hpp"
 
 namespace lean::cuda {
@@ -192,6 +193,21 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
                                 cost_model(entry.config), options.workers);
 }
 
+/// Packed queries are so many together, however they are shared out; others as many in each sequence as in the longest.
+std::int64_t most_outputs(const KernelEntry& entry, const Problem& shape) noexcept {
+  const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  if (shape.cu_q_tokens == nullptr) return outputs;
+  const std::int64_t blocks = max_of(shape.total_q_tokens, 0) * (shape.q_heads / shape.kv_heads) / entry.config.q_rows;
+  return min_of(outputs, (blocks + shape.batch) * shape.kv_heads);
+}
+
+/// Whatever the lengths: row blocks are a stair under the policy that most calls ask for, and 32 bits count them.
+bool is_stair(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  return options.policy.kind == Policy::Kind::kLean &&
+         schedule::is_stair(line_of(entry, shape), cost_model(entry.config), most_outputs(entry, shape), shape.q_tokens,
+                            shape.kv_capacity, options.workers);
+}
+
 /// Whether a step's kernel has whatever the call asks for: its traits, one by one.
 bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const ScopeTraits scope = step.config.traits();
@@ -216,10 +232,11 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
-  // Any call's kernel, and a latent one, walk a flat line under `lean` only, where it is what most calls ask for.
-  const bool may_be_flat = entry.config.any_call() || entry.config.latent();
-  const bool walks_flat = entry.config.step() || (may_be_flat && plan.options.policy.kind == Policy::Kind::kLean);
-  launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
+  // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
+  launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
+                (entry.config.wide() && is_stair(entry, shape, plan.options));
+  if (launch.flat && entry.config.wide()) launch.stair_width = schedule::stair_width_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);

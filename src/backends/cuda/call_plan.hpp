@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "backends/cuda/plain.hpp"
+#include "base/int_math.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
@@ -45,7 +46,8 @@ struct LaunchPlan {
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
   const KernelEntry* kernel = nullptr;    // serves them in this call; null: the call is plain
   schedule::LineShape line{};
-  bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
+  bool flat = false;          // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
+  Divisor stair_width{};      // of a stair
   bool short_line = false;    // and warps build it
   schedule::EvenLine even{};  // and what is known of it, where it may be even
   TileRules rules{};

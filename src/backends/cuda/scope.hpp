@@ -50,7 +50,7 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
-  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. General lines and the last arriver only,
+  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. Any line and the last arriver only,
   /// and of the rules of scores windows, causality and softcap.
   bool wide = false;
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
@@ -43,6 +44,23 @@ struct CtaArrival<true> {
   Exchange exchange;
 };
 
+/// What only kernels of many rows have.
+template <KernelConfig kConfig>
+struct CtaWide {
+  CtaWalk walk;
+  SegmentRecord rehearsed;                        // a segment of nothing (WideConsumer)
+  float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+
+  /// A whole tile, and no row that is written.
+  __device__ __forceinline__ void begin_rehearsal() {
+    rehearsed = {};
+    rehearsed.lengths.q_tokens = kConfig.tile_tokens;
+    rehearsed.lengths.kv_end = kConfig.tile_tokens;
+    rehearsed.token_end = kConfig.tile_tokens;
+  }
+};
+struct Nothing {};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
@@ -58,6 +76,7 @@ struct CtaShared {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
+  std::conditional_t<kConfig.wide(), CtaWide<kConfig>, Nothing> wide;
   CtaArrival<kConfig.exchanges()> arrival;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's

@@ -155,6 +155,9 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       ptx::prefetch_tensor_map(&maps.v.tall);
     }
     copy_call(call, memory.shared);
+    if constexpr (kConfig.wide()) {
+      if (threadIdx.x == 2 * kWarpThreads) memory.shared.wide.begin_rehearsal();
+    }
   }
   if (consumes) setup_done<kConfig>(call);
   if (call.launch.dependent) ptx::start_dependents();
@@ -169,7 +172,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters>();
-      if constexpr (kConfig.latent()) consumer_sync<kConfig>();  // a short line is not built by all threads together
+      consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters>();

@@ -21,11 +21,15 @@ namespace lean::cuda {
 /// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
 template <KernelConfig kConfig, typename TCursor>
 [[nodiscard]] __device__ bool next_segment(const DeviceCall& call, TCursor& cursor) {
-  if (!Asked<kConfig>(call).merge_only()) return cursor.next_run();
-  while (cursor.next()) {
-    if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
+  if constexpr (kConfig.any_call()) {
+    if (Asked<kConfig>(call).merge_only()) {
+      while (cursor.next()) {
+        if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
+      }
+      return false;
+    }
   }
-  return false;
+  return cursor.next_run();
 }
 
 /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles [begin, end) of the output.

@@ -46,7 +46,7 @@ class WideTile {
 
   __device__ __forceinline__ explicit WideTile(const DeviceCall& call) : call_(call) {}
 
-  /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
+  /// Empties (m, l) for a row block whose queries are staged at `queries`; clear() does O.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
     queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
@@ -60,6 +60,12 @@ class WideTile {
       sum_[half] = 0.0F;
     }
     last_first_ = __reduce_max_sync(ptx::kAllLanes, max(first_[0], first_[1]));
+#pragma unroll
+    for (auto& run : p_) run[0] = run[1] = run[2] = run[3] = 0;
+  }
+
+  /// No products run.
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
   }
@@ -108,7 +114,8 @@ class WideTile {
       cap_scores(scale);
       scale = 1.0F;
     }
-    if (is_paged(call_.problem.pages) && lacks_pages(shared)) hide_lacking_pages(record, tile);
+    // A rehearsed segment has no rows, and no page ids.
+    if (is_paged(call_.problem.pages) && record.rows > 0 && lacks_pages(shared)) hide_lacking_pages(record, tile);
     const bool masked = tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
     if (masked) hide_unseen(tile);
     float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
@@ -134,8 +141,9 @@ class WideTile {
 
   /// Has weights made before what is awaited next: the sums of all of them are stored, which is not put off. To no other end.
   __device__ __forceinline__ void keep_ahead(CtaShared<kConfig>& shared) {
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.l[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[0]));
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.m[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[1]));
+    const std::int32_t place = warp() * (kWarpThreads / 4) + quad();
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[0][place]), __float_as_uint(sum_[0]));
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[1][place]), __float_as_uint(sum_[1]));
   }
 
   /// Takes the weights for the next product P V, and has O refer to what they do. No products run.
