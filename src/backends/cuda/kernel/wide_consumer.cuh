@@ -20,9 +20,6 @@
 
 namespace lean::cuda {
 
-/// Of which warpgroup it is the turn to ask for products: a named barrier each.
-inline constexpr std::uint32_t kTurnBarrier = 3;
-
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
 /// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
