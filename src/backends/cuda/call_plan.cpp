@@ -134,6 +134,9 @@ Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
 }
 
+/// Rows of a kv head, those of a last block that do not exist among them, that wide kernels count in 31 bits.
+bool counts_rows(const Problem& shape) noexcept { return schedule::row_capacity(shape) <= INT32_MAX - 128; }
+
 /// Whether wide kernels have whatever the call asks for beside its dims and rows.
 bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
@@ -148,7 +151,7 @@ const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, con
                                                Scope::kWideTile, schedule::row_capacity(shape));
   if (entry == nullptr || shape.head_dim != entry->config.head_dim) return nullptr;
   if (!asks_no_more_than_wide(shape, rules, plan)) return nullptr;
-  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+  return ring_of(*entry, shape, plan, false).stages >= kMinStages && counts_rows(shape) ? entry : nullptr;
 }
 
 /// Whether it has enough to do to be faster than a decode step that serves the call too: at the capacity, which is what is known
@@ -167,7 +170,7 @@ const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noe
                                                Scope::kLatentTile, schedule::row_capacity(shape));
   if (entry == nullptr || shape.head_dim != entry->config.head_dim || value_dim_of(shape) != entry->config.value_dim())
     return nullptr;
-  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+  return ring_of(*entry, shape, plan, false).stages >= kMinStages && counts_rows(shape) ? entry : nullptr;
 }
 
 bool same_rows(const TensorView& a, const TensorView& b) noexcept {

@@ -53,6 +53,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
           .problem = after_append(problem),
           .shape = launch.line,
           .group_inverse = inverse_of(launch.line.group, kGroupInverseBits),
+          .group_divisor = Divisor(launch.line.group),
           .plan = {.queries = launch.queries,
                    .policy = options.policy,
                    .even = launch.even,

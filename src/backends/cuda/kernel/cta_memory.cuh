@@ -133,6 +133,8 @@ template <KernelConfig kConfig>
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
+inline constexpr std::uint32_t kTurnBarrier = 3;   // of many rows: which warpgroup's turn it is to ask for products; one each
+inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
 
 /// The consumer threads' own barrier.
 template <KernelConfig kConfig>

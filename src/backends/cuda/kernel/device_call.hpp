@@ -121,6 +121,7 @@ struct DeviceCall {
   Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
   schedule::LineShape shape;       // heads, group, tiles and row blocks
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
+  Divisor group_divisor;           // for more rows than that is for
   PlanArgs plan;
   TileArgs tile;
   OutputArgs output;

@@ -5,15 +5,21 @@
 
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel/segment_record.cuh"
+#include "base/int_math.hpp"
 #include "problem/address.hpp"
 
 namespace lean::cuda {
 
 /// packed_row() of a row of the record's block. A decode step has one block of few rows, for which a product does instead of a
-/// division.
+/// division; wide kernels are asked for no more rows than 31 bits count (call_plan.cpp).
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ PackedRow row_in_block(const DeviceCall& call, const SegmentRecord& record,
                                                                 std::int32_t row) {
+  if constexpr (kConfig.wide()) {
+    const std::int32_t packed = record.row_block * kConfig.q_rows + row;
+    const std::int32_t token = quotient(packed, call.group_divisor);
+    return {token, packed - token * call.shape.group};
+  }
   if constexpr (!kConfig.step()) return packed_row(std::int64_t{record.row_block} * kConfig.q_rows + row, call.shape.group);
   static_assert(!kConfig.step() || kConfig.q_rows * kConfig.q_rows < 1 << kGroupInverseBits);
   const std::int32_t token = row * call.group_inverse >> kGroupInverseBits;

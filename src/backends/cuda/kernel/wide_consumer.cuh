@@ -20,9 +20,6 @@
 
 namespace lean::cuda {
 
-/// Of which warpgroup it is the turn to ask for products: a named barrier each.
-inline constexpr std::uint32_t kTurnBarrier = 3;
-
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
 /// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
@@ -61,12 +58,9 @@ class WideConsumer {
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
       if constexpr (kConfig.latent()) {
-        tile.clear();
         take_latent_tiles(record, tile);
-      } else if (record.token_begin < record.token_end) {
-        take_tiles(record, tile);
       } else {
-        tile.clear();
+        if (record.token_begin < record.token_end) take_tiles(record, tile);
       }
       tile.finish();
       if (rehearses_ != 0) {
@@ -115,9 +109,11 @@ class WideConsumer {
       const StagedTile next = tile_at(record, now.end());
       await_keys(record, next);
       if (!first) await_values(record, now);
+      const std::uint64_t keys = tile.keys_at(address_of(keys_));
+      const std::uint64_t values = tile.values_at(first ? address_of(keys_) : address_of(values_));
       take_turn();
-      tile.ask_for_scores(address_of(keys_));
-      tile.ask_for_output(first ? address_of(keys_) : address_of(values_));
+      tile.ask_for_scores(keys);
+      tile.ask_for_output(values);
       pass_turn();
       tile.template await_scores<1>();
       if (!first) release(keys_);
@@ -134,7 +130,7 @@ class WideConsumer {
       now = next;
     } while (now.end() < record.token_end);
     await_values(record, now);
-    tile.ask_for_output(address_of(values_));
+    tile.ask_for_output(tile.values_at(address_of(values_)));
     tile.await_output();
     release(values_);
   }
@@ -148,13 +144,13 @@ class WideConsumer {
       const StagedTile now = tile_at(record, token);
       await_whole(record, now, keys_);
       take_turn();
-      tile.ask_for_scores(address_of(keys_));
+      tile.ask_for_scores(tile.keys_at(address_of(keys_)));
       pass_turn();
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
       tile.update_softmax(memory_.shared, record, now);
       tile.weigh();
-      tile.ask_for_output(address_of(keys_));
+      tile.ask_for_output(tile.values_at(address_of(keys_)));
       tile.await_output();
       release(keys_);
       token = now.end();

@@ -46,9 +46,10 @@ class WideTile {
 
   __device__ __forceinline__ explicit WideTile(const DeviceCall& call) : call_(call) {}
 
-  /// Empties (m, l) for a row block whose queries are staged at `queries`; clear() does O.
+  /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
-    queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
+    queries_ = ptx::factor_at(
+        queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes()), 16);
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -62,36 +63,41 @@ class WideTile {
     last_first_ = __reduce_max_sync(ptx::kAllLanes, max(first_[0], first_[1]));
 #pragma unroll
     for (auto& run : p_) run[0] = run[1] = run[2] = run[3] = 0;
+    clear();
   }
 
-  /// No products run.
+  /// Empties O. No products run.
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
   }
 
-  /// Asks for S = Q K^T of a stage that holds K.
-  __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
+  /// What products are told of a stage that holds K, and of one that holds V, or K of which the first columns are V.
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) { return ptx::factor_at(stage, 16); }
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage) {
+    return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
+  }
+
+  /// Asks for S = Q K^T.
+  __device__ __forceinline__ void ask_for_scores(std::uint64_t keys) {
     ptx::pin_registers(s_);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const std::uint32_t q = queries_ + wide::step_place(kConfig.q_rows, step);
-      const std::uint32_t k = stage + wide::step_place(kConfig.tile_tokens, step);
-      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
+      const std::uint64_t q = wide::further(queries_, wide::step_place(kConfig.q_rows, step));
+      const std::uint64_t k = wide::further(keys, wide::step_place(kConfig.tile_tokens, step));
+      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, q, k, step != 0);
     }
     ptx::end_products();
   }
 
-  /// Asks for O += P V of a stage that holds V, or K of which the first columns are V.
-  __device__ __forceinline__ void ask_for_output(std::uint32_t stage) {
-    stage += wide::value_place(first_dim(), column_stage_bytes<kConfig>);
+  /// Asks for O += P V.
+  __device__ __forceinline__ void ask_for_output(std::uint64_t values) {
     ptx::pin_registers(o_);
     ptx::begin_products();
 #pragma unroll
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
-      const std::uint32_t v = stage + wide::run_place(run);
-      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], ptx::factor_at(v, column_stage_bytes<kConfig>), true);
+      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], wide::further(values, wide::run_place(run)), true);
     }
     ptx::end_products();
   }
@@ -239,7 +245,7 @@ class WideTile {
   }
 
   const DeviceCall& call_;
-  std::uint32_t queries_ = 0;  // of this warpgroup
+  std::uint64_t queries_ = 0;  // what products are told of this warpgroup's
   LaneRows<kConfig> lane_rows_;
   std::int32_t first_[2];    // tokens before it are not seen
   std::int32_t last_first_;  // the largest of all the warp's rows
