@@ -400,15 +400,16 @@ def rank_main(rank: int, world: int, store: str, options: argparse.Namespace) ->
         torch.cuda.set_device(device)
     limit = datetime.timedelta(seconds=120)
     dist.init_process_group("nccl" if cuda else "gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
-    benches = {}
+    benches, groups = {}, ()
     everybody = dist.new_group(backend="gloo", timeout=5 * limit)
-    for ranks in options.gpus:
-        members = list(range(ranks))
-        groups = dist.new_group(members, timeout=limit), dist.new_group(members, backend="gloo", timeout=limit)
-        if rank < ranks:
-            benches[ranks] = Bench.of(ranks, device, groups, options)
-            if ranks > 1:
-                benches[ranks].check()
+    for ranks in options.gpus:  # torch names a group by how many its ranks are in: all are in as many, and the first ones' is measured
+        for first in range(0, world, ranks):
+            members = list(range(first, first + ranks))
+            made = dist.new_group(members, timeout=limit), dist.new_group(members, backend="gloo", timeout=limit)
+            groups = made if rank in members else groups
+        benches[ranks] = Bench.of(ranks, device, groups, options)
+        if ranks > 1:
+            benches[ranks].check()
     done = from_first(done_in(options.json), everybody)
     for row in quick_rows() if options.quick else rows():
         if not re.search(options.rows, row.name):
@@ -420,8 +421,7 @@ def rank_main(rank: int, world: int, store: str, options: argparse.Namespace) ->
                 if from_first(time.time() > options.end, benches[ranks].control):
                     break
                 one_row(benches[ranks], row, way, options)
-            if rank < ranks:
-                benches[ranks].release()
+            benches[ranks].release()
     dist.barrier(everybody)
     dist.destroy_process_group()
 
@@ -459,6 +459,8 @@ def main() -> int:
     options.commit = commit or "unknown"
     options.gpus = [ranks for ranks in options.gpus if options.device == "cpu" or ranks <= gpus]
     world = max(options.gpus)
+    if any(world % ranks for ranks in options.gpus):
+        raise SystemExit(f"multi_gpu: --gpus {options.gpus}: all must divide the largest")
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank_main, (world, f"file://{folder}/store", options), nprocs=world)
     return 0
