@@ -67,7 +67,8 @@ struct Workspace {
 
 /// Checks host-readable arrays of the problem: cumulative lengths start at 0, never fall, end within the totals; lengths lie in
 /// [0, capacity]; ids of pages that the call would read lie in the pool (tables that are null are not looked at). decode() itself
-/// clamps and skips instead. Codes: ok, bad_lengths, bad_page_index.
+/// clamps and skips instead. With append.cached_lengths kv_lengths is written, as by the call. Codes: ok, bad_lengths,
+/// bad_page_index.
 [[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
 
 /// Merges two results over disjoint key sets: o_a, lse_a become those of the union. Dense: o [rows, value_dim] of type `dtype`

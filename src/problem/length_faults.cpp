@@ -4,6 +4,7 @@
 
 #include "base/message.hpp"
 #include "lean/lean.hpp"
+#include "problem/append.hpp"
 #include "problem/length_fault_text.hpp"
 
 namespace lean {
@@ -68,6 +69,7 @@ Status status_of(const LengthFault& fault, const char* what_was_done) noexcept {
 }
 
 Status check_lengths(const Problem& problem) noexcept {
+  count_new_tokens(problem);
   const LengthFault fault = first_bad_length(problem);
   return status_of(fault.found() ? fault : first_bad_page(problem));
 }
