@@ -148,6 +148,7 @@ typedef struct lean_problem {
   int64_t alibi_sequence_stride; /* elements; 0: all sequences have the same slopes */
   int32_t rotary_absolute;       /* 0 or 1; 1: positions count from token 0 instead of from the first valid token */
   int32_t reserved3;
+  const int32_t* append_cached_lengths; /* [B], tokens before the call; or NULL. With it the call writes kv_lengths */
 } lean_problem;
 
 /* Runs body(argument, worker) once for every worker in [0, worker_count) and returns when all are done; a worker left out or

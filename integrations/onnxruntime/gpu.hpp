@@ -14,12 +14,11 @@
 
 namespace lean::ort::gpu {
 
-/// Counts of a batch as the operators give them: values[b] + plus, and where starts is there, + starts[b + 1] - starts[b].
+/// Counts of a batch as the operators give them: values[b] + plus.
 struct GivenCounts {
   const void* values = nullptr;
   bool int64 = false;  // else int32
   std::int32_t plus = 0;
-  const std::int32_t* starts = nullptr;
 };
 
 /// to[b] for b in [0, batch), as the library wants lengths; what int32 does not hold becomes the nearest that it does.

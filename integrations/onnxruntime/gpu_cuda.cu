@@ -57,7 +57,6 @@ __global__ void count_kernel(GivenCounts given, std::int64_t batch, std::int32_t
   for (std::int64_t b = first_item(); b < batch; b += items_at_once()) {
     std::int64_t tokens = given.int64 ? static_cast<const std::int64_t*>(given.values)[b]
                                       : std::int64_t{static_cast<const std::int32_t*>(given.values)[b]};
-    if (given.starts != nullptr) tokens += std::int64_t{given.starts[b + 1]} - given.starts[b];
     tokens += given.plus;
     to[b] = static_cast<std::int32_t>(max(std::int64_t{INT32_MIN}, min(std::int64_t{INT32_MAX}, tokens)));
   }

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
-#include <set>
 
 #include "gpu.hpp"
 #include "half.hpp"
@@ -46,32 +44,6 @@ bool found(OrtStatus* status, const char* name) {
   api().ReleaseStatus(status);
   if (message.find("No attribute") != std::string::npos) return false;
   throw Error(ORT_INVALID_ARGUMENT, text(name, ": ", message));
-}
-
-/// Words of add_unknown().
-class Unknown {
- public:
-  void add(const std::string& words) {
-    std::istringstream stream(words);
-    const std::lock_guard lock(mutex_);
-    for (std::string word; stream >> word;) words_.insert(word);
-  }
-  /// What follows `begin` in the words that begin with it.
-  [[nodiscard]] std::vector<std::string> after(const std::string& begin) {
-    std::vector<std::string> found;
-    const std::lock_guard lock(mutex_);
-    for (const std::string& word : words_)
-      if (word.starts_with(begin)) found.push_back(word.substr(begin.size()));
-    return found;
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<std::string> words_;
-};
-Unknown& unknown() {
-  static Unknown words;
-  return words;
 }
 
 Tensor describe(const OrtTensorTypeAndShapeInfo& info) {
@@ -171,13 +143,6 @@ bool launches_dependents(std::int32_t device) {
 
 }  // namespace
 
-void add_unknown(const std::string& words) { unknown().add(words); }
-
-std::string unknown_definition(const std::string& op) {
-  const std::vector<std::string> opsets = unknown().after(op + "@");
-  return opsets.empty() ? "" : opsets.front();
-}
-
 const OrtApi& api() noexcept { return *g_api; }
 void set_api(const OrtApi& given) noexcept { g_api = &given; }
 
@@ -263,16 +228,6 @@ std::string Node::string(const char* name, const std::string& otherwise) const {
   if (bytes == 0) return found(status, name) ? "" : otherwise;
   api().ReleaseStatus(status);
   return string_by([&](char* out, std::size_t* size) { return api().KernelInfoGetAttribute_string(&info_, name, out, size); });
-}
-
-void Node::refuse_unknown(const std::string& op) const {
-  for (const std::string& name : unknown().after(op + ".")) {
-    std::int64_t value = 0;  // of another type it is there too
-    OrtStatus* const status = api().KernelInfoGetAttribute_int64(&info_, name.c_str(), &value);
-    const bool there = status == nullptr || std::string(api().GetErrorMessage(status)).find("No attribute") == std::string::npos;
-    api().ReleaseStatus(status);
-    do_not(there, name, ": ", op, " has no such attribute here");
-  }
 }
 
 bool Node::has_input(std::size_t index) const {

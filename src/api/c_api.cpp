@@ -110,7 +110,7 @@ Problem to_cpp(const lean_problem& c) noexcept {
           .pages = {c.page_tokens, c.page_count, c.block_table, c.block_table_stride, c.page_indptr, c.page_indices},
           .scores = scores_of(c),
           .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0,
-                     c.rotary_absolute != 0},
+                     c.rotary_absolute != 0, c.append_cached_lengths},
           .k_scales = c.k_scales,
           .v_scales = c.v_scales,
           .scales_per_head = c.scales_per_head != 0};

@@ -129,6 +129,7 @@ Status status_of(const LengthFault& fault, const char* what_was_done) noexcept {
 }
 
 Status check_lengths(const Problem& problem) noexcept {
+  count_new_tokens(problem);
   LengthFault fault = first_bad_length(problem);
   if (!fault.found()) fault = first_bad_page(problem);
   return status_of(fault.found() ? fault : first_shared_page(problem));

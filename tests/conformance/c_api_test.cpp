@@ -111,6 +111,14 @@ TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
   EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
 }
 
+TEST_F(CApi, TokensBeforeTheCallGoWithAppendedOnes) {
+  const std::int32_t before[] = {1, 0, 1};
+  problem_.append_cached_lengths = before;
+  const lean_status status = lean_supports(&problem_, &options_);
+  EXPECT_EQ(status.code, LEAN_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(status.message).rfind("append.cached_lengths = ", 0), 0U) << status.message;
+}
+
 TEST_F(CApi, R31_NullPointersAreRefused) {
   std::size_t bytes = 0;
   EXPECT_EQ(lean_supports(nullptr, &options_).code, LEAN_INVALID_ARGUMENT);

@@ -30,6 +30,19 @@ TEST(CheckLengths, R25_NamesTheEntryItsValueAndWhatIsAllowed) {
   EXPECT_EQ(found(p), "cu_q_tokens[2] = 9: allowed 0 to 8 (all tokens there are)");
 }
 
+TEST(CheckLengths, R25_CountsNewTokensWhereTheCallDoes) {
+  const std::array<std::int32_t, 2> cached = {8, INT32_MAX};
+  std::array<std::int32_t, 2> lengths = {-99, -99};
+  Problem p = two_sequences();
+  p.q_tokens = 4, p.kv_lengths = lengths.data(), p.append.cached_lengths = cached.data();
+  EXPECT_EQ(found(p), "kv_lengths[1] = 2147483647: allowed 0 to 12 (the tokens there is room for)");
+  EXPECT_EQ(lengths[0], 12);
+  const std::array<std::int32_t, 2> cumulative = {0, 1};
+  p.batch = 1, p.cu_q_tokens = cumulative.data(), p.total_q_tokens = 1;
+  EXPECT_EQ(found(p), "");
+  EXPECT_EQ(lengths[0], 9);
+}
+
 TEST(CheckLengths, R26_NamesThePageIdThatACallWouldRead) {
   const std::array<std::int32_t, 6> table = {-7, 5, 99, 0, 6, -1};
   Problem p = two_sequences();
