@@ -57,6 +57,10 @@ Status adopt(const StructName& name, const TStruct* given, std::size_t oldest_by
     return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
                   "too large: set it with the struct's _init function");
   }
+  if (bytes % alignof(TStruct) != 0) {  // it would end inside a field
+    return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
+                  "no struct has that size: set it with the struct's _init function");
+  }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
     if (raw[i] != 0) {

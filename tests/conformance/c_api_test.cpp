@@ -145,6 +145,11 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
   }
+  for (std::size_t size = offsetof(lean_problem, alibi_sequence_stride) + 1; size < sizeof(lean_problem); ++size) {
+    if (size % alignof(lean_problem) == 0) continue;  // else it ends inside a field
+    problem_.struct_size = size;
+    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT) << size;
+  }
   for (const std::size_t size : {std::size_t{0}, std::size_t{3}, SIZE_MAX}) {
     lean_options options = options_;
     options.struct_size = size;
