@@ -49,7 +49,8 @@ TEST(CudaHost, R20_CallsOfManyRowsWalkIn32BitsWhereTheyFit) {
   split.policy = Policy::fixed_split(4);
   EXPECT_FALSE(launch_of(chunk(8192), split).flat);
   std::int32_t fits = 8192;
-  for (std::int32_t beyond = INT32_MAX; beyond - fits > 1;) {
+  EXPECT_FALSE(launch_of(chunk(1 << 25)).flat);
+  for (std::int32_t beyond = 1 << 25; beyond - fits > 1;) {
     const std::int32_t middle = fits + (beyond - fits) / 2;
     (launch_of(chunk(middle)).flat ? fits : beyond) = middle;
   }
