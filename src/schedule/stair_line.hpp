@@ -89,15 +89,14 @@ template <typename TUnits, typename TLengths>
 struct StairWalk {
   std::int32_t worker = 0;
   typename BasicShares<TUnits>::Range share;
-  TUnits place = 0;         // where the next output begins; before the first segment, the share
-  TUnits sequence_end = 0;  // of the segment's sequence
-  TUnits head_cost = 0;     // of one of its kv heads
-  TLengths lengths{};       // its
+  TUnits place = 0;    // where the next output begins; before the first segment, the share
+  TLengths lengths{};  // of the segment's sequence; before the first, of one that begins at or before the share
   BasicSegment<TUnits> segment;
 };
 
 /// Walks the segments of one worker, as SegmentCursor does, and leaves what it knows in a StairWalk. TRules: LineRules with a
-/// StairShape, in cost units.
+/// StairShape, in cost units. One way to every segment, the first among them, and nothing remembered that can be worked out: what is
+/// there once is fetched once.
 template <typename TRules>
 class StairCursor {
  public:
@@ -111,15 +110,16 @@ class StairCursor {
 
   /// A walk of `worker`, before its first segment. `share`: its range; `start`: any sequence that begins at or before it, and its
   /// lengths. A worker beyond the plan's has no segment.
-  [[nodiscard]] LEAN_HD static constexpr Walk begin(const TRules& rules, const BasicPlan<Units>& plan, std::int32_t worker,
+  [[nodiscard]] LEAN_HD static constexpr Walk begin(const BasicPlan<Units>& plan, std::int32_t worker,
                                                     const typename BasicShares<Units>::Range& share,
                                                     const SequencePlace<Units>& start, const Lengths& lengths) noexcept {
     Walk walk;
     walk.worker = worker;
     walk.share = share;
     walk.place = worker < plan.workers ? share.begin : share.end;
-    walk.sequence_end = start.begin;
-    enter(rules, walk, start.sequence, lengths);
+    walk.lengths = lengths;
+    walk.segment.output.sequence = start.sequence;
+    walk.segment.output.sequence_begin = start.begin;
     return walk;
   }
 
@@ -129,23 +129,26 @@ class StairCursor {
     return true;
   }
 
-  /// One way to every segment, the first among them: what is there once is fetched once.
   LEAN_HD constexpr bool next_run() noexcept {
-    BasicSegment<Units>& segment = walk_.segment;
-    BasicOutput<Units>& output = segment.output;
+    BasicOutput<Units>& output = walk_.segment.output;
     while (walk_.place < share_.end()) {
-      while (walk_.place >= walk_.sequence_end) {
-        enter(rules_, walk_, output.sequence + 1, rules_.lengths()(output.sequence + 1));
-      }
       const SequenceWork work = work_of(walk_.lengths);
       const auto stair = rules_.shape().stair_of(work);
-      output.kv_head = quotient(walk_.place - output.sequence_begin, walk_.head_cost);
-      const Units head_begin = output.sequence_begin + output.kv_head * walk_.head_cost;
-      output.row_block = rules_.stair_block(stair, rules_.shape().row_blocks(work), walk_.place - head_begin);
+      const std::int32_t blocks = rules_.shape().row_blocks(work);
+      const Units head_cost = rules_.stair_cost(stair, blocks);
+      const Units in_sequence = walk_.place - output.sequence_begin;
+      if (in_sequence >= rules_.shape().kv_heads * head_cost) {  // the next one's, whose lengths are asked for here alone
+        output.sequence_begin += rules_.shape().kv_heads * head_cost;
+        walk_.lengths = rules_.lengths()(++output.sequence);
+        continue;
+      }
+      output.kv_head = quotient(in_sequence, head_cost);
+      const Units head_begin = output.sequence_begin + output.kv_head * head_cost;
+      output.row_block = rules_.stair_block(stair, blocks, walk_.place - head_begin);
       output.begin = head_begin + rules_.stair_cost(stair, output.row_block);
       output = rules_.make_output(output, work);
       walk_.place = output.begin + output.cost;
-      if (share_.own_run(segment)) return true;
+      if (share_.own_run(walk_.segment)) return true;
     }
     return false;
   }
@@ -153,15 +156,6 @@ class StairCursor {
   LEAN_HD constexpr void find_contributors() noexcept { share_.find_contributors(walk_.segment); }
 
  private:
-  LEAN_HD static constexpr void enter(const TRules& rules, Walk& walk, std::int64_t sequence, const Lengths& lengths) noexcept {
-    walk.segment.output.sequence = sequence;
-    walk.segment.output.sequence_begin = walk.sequence_end;
-    walk.lengths = lengths;
-    const SequenceWork work = work_of(lengths);
-    walk.head_cost = rules.stair_cost(rules.shape().stair_of(work), rules.shape().row_blocks(work));
-    walk.sequence_end += rules.shape().kv_heads * walk.head_cost;
-  }
-
   const TRules& rules_;
   LineShare<Units> share_;
   Walk& walk_;

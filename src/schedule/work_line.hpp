@@ -129,11 +129,14 @@ class LineRules {
     return output;
   }
 
-  /// Units of the first `blocks` full row blocks of a stair.
+  /// Units of so many full row blocks of so many tiles together, and of the first `blocks` of a stair.
+  [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(std::int32_t blocks, TUnits tiles) const noexcept {
+    const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
+    return TUnits{blocks} * cost_model_.segment_units + tiles * tile_cost;
+  }
   template <typename TStair>
   [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TStair& stair, std::int32_t blocks) const noexcept {
-    const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    return TUnits{blocks} * cost_model_.segment_units + static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
+    return stair_cost(blocks, static_cast<TUnits>(stair.tiles_before(blocks)));
   }
 
   /// The last of a stair's row blocks that begins at or before a place in its head, found by halving.
@@ -214,8 +217,9 @@ class LineRules {
     const auto cost_of = [&](std::int32_t tiles) { return charge + TUnits{tiles} * tile_cost; };
     const std::int32_t fewest = stair.tiles(0);
     const std::int32_t most = stair.tiles(blocks - 1);
-    Sums sums{.cost = stair_cost(stair, blocks),
-              .tiles = static_cast<TUnits>(stair.tiles_before(blocks)),
+    const auto tiles = static_cast<TUnits>(stair.tiles_before(blocks));
+    Sums sums{.cost = stair_cost(blocks, tiles),
+              .tiles = tiles,
               .outputs = blocks,
               .max_output_tiles = most,
               .min_output_cost = cost_of(fewest),

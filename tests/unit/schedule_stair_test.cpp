@@ -87,8 +87,7 @@ void expect_same_walks(Case c, std::int32_t grid, Stream& random, Counted& count
       if (next > stair_plan.shares.begin(worker)) break;
       start = {b + 1, next};
     }
-    auto walk =
-        StairCursor<StairRules>::begin(rules, stair_plan, worker, stair_plan.shares.range(worker), start, lengths(start.sequence));
+    auto walk = StairCursor<StairRules>::begin(stair_plan, worker, stair_plan.shares.range(worker), start, lengths(start.sequence));
     StairCursor<StairRules> stair(rules, stair_plan, walk);
     SegmentCursor general(line, plan, worker);
     while (general.next()) {

@@ -71,19 +71,19 @@ struct FlatLine {
   schedule::EvenShare even;
 };
 
-/// The general line, its plan and their sums while they are built; of many rows, its cursor.
+/// The general line, its plan and their sums while they are built.
 struct CtaLine {
   schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
   schedule::Plan plan;
   DeviceLine line;  // begun by one thread, built by all
-  alignas(DeviceCursor) std::byte cursor[sizeof(DeviceCursor)];
 };
 
-/// A worker of many rows on its line: a stair line's plan and walk, or of a general one the segment that its cursor found. One
+/// A worker of many rows on its line: a stair line's plan and walk, or a general one's cursor and the segment that it found. One
 /// thread's, and not in registers, of which producers have few.
 struct CtaWalk {
   FlatPlan plan;
   schedule::StairWalk<std::int32_t, Sequence> walk;
+  alignas(DeviceCursor) std::byte general[sizeof(DeviceCursor)];
 };
 
 /// A flat line and its sums, where all threads build it.

@@ -1,5 +1,5 @@
-// A flat line, or of many rows a stair line, and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself,
-// longer ones all threads together. A short one may be even, and its segments known by arithmetic.
+// A flat line, or of many rows a stair line, and its plan from lengths in device memory. Every CTA builds the same: short ones each
+// walking warp for itself, longer ones all threads together. A short flat one may be even, and its segments known by arithmetic.
 #pragma once
 
 #include <cstdint>

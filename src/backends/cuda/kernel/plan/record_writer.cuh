@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
 #include "fixup/arrival.hpp"
 #include "fixup/chunk_tree.hpp"
@@ -123,9 +124,8 @@ class RecordWriter {
     if (kConfig.step() && call_.shape.reach.left < 0)
       return {lengths.kv_begin, lengths.kv_end};  // the last query sees the last key
     if constexpr (kConfig.step()) return visible_span(lengths, 0, lengths.q_tokens - 1, call_.shape.reach);
-    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
-    return visible_span(lengths, packed_row(first_row, call_.shape.group).token,
-                        packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
+    return visible_span(lengths, row_of_block<kConfig>(call_, output.row_block, 0).token,
+                        row_of_block<kConfig>(call_, output.row_block, output.rows - 1).token, call_.shape.reach);
   }
 
   /// Called for a segment's chunks one after the other.

@@ -48,7 +48,7 @@ class WideCursor {
 
   [[nodiscard]] __device__ __forceinline__ CtaWalk& shared() const { return memory_.shared.wide.walk; }
   [[nodiscard]] __device__ __forceinline__ DeviceCursor& general() const {
-    return *std::launder(reinterpret_cast<DeviceCursor*>(memory_.line().cursor));
+    return *std::launder(reinterpret_cast<DeviceCursor*>(shared().general));
   }
 
   /// What is read of a segment; its place on the line is not, and may need 64 bits.
@@ -77,7 +77,8 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
   const bool walks = threadIdx.x == kConfig.consumer_threads();
   if (!call.plan.flat) {
     if (walks) {
-      new (memory.line().cursor) DeviceCursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
+      new (memory.shared.wide.walk.general)
+          DeviceCursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
     }
     return;
   }
@@ -93,8 +94,8 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
     line.plan.kind = Policy::Kind::kLean;  // known to the compiler
     line.plan.granularity_tiles = 1;
     memory.shared.wide.walk.plan = line.plan;
-    memory.shared.wide.walk.walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(rules, line.plan, worker_of(line.plan),
-                                                                                     line.share, line.start, line.lengths);
+    memory.shared.wide.walk.walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(line.plan, worker_of(line.plan),
+                                                                                          line.share, line.start, line.lengths);
   }
   if (call.plan.short_line) ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));
 }
