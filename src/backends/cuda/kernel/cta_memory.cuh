@@ -44,19 +44,25 @@ struct CtaArrival<true> {
   Exchange exchange;
 };
 
-/// What only kernels of many rows have.
+/// What only kernels of many rows have. What waits rehearses: threads that wait for others run through what comes next with what is
+/// rehearsed here, whose results are looked at by nobody, so that its instructions have come from the L2 when they are needed.
 template <KernelConfig kConfig>
 struct CtaWide {
-  CtaWalk walk;
-  SegmentRecord rehearsed;                        // a segment of nothing (WideConsumer)
+  CtaWalk walks[2];                               // the second is rehearsed: a share that begins and ends inside one output
   float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+  SegmentRecord rehearsed;                        // the consumers': a whole tile, and no row that is written
 
-  /// A whole tile, and no row that is written.
   __device__ __forceinline__ void begin_rehearsal() {
     rehearsed = {};
     rehearsed.lengths.q_tokens = kConfig.tile_tokens;
     rehearsed.lengths.kv_end = kConfig.tile_tokens;
     rehearsed.token_end = kConfig.tile_tokens;
+    walks[1].plan = {};
+    walks[1].walk = {};
+    walks[1].walk.lengths.q_tokens = 8 * kConfig.q_rows;
+    walks[1].walk.lengths.kv_end = 16 * kConfig.q_rows;
+    walks[1].walk.share = {.begin = 100, .end = 150};  // of 208 units and more
+    walks[1].walk.place = 100;
   }
 };
 struct Nothing {};
@@ -70,7 +76,7 @@ struct CtaShared {
   std::uint64_t queries_full[kRecords];  // with queries_ahead()
   std::uint64_t queries_free;            // where one place holds the queries of one segment after the other
   std::uint64_t contributors_known[kRecords];
-  SegmentRecord records[kRecords];
+  SegmentRecord records[kRecords + (kConfig.wide() ? 1 : 0)];  // the last is written in a rehearsal
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
   union {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
@@ -135,6 +141,7 @@ inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
 inline constexpr std::uint32_t kTurnBarrier = 3;   // of many rows: which warpgroup's turn it is to ask for products; one each
 inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
+inline constexpr std::uint32_t kWalkBarrier = 7;   // of many rows: kSetupBarrier of the warp that builds a short line
 
 /// The consumer threads' own barrier.
 template <KernelConfig kConfig>

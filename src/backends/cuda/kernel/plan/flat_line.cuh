@@ -80,24 +80,44 @@ template <int kSequences>
   return picked;
 }
 
+/// Stages of a short line's building. A warp that begins with a later one rehearses those from there on (CtaWide), by numbers of which
+/// it is only known that they take the way of most.
+enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
+
 /// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
 /// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
 /// how long: nobody searches, nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative, int kSequences>
 [[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
-                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+                                                                   const FlatRules<kConfig, kCumulative>& rules,
+                                                                   LineStage from = LineStage::kLengths) {
   const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
   Sequence lengths[kSequences];
   FlatSums each[kSequences];
+  if (from == LineStage::kLengths) {
 #pragma unroll
-  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+    for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+  } else {
+    lengths[0].q_tokens = 8 * kConfig.q_rows;
+    lengths[0].kv_end = 16 * kConfig.q_rows;
+  }
   bool alike = true;
   bool clamped = false;
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     clamped = clamped || lengths[i].clamped;
-    each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    if (from == LineStage::kPlan) {
+      each[i] = {.cost = 1 << 16,
+                 .tiles = 3000,
+                 .outputs = 256,
+                 .max_output_tiles = 16,
+                 .max_tile_cost = 24,
+                 .min_output_cost = 80,
+                 .max_output_cost = 320};
+    } else {
+      each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    }
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
   if (clamped) rules.lengths().report();

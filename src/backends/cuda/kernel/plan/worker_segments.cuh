@@ -17,6 +17,7 @@
 #include "backends/cuda/kernel/plan/general_line.cuh"
 #include "backends/cuda/kernel/plan/wide_cursor.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 
 namespace lean::cuda {
 
@@ -44,7 +45,13 @@ template <KernelConfig kConfig>
 /// segment.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
-  if (call.plan.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
+  if (!call.plan.short_line) return;
+  if constexpr (kConfig.wide()) {
+    ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
+    ptx::named_barrier_arrive(kWalkBarrier, kConfig.consumer_threads() + kWarpThreads);
+  } else {
+    ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
+  }
 }
 
 /// Called by all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
@@ -115,7 +122,9 @@ template <KernelConfig kConfig, typename TVisit>
 __device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   if constexpr (kConfig.wide()) {
     begin_walk<kConfig>(call, memory);
-    WideCursor<kConfig> cursor(call, memory);
+    const std::uint32_t rehearses = threadIdx.x == kConfig.consumer_threads() ? 0 : 1;
+    // Else the compiler chooses between the two for every member ahead of time.
+    WideCursor<kConfig> cursor(call, memory.shared.wide.walks[ptx::opaque(rehearses)]);
     visit(cursor);
   } else if (kConfig.step() && !call.plan.cumulative) {
     visit_flat_line<kConfig, false>(call, memory, visit);
