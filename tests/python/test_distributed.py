@@ -119,6 +119,21 @@ def test_pages_go_with_their_tokens(ranks_count, block, page):
         placement.local_block_table(table, block * 2, 0)
 
 
+def test_shares_that_are_none_are_refused_by_name():
+    placement, x = Placement(3, 4), torch.zeros(1, 2, 9, 4)
+    cu = torch.tensor([0, 5, 9])
+    for message, call in (
+        ("^rank = 3: allowed 0 to 2", lambda: placement.shard(x, 3)),
+        ("^rank = -1: ", lambda: placement.shard_packed(x, cu, -1, axis=2)),
+        (r"^cu_seqlens = \[0, 5, 12\]: .* 9 tokens of axis 2", lambda: placement.shard_packed(x, torch.tensor([0, 5, 12]), 0, axis=2)),
+        (r"^cu_seqlens = \[0, 7, 5, 9\]", lambda: placement.shard_packed(x, torch.tensor([0, 7, 5, 9]), 0, axis=2)),
+        (r"^cu_seqlens = \[1, 9\]", lambda: placement.shard_packed(x, torch.tensor([1, 9]), 0, axis=2)),
+        ("^page_tokens = 0", lambda: placement.local_block_table(torch.zeros(1, 3).int(), 0, 0)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("arguments, name", [((0,), "ranks"), ((2, 0), "block_tokens"), ((2, 1.5), "block_tokens")])
 def test_placements_that_are_none(arguments, name):
     with pytest.raises(ValueError, match=f"^{name} = "):
@@ -586,7 +601,14 @@ def wrong_heads() -> None:
     heads = TensorParallel(8, 4)
     with pytest.raises(ValueError, match=f"^out: 1 heads: rank {heads.rank} has the model's"):  # and not broadcast
         heads.gather(torch.ones(2, 1, 1, 8))
+    with pytest.raises(RuntimeError, match="^out: requires a gradient"):
+        heads.gather(torch.ones(2, 4, 1, 8, requires_grad=True))
     q, k = torch.ones(1, 8, 1, 8), torch.ones(1, 4, 3, 8)
+    for shard, x, words in ((heads.shard_q, k, "x: 4 heads along axis 1: all 8"), (heads.shard_kv, q, "x: 8 heads along axis 1: all 4")):
+        with pytest.raises(ValueError, match=words):  # and not cut
+            shard(x)
+    with pytest.raises(TypeError, match="^kv_heads = 2.0: an integer"):
+        TensorParallel(8, 2.0)
     with pytest.raises(ValueError, match=f"^v: 4 heads: rank {heads.rank} has the model's"):
         heads.decode(heads.shard_q(q), heads.shard_kv(k), k)
 
