@@ -26,10 +26,11 @@ inline constexpr std::uint32_t kTurnBarrier = 3;
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
 /// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
-/// segment.
-inline constexpr int kWideConsumerRegisters = 192;
-inline constexpr int kWideProducerRegisters = 120;
-static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
+/// segment. Those of 256 dims have all three at once, 176: with 200 the compiler lets no products run beside anything else.
+template <KernelConfig kConfig>
+inline constexpr int kWideConsumerRegisters = kConfig.head_dim > 192 && !kConfig.latent() ? 208 : 192;
+template <KernelConfig kConfig>
+inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
 template <KernelConfig kConfig>
 class WideConsumer {
@@ -61,7 +62,11 @@ class WideConsumer {
       if constexpr (kConfig.latent()) {
         take_latent_tiles(record, tile);
       } else {
-        if (record.token_begin < record.token_end) take_tiles(record, tile);
+        if (record.token_begin < record.token_end) {
+          take_tiles(record, tile);
+        } else if (kOnePlace) {
+          free_queries();
+        }
       }
       tile.finish();
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
@@ -72,6 +77,8 @@ class WideConsumer {
   }
 
  private:
+  static constexpr bool kOnePlace = kConfig.query_places() == 1;
+
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
     return static_cast<std::int32_t>(ptx::thread_index()) / ptx::kWarpgroupThreads;
   }
@@ -96,6 +103,7 @@ class WideConsumer {
     pass_turn();
     tile.template await_scores<0>();
     release(keys_);
+    if (kOnePlace && now.end() >= end) free_queries();
     tile.update_softmax(memory_.shared, record, now);
     tile.weigh();
 #pragma unroll 1
@@ -109,6 +117,7 @@ class WideConsumer {
       pass_turn();
       tile.template await_scores<1>();
       release(keys_);
+      if (kOnePlace && next.end() >= end) free_queries();
       tile.update_softmax(memory_.shared, record, next);
       tile.keep_ahead(memory_.shared);
       tile.await_output();
@@ -147,7 +156,7 @@ class WideConsumer {
   __device__ __forceinline__ void free_queries() { ptx::barrier_arrive_by_warp(&memory_.shared.queries_free, leads()); }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of(const PipelineState& stage) const {
-    return stages_ + static_cast<std::uint32_t>(stage.index * call_.load.stage_bytes);
+    return stages_ + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, stage.index));
   }
 
   __device__ __forceinline__ void await(const SegmentRecord& record, StagedTile tile, const PipelineState& stage) {
@@ -167,7 +176,7 @@ class WideConsumer {
     for (std::int32_t i = tile.tokens * kPieces + static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.tile_tokens * kPieces;
          i += kConfig.consumer_threads()) {
 #pragma unroll
-      for (int column = 0; column < kConfig.columns(); ++column) {
+      for (int column = 0; column < kConfig.value_columns(); ++column) {
         ptx::store_shared(stage + column * column_stage_bytes<kConfig> + static_cast<std::uint32_t>(i * kPieceBytes), {0, 0, 0, 0});
       }
     }

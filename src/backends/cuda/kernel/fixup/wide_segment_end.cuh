@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
 #include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
@@ -37,6 +38,7 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   const RowEnd end = end_row<kConfig>(call, record, tile.row_of(half), tile.state(half), tile.leads_row());
 #pragma unroll
   for (int column = 0; column < tile.kColumns; ++column) {
+    if (kConfig.fills_rows() && column * kAccumulatorDims >= value_dim_of(call.problem)) break;
     std::uint16_t* const to = end.to + tile.dim_of(column);
     const float2 pair = tile.pair(column, half);
     const std::uint32_t bits = ptx::pack<kConfig.dtype>(pair.x * end.scale, pair.y * end.scale);

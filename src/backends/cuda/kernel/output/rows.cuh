@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
@@ -48,7 +49,7 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
-  if (!kConfig.latent() && dim >= call.problem.head_dim) return;
+  if (kConfig.wide() ? dim >= value_dim_of(call.problem) : dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
   std::uint32_t pairs[kLaneDims<kConfig> / 2];
 #pragma unroll

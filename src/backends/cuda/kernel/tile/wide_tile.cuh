@@ -39,7 +39,7 @@ class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
-  static constexpr std::int32_t kOwnDims = kConfig.value_dim() / kConfig.value_warps();  // of the values, a warpgroup's
+  static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
   static constexpr int kColumns = kOwnDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
   static_assert(kConfig.column_bytes() == wide::kColumnBytes && kMmaDims * kQueryBytes == wide::kStepBytes);
@@ -67,10 +67,11 @@ class WideTile {
   /// Asks for S = Q K^T of a stage that holds K.
   __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
     ptx::pin_registers(s_);
+    const std::uint32_t queries = kDims > 128 ? ptx::anew(queries_) : queries_;
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const std::uint32_t q = queries_ + wide::step_place(kConfig.q_rows, step);
+      const std::uint32_t q = queries + wide::step_place(kConfig.q_rows, step);
       const std::uint32_t k = stage + wide::step_place(kConfig.tile_tokens, step);
       ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
     }
