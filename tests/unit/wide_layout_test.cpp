@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "backends/cuda/kernel_rows.hpp"
-#include "backends/cuda/tensor_map.hpp"
 
 namespace lean::cuda::wide {
 namespace {
@@ -69,27 +68,6 @@ TEST(WideLayout, PiecesOfARowLieApartAndFillTheColumns) {
     EXPECT_EQ(config.tile_tokens % kAtomRows, 0);
     EXPECT_GE(config.columns() * kColumnBytes, config.head_dim * 2);
     EXPECT_LT((config.columns() - 1) * kColumnBytes, config.head_dim * 2);
-  }
-}
-
-/// Every low box of a tile is asked for by one lane of the producers, whatever the number of boxes.
-TEST(WideLayout, EveryBoxIsALanesOwn) {
-  const auto check = [](const KernelConfig& config) {
-    const DealtBoxes dealt{
-        .of_column = config.tile_tokens / kBoxRows, .columns = config.columns(), .warps = config.producer_warps()};
-    EXPECT_EQ(config.tile_tokens % kBoxRows, 0);
-    std::vector<int> asked(static_cast<std::size_t>(dealt.count()));
-    for (std::int32_t warp = 0; warp < dealt.warps; ++warp) {
-      for (std::int32_t lane = 0; lane < kWarpThreads; ++lane) {
-        if (const std::int32_t box = dealt.box_of(warp, lane); box >= 0) ++asked.at(static_cast<std::size_t>(box));
-      }
-    }
-    for (const int times : asked) EXPECT_EQ(times, 1) << config.head_dim << ", " << config.tile_tokens;
-  };
-  for (const KernelConfig& config : configs()) check(config);
-  for (const KernelRow& row : rows::kSm90) {
-    const KernelConfig config = config_of(Architecture::kSm90, row, row.kv_bytes == 1 ? DType::kFloat8E4M3 : DType::kFloat16);
-    if (config.in_columns()) check(config);
   }
 }
 

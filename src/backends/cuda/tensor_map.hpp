@@ -6,28 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/hd.hpp"
 #include "lean/problem.hpp"
 
 namespace lean::cuda {
 
 inline constexpr std::int32_t kBoxRows = 16;       // of a low box
 inline constexpr std::int32_t kMostBoxRows = 256;  // the TMA's limit
-
-/// The low boxes of a tile, `of_column` in each of its columns, dealt out over some warps, a lane a box.
-struct DealtBoxes {
-  std::int32_t of_column = 0;
-  std::int32_t columns = 0;
-  std::int32_t warps = 0;
-
-  [[nodiscard]] LEAN_HD constexpr std::int32_t count() const noexcept { return of_column * columns; }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t of_warp() const noexcept { return (count() + warps - 1) / warps; }
-  /// Counted column by column; below 0: the lane has none.
-  [[nodiscard]] LEAN_HD constexpr std::int32_t box_of(std::int32_t warp, std::int32_t lane) const noexcept {
-    const std::int32_t box = warp * of_warp() + lane;
-    return lane < of_warp() && box < count() ? box : -1;
-  }
-};
 
 /// A CUtensorMap, for code that does not include cuda.h.
 struct alignas(128) TensorMap {

@@ -45,16 +45,16 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 struct LaneBox {
   static constexpr std::int32_t kOfColumn = kConfig.tile_tokens / kBoxRows;
+  static constexpr std::int32_t kOfWarp = kOfColumn * kConfig.columns() / kConfig.producer_warps();
+  static_assert(!kConfig.in_columns() || kOfWarp * kConfig.producer_warps() == kOfColumn * kConfig.columns());
 
   std::int32_t row = kConfig.tile_tokens;  // of a lane that has none
   std::int32_t column = 0;
 
   __device__ __forceinline__ LaneBox() {
-    constexpr DealtBoxes kDealt{.of_column = kOfColumn, .columns = kConfig.columns(), .warps = kConfig.producer_warps()};
-    static_assert(!kConfig.in_columns() || kDealt.of_warp() <= kWarpThreads);
-    const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps;
-    const std::int32_t box = kDealt.box_of(warp, static_cast<std::int32_t>(threadIdx.x % kWarpThreads));
-    if (box < 0) return;
+    const auto own_lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+    if (own_lane >= kOfWarp) return;
+    const std::int32_t box = (static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps) * kOfWarp + own_lane;
     row = box % kOfColumn * kBoxRows;
     column = box / kOfColumn;
   }
