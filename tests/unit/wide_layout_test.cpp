@@ -90,6 +90,14 @@ TEST(WideLayout, DescriptorsSayWhatThePtxIsaAsksFor) {
   EXPECT_EQ(Descriptor(descriptor(0x7FFF0, 16)).start, 0x3FFF0U) << "18 bits of a shared address";
 }
 
+/// A descriptor is moved on as one made there, from any begin of a column to the end of shared memory.
+TEST(WideLayout, DescriptorsFurtherOnAreThoseOfFurtherAddresses) {
+  for (std::uint32_t begin = 0; begin < 227 * 1024; begin += 1024) {
+    for (std::uint32_t bytes = 0; begin + bytes < 227 * 1024; bytes += 32)
+      ASSERT_EQ(further(descriptor(begin, 8192), bytes), descriptor(begin + bytes, 8192)) << begin << ", " << bytes;
+  }
+}
+
 /// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens, from where they were stored.
 TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   struct Factor {

@@ -48,6 +48,12 @@ inline constexpr std::int32_t kSteps = kColumnBytes / kStepBytes;
   return kSwizzle128 | kEightRows | std::uint64_t{column_bytes / 16} << 16 | (shared_address & 0x3FFFFU) / 16;
 }
 
+/// descriptor() of a factor that begins so many bytes on, without making it anew: addresses are below 256 KB, so nothing is carried out
+/// of where the factor begins.
+[[nodiscard]] LEAN_HD constexpr std::uint64_t further(std::uint64_t descriptor, std::uint32_t bytes) noexcept {
+  return descriptor >> 32 << 32 | (static_cast<std::uint32_t>(descriptor) + bytes / 16);
+}
+
 /// An element of a product's 64 rows.
 struct Place {
   std::int32_t row = 0;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/wide_layout.hpp"
 #include "lean/problem.hpp"
 
@@ -19,7 +20,7 @@ inline constexpr std::int32_t kWarpgroupThreads = 128;
 /// `column_bytes` lie between columns of 128 bytes, which only a factor whose rows run along the sum (V) crosses within one
 /// product.
 [[nodiscard]] __device__ __forceinline__ std::uint64_t factor_at(std::uint32_t shared_address, std::uint32_t column_bytes) {
-  return wide::descriptor(shared_address, column_bytes);
+  return wide::descriptor(ptx::uniform(shared_address), column_bytes);
 }
 
 /// Before the first product after registers that it takes or gives were written by anything else.

@@ -67,26 +67,27 @@ class WideTile {
   /// Asks for S = Q K^T of a stage that holds K.
   __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
     ptx::pin_registers(s_);
-    const std::uint32_t queries = kDims > 128 ? ptx::anew(queries_) : queries_;
+    const std::uint64_t q = ptx::factor_at(kDims > 128 ? ptx::anew(queries_) : queries_, 16);
+    const std::uint64_t k = ptx::factor_at(stage, 16);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const std::uint32_t q = queries + wide::step_place(kConfig.q_rows, step);
-      const std::uint32_t k = stage + wide::step_place(kConfig.tile_tokens, step);
-      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
+      const std::uint64_t q_step = wide::further(q, wide::step_place(kConfig.q_rows, step));
+      const std::uint64_t k_step = wide::further(k, wide::step_place(kConfig.tile_tokens, step));
+      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, q_step, k_step, step != 0);
     }
     ptx::end_products();
   }
 
   /// Asks for O += P V of a stage that holds V, or K of which the first columns are V.
   __device__ __forceinline__ void ask_for_output(std::uint32_t stage) {
-    stage += wide::value_place(first_dim(), column_stage_bytes<kConfig>);
+    const std::uint64_t v =
+        ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
     ptx::pin_registers(o_);
     ptx::begin_products();
 #pragma unroll
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
-      const std::uint32_t v = stage + wide::run_place(run);
-      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], ptx::factor_at(v, column_stage_bytes<kConfig>), true);
+      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], wide::further(v, wide::run_place(run)), true);
     }
     ptx::end_products();
   }
