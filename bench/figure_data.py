@@ -212,17 +212,33 @@ def onnx_runtime(name: str) -> list:
 
 
 WAYS = {"one": "1 GPU", "tensor": "heads", "context_fused": "fused", "context": "all_gather", "context_all_to_all": "all_to_all",
-        "sdpa_context": "torch + all_gather", "context_alone": "shard"}  # bench/multi_gpu.py has what they are
+        "sdpa_context": "torch + all_gather", "context_fused_apart": "fused, two launches", "context_alone": "shard",
+        "context_alone_dependent": "dependent shard"}  # bench/multi_gpu.py has what they are
+SHARDS = ("shard", "dependent shard")  # what an exchange is counted from
+
+
+def several_gpus(ranks: int) -> list:
+    """Microseconds of a layer on so many GPUs in each way, and on one, in the order of MiB; "read" is the read limit of the shards, where
+    the file has it. Rows that they do not hold are left out."""
+    rows = {}
+    for line in lines("h100-multi-gpu.jsonl"):
+        if line["ranks"] not in (1, ranks) or not line.get("us"):
+            continue
+        row = rows.setdefault(line["row"], {"row": line["row"], "MiB": line["kv_bytes"] / 2**20, "us": {}})
+        row["us"][WAYS[line["impl"].partition("/")[2]]] = line["us"]
+        if line.get("ceiling_us") and line["impl"] == "lean/context_fused":
+            row["us"]["read"] = line["ceiling_us"]
+    return sorted((row for row in rows.values() if "fused" in row["us"]), key=lambda row: row["MiB"])
 
 
 def two_gpus() -> list:
-    """Microseconds of a layer on two GPUs in each way, and on one, in the order of MiB. Rows that no two GPUs hold are left out."""
-    rows = {}
-    for line in lines("h100-multi-gpu.jsonl"):
-        row = rows.setdefault(line["row"], {"row": line["row"], "MiB": line["kv_bytes"] / 2**20, "us": {}})
-        if line.get("us"):
-            row["us"][WAYS[line["impl"].partition("/")[2]]] = line["us"]
-    return sorted((row for row in rows.values() if row["us"]), key=lambda row: row["MiB"])
+    """several_gpus() of two, and the fused exchange's time on four where the file has it."""
+    on_four = {row["row"]: row["us"]["fused"] for row in several_gpus(4)}
+    rows = several_gpus(2)
+    for row in rows:
+        if row["row"] in on_four:
+            row["us"]["fused, 4 GPUs"] = on_four[row["row"]]
+    return rows
 
 
 def ort_uneven() -> list:
@@ -453,24 +469,29 @@ def engine_table() -> str:
                      "with FlashAttention-3, ms"], table)
 
 
-def two_gpus_table() -> str:
+def several_gpus_table(ranks: int) -> str:
     def text(us: float | None) -> str:
         return "" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
 
+    rows = several_gpus(ranks)
+    ways = [way for way in (*WAYS.values(), "read") if way not in SHARDS and any(way in row["us"] for row in rows)]
+    shards = [way for way in SHARDS if any(way in row["us"] for row in rows)]
     table = []
-    for row in two_gpus():
+    for row in rows:
         us = row["us"]
         speedup = f"{us['1 GPU'] / us['fused']:.2f}" if "1 GPU" in us else ""
-        table.append([row["row"], f"{row['MiB']:.0f}", *(text(us.get(way)) for way in WAYS.values() if way != "shard"), speedup,
-                      f"{us['fused'] - us['shard']:.1f}"])
-    return markdown(["row", "K/V, MiB", *(way for way in WAYS.values() if way != "shard"), "1 GPU / fused", "fused - shard"], table)
+        above = (f"{us['fused'] - us[way]:.1f}" if way in us else "" for way in shards)
+        table.append([row["row"], f"{row['MiB']:.0f}", *(text(us.get(way)) for way in ways), speedup, *above])
+    return markdown(["row", "K/V, MiB", *ways, "1 GPU / fused", *(f"fused - {way}" for way in shards)], table)
 
 
-TABLES = {"two gpus": two_gpus_table, "short": short_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE)))}
+if several_gpus(4):
+    TABLES["four gpus"] = lambda: several_gpus_table(4)
 
 
 def cpu_kinds(peer: str, *words: str) -> list:

@@ -211,13 +211,19 @@ def draw_timeline(figure, data, colours):
 def draw_two_gpus(figure, data, colours):
     axes = figure.subplots()
     shown = {"heads": "o", "fused": "D", "all_gather": "s", "torch + all_gather": "^"}
-    for (way, marker), colour in zip(shown.items(), [colours["ours"], colours["ours"], *colours["others"]]):
+    colour_of = dict(zip(shown, [colours["ours"], colours["ours"], *colours["others"]]))
+    most = 2
+    if any("fused, 4 GPUs" in row["us"] for row in data):
+        shown["fused, 4 GPUs"], colour_of["fused, 4 GPUs"], most = "P", colours["ours"], 4
+    for way, marker in shown.items():
+        colour = colour_of[way]
         rows = [row for row in data if way in row["us"] and "1 GPU" in row["us"]]
         axes.scatter([row["MiB"] for row in rows], [row["us"]["1 GPU"] / row["us"][way] for row in rows], marker=marker, s=24, label=way,
                      facecolors=colour if way == "fused" else "none", edgecolors=colour)
-    for speedup in (1, 2):
+    for speedup in (1, 2, most):
         axes.axhline(speedup, color=colours["ink"], linewidth=0.8)
-    axes.set(xscale="log", xlabel="MiB of K and V in a layer", ylabel="speedup of two GPUs over one\n(higher is better)", ylim=(0, 2.1))
+    label = "speedup of two GPUs over one" if most == 2 else "speedup over one GPU"
+    axes.set(xscale="log", xlabel="MiB of K and V in a layer", ylabel=f"{label}\n(higher is better)", ylim=(0, most + 0.1))
     ticks(axes.xaxis, [32, 128, 512, 2048, 8192, 32768])
     axes.legend(frameon=False, labelcolor=colours["ink"], loc="lower right")
 

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """One layer's decode attention on several GPUs: heads sharded, tokens sharded, torch's attention on the same shards, and one GPU.
 
-Finds 2, 4 and 8 GPUs (--ranks 1,2,4,8 says which numbers), starts a process for each by torch.multiprocessing, and times calls in a
-CUDA graph over copies of K and V that no cache holds together. A time is the slowest rank's. With --device cpu the processes talk by
-gloo, which shows that everything works and nothing about GPUs.
+Starts a process for each GPU by torch.multiprocessing, as many as the largest number of --gpus that there are, and times calls in a
+CUDA graph over copies of K and V that no cache holds together. The calls of a graph are the layers of a step: what follows from lengths
+alone is worked out once in it. A time is the slowest rank's. With --device cpu the processes talk by gloo, which shows that everything
+works and nothing about GPUs.
 
 Ways: one (a single rank with everything); tensor (TensorParallel: nothing is exchanged); context and context_all_to_all
-(ContextParallel: states are exchanged and merged in the call); sdpa_context (torch's flash attention on the shards of
-ContextParallel, then the same exchange; equal lengths only). context_fused is ContextParallel with the exchange over peer memory;
-context_alone is its decode() without any exchange, what the exchange's time is counted from.
+(ContextParallel: states are exchanged by NCCL and merged in the call); context_fused (ContextParallel with the exchange over peer
+memory, in decode()'s own launch where it has one); context_fused_apart (the same by a launch behind decode()'s); sdpa_context (torch's
+flash attention on the shards of ContextParallel, then the exchange of `context`; equal lengths only); context_alone and
+context_alone_dependent (decode() of the shard without any exchange, what an exchange's time is counted from; the latter as a dependent
+launch, as those of context_fused are). Every line has the read limit too, ceiling_us: a kernel that only reads the bytes of K and V that
+the way's ranks hold, on the same GPUs at the same time, the slowest rank's; the best of several such kernels.
 
-Each row of a way is a line of --json when it is done. A run takes up to --minutes; started again with the same file it goes on with
-what is missing there. Lines of --quick runs say so, and are no results.
+Rows come in the order of what they decide, every number of GPUs of a row before the next row, and each is a line of --json when it is
+done. A run takes up to --minutes; started again with the same file it goes on with what is missing there. Lines of --quick runs say so,
+and are no results.
 
-Usage: multi_gpu.py [--device cuda|cpu] [--ranks 1,2,4,8] [--ways one,tensor,...] [--rows REGEX] [--max-mb N] [--minutes 8.5]
+Usage: multi_gpu.py [--device cuda|cpu] [--gpus 1,2,4,8] [--ways one,tensor,...] [--rows REGEX] [--max-mb N] [--minutes 8.5]
                     [--quick] [--json FILE]
 Needs torch 2.6 or newer.
 """
@@ -38,8 +43,17 @@ import lean_attention
 from lean_attention.distributed import ContextParallel, TensorParallel
 from lean_attention.distributed._exchange import EXCHANGES, Message, Rows
 
-WAYS = ("one", "tensor", "context", "context_all_to_all", "context_fused", "context_alone", "sdpa_context")
-EXCHANGE_OF = {"context_all_to_all": "all_to_all", "context_fused": "fused"}
+WAYS = ("one", "context_fused", "context_alone", "context", "sdpa_context", "tensor", "context_alone_dependent", "context_fused_apart")
+EXCHANGE_OF = {
+    "context": "all_gather",
+    "sdpa_context": "all_gather",
+    "context_all_to_all": "all_to_all",
+    "context_fused": "fused",
+    "context_fused_apart": "fused",
+}
+ALONE = ("context_alone", "context_alone_dependent")
+ALL_WAYS = (*WAYS, "context_all_to_all")
+AIMS = ("1 x 128k", "1 x 32k", "1 x 8k", "8 ragged to 8k", "8 x 8k", "32 x 8k")  # of either Llama shape, what the aims are about
 ROUNDS = 7
 L2_BYTES = 256 << 20  # what copies of K and V exceed together: twice an H200's L2 and more
 SMALL_CALLS, LARGE_CALLS, LARGE_BYTES = (
@@ -77,7 +91,8 @@ def rows() -> list:
         found.append(Row(f"paper 8a 256 heads 4 x {n}k", 256, 256, 64, (n * kilo,) * 4))
     found += [Row(f"paper 8b {heads} heads 4 x 256k", heads, heads, 64, (256 * kilo,) * 4) for heads in (64, 160, 320, 512)]
     found += [Row(f"paper 8c 256 heads {batch} x 256k", 256, 256, 64, (256 * kilo,) * batch) for batch in (1, 8, 32)]
-    return sorted(found, key=lambda row: row.kv_bytes)
+    aims = [row for size in AIMS for row in found if row.name.startswith("llama") and row.name.endswith(f"b {size}")]
+    return aims + sorted((row for row in found if row not in aims), key=lambda row: (row.name.startswith("paper"), row.kv_bytes))
 
 
 def quick_rows() -> list:
@@ -88,21 +103,75 @@ class Refused(Exception):
     """A way does not run a row; the text says why."""
 
 
+READ = """
+extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* words, unsigned count, unsigned* sink) {
+  const unsigned begin = (unsigned long long)count * blockIdx.x / gridDim.x;
+  const unsigned end = (unsigned long long)count * (blockIdx.x + 1) / gridDim.x;
+  unsigned fold = 0, i = begin + threadIdx.x;
+  for (; i + 7 * 512u < end; i += 8 * 512u) {
+    uint4 w[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w[j].x), "=r"(w[j].y), "=r"(w[j].z), "=r"(w[j].w) : "l"(words + i + j * 512u));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) fold ^= w[j].x ^ w[j].y ^ w[j].z ^ w[j].w;
+  }
+  for (; i < end; i += 512u) fold ^= words[i].x ^ words[i].y ^ words[i].z ^ words[i].w;
+  if (fold == 0x9E3779B9u) *sink = fold;
+}
+"""
+
+
+def readers(device: torch.device) -> list:
+    """Functions that read a tensor of bytes and do nothing else with them."""
+    if device.type == "cpu":
+        return [lambda data: data.view(torch.int64).sum()]
+    found = [lambda data: data.view(torch.float32).sum()]
+    try:
+        kernel = torch.cuda._compile_kernel(READ, "read_words")
+    except Exception as error:  # whatever torch has of NVRTC: its reduction reads, too
+        print(f"multi_gpu: no kernel that reads: {error}", flush=True)
+        return found
+    sink = torch.zeros(1, dtype=torch.int32, device=device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def reader(ctas: int) -> object:
+        return lambda data: kernel(grid=(ctas * processors, 1, 1), block=(512, 1, 1), args=[data, data.numel() // 16, sink])
+
+    return [*found, reader(2), reader(3)]
+
+
 @dataclasses.dataclass
 class Bench:
-    """One rank's side of a run."""
+    """One rank's side of the measurements on some GPUs."""
 
     device: torch.device
-    contexts: dict  # by exchange
+    group: object
     control: object  # a gloo group: what ranks tell each other between rows
+    contexts: dict  # by way
+    readers: list
+    held: tuple = (None, [])  # copies of K and V that the last way had, and what they are of
+    ceilings: dict = dataclasses.field(default_factory=dict)  # us, by (row, bytes of a rank)
+
+    @classmethod
+    def of(cls, ranks: int, device: torch.device, groups: tuple, options: argparse.Namespace) -> object:
+        contexts = {}
+        if ranks > 1:
+            for way in options.ways:
+                if way in EXCHANGE_OF or way in ALONE:
+                    contexts[way] = ContextParallel(groups[0], exchange=EXCHANGE_OF.get(way, "all_gather"))
+            if "context_fused_apart" in contexts:
+                contexts["context_fused_apart"]._peers.in_launch = False
+        return cls(device, *groups, contexts, readers(device))
 
     @property
     def rank(self) -> int:
-        return dist.get_rank()
+        return dist.get_rank(self.group)
 
     @property
     def ranks(self) -> int:
-        return dist.get_world_size()
+        return dist.get_world_size(self.group)
 
     def shard(self, row: Row, way: str) -> tuple:
         """(K/V heads, tokens of a sequence) that this rank keeps."""
@@ -113,61 +182,106 @@ class Bench:
             if row.kv_heads < self.ranks:
                 raise Refused(f"{row.kv_heads} K/V heads for {self.ranks} ranks: that is context parallelism")
             return -(-row.kv_heads // self.ranks), longest  # the most that TensorParallel deals out
-        return row.kv_heads, self.contexts["all_gather"].placement.capacity(longest)
+        return row.kv_heads, self.contexts[way].placement.capacity(longest)
 
-    def call(self, row: Row, way: str, q: torch.Tensor) -> object:
-        """A function of one copy of (k, v) of the shard."""
+    def read_bytes(self, row: Row, way: str) -> int:
+        """Of K and V, by this rank in a call."""
+        heads, tokens = self.shard(row, way)[0], row.lens
+        if way in self.contexts:
+            tokens = [self.contexts[way].placement.local_tokens(n, self.rank) for n in row.lens]
+        return 4 * heads * row.head_dim * sum(tokens)
+
+    def step(self, row: Row, way: str, q: torch.Tensor) -> object:
+        """A function that begins a step: it returns a layer, a function of one copy of (k, v) of the shard."""
         lens = torch.tensor(row.lens, dtype=torch.int32, device=self.device)
         if way in ("one", "tensor"):
-            return lambda k, v: lean_attention.decode(q, k, v, seqlens=lens)
+            return lambda: lambda k, v: lean_attention.decode(q, k, v, seqlens=lens)
+        context = self.contexts[way]
         if way == "sdpa_context":
-            return self.sdpa_call(row, q)
-        context = self.contexts[EXCHANGE_OF.get(way, "all_gather")]
-        if way == "context_fused" and context.exchange != "fused":
+            return self.sdpa_step(row, q)
+        if EXCHANGE_OF.get(way) == "fused" and context.exchange != "fused":
             raise Refused("these GPUs do not reach each other's memory")
-        if way == "context_alone":
+        if way in ALONE:
             own = context.placement.local_tokens(lens, self.rank)
-            return lambda k, v: lean_attention.decode(q, k, v, seqlens=own, return_lse=True)
+            options = lean_attention.Options(dependent_launch=way == "context_alone_dependent" and self.device.type == "cuda")
+            return lambda: lambda k, v: lean_attention.decode(q, k, v, seqlens=own, return_lse=True, options=options)
         if context.exchange == "all_to_all" and row.q_heads % self.ranks:
             raise Refused(f"{self.ranks} ranks do not divide {row.q_heads} heads")
-        return lambda k, v: context.decode(q, k, v, seqlens=lens)
 
-    def sdpa_call(self, row: Row, q: torch.Tensor) -> object:
+        def begin() -> object:
+            lengths = context.step_lengths(lens)
+            return lambda k, v: context.decode(q, k, v, seqlens=lengths)
+
+        return begin
+
+    def sdpa_step(self, row: Row, q: torch.Tensor) -> object:
         """torch's flash attention with a group's heads as its queries, then the exchange."""
         if len(set(row.lens)) > 1:
             raise Refused("torch's attention has no lengths: equal ones only")
-        tokens = self.contexts["all_gather"].placement.local_tokens(row.lens[0], self.rank)
+        tokens = self.contexts["sdpa_context"].placement.local_tokens(row.lens[0], self.rank)
         grouped = q.unflatten(1, (row.kv_heads, -1))
         message = Rows(row.q_heads, len(row.lens), row.head_dim, q.dtype)
         aten = torch.ops.aten
 
-        def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def layer(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             k, v = k[:, :, :tokens], v[:, :, :tokens]
             if self.device.type == "cuda":
                 out, lse = aten._scaled_dot_product_flash_attention(grouped, k, v)[:2]
             else:
                 out, lse = aten._scaled_dot_product_flash_attention_for_cpu(grouped, k, v)
             state = out.flatten(1, 2).transpose(0, 1), lse.flatten(1, 2).transpose(0, 1)
-            merged, _ = EXCHANGES["all_gather"](Message.of(message, state, (0, 0), q.device), dist.group.WORLD)
+            merged, _ = EXCHANGES["all_gather"](Message.of(message, state, (0, 0), q.device), self.group)
             return merged.transpose(0, 1)
 
-        return call
+        return lambda: layer
 
-    def measured(self, row: Row, way: str) -> list:
-        """Times of a call, us, of each round: the slowest rank's."""
+    def caches(self, shape: tuple, copies: int) -> list:
+        """Copies of K and V [2, *shape], which no way writes to: those of the last way, where they are alike."""
+        if self.held[0] != (shape, copies):
+            self.release()
+            self.held = (shape, copies), [
+                torch.empty(shape, device=self.device, dtype=torch.bfloat16).normal_() for _ in range(copies)
+            ]
+        return self.held[1]
+
+    def release(self) -> None:
+        self.held = (None, [])
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def measured(self, row: Row, way: str) -> tuple:
+        """Times of a call, us, of each round, the slowest rank's; and the read limit."""
         heads, tokens = self.shard(row, way)
         share_bytes = 4 * len(row.lens) * heads * tokens * row.head_dim
         copies = 1 if self.device.type == "cpu" else max(1, -(-L2_BYTES // share_bytes))
         calls = max(copies, LARGE_CALLS if share_bytes > LARGE_BYTES else SMALL_CALLS)
         q_heads = heads * row.q_heads // row.kv_heads
         q = torch.randn(len(row.lens), q_heads, row.head_dim, device=self.device).bfloat16()
-        if way not in ("one", "tensor"):
-            dist.broadcast(q, 0)
-        call = self.call(row, way, q)
-        shape = (2, len(row.lens), heads, tokens, row.head_dim)
-        caches = [torch.empty(shape, device=self.device, dtype=torch.bfloat16).normal_() for _ in range(copies)]
-        run = self.prepared(lambda: [call(*caches[i % copies]) for i in range(calls)])
-        return [1e6 * self.slowest(run) / calls for _ in range(ROUNDS)]
+        if way in self.contexts:
+            dist.broadcast(q, 0, group=self.group)
+        begin = self.step(row, way, q)
+        caches = self.caches((2, len(row.lens), heads, tokens, row.head_dim), copies)
+
+        def layers() -> None:
+            layer = begin()
+            for i in range(calls):
+                layer(*caches[i % copies])
+
+        times = self.rounds(layers, calls)
+        key = (row.name, heads, tokens)
+        if key not in self.ceilings:
+            self.ceilings[key] = min(self.read_us(caches, self.read_bytes(row, way), calls, read) for read in self.readers)
+        return times, self.ceilings[key]
+
+    def read_us(self, caches: list, size: int, calls: int, read: object) -> float:
+        parts = [cache.view(-1)[: size // 2].view(torch.uint8) for cache in caches]
+        return statistics.median(self.rounds(lambda: [read(parts[i % len(parts)]) for i in range(calls)], calls))
+
+    def rounds(self, run: object, calls: int) -> list:
+        """us a call of each round."""
+        prepared = self.prepared(run)
+        return [1e6 * self.slowest(prepared) / calls for _ in range(ROUNDS)]
 
     def prepared(self, run: object) -> object:
         """The calls warmed up, on a GPU as a CUDA graph; a function that runs them and returns seconds."""
@@ -203,7 +317,7 @@ class Bench:
         lens = torch.tensor([1000, 77], dtype=torch.int32, device=self.device)
         whole = lean_attention.decode(q, k, v, seqlens=lens)
         results = {name: c.decode(q, c.shard(k), c.shard(v), seqlens=lens) for name, c in self.contexts.items()}
-        tensor = TensorParallel(8, 8)
+        tensor = TensorParallel(8, 8, self.group)
         results["tensor"] = tensor.gather(
             tensor.decode(tensor.shard_q(q), tensor.shard_kv(k), tensor.shard_kv(v), seqlens=lens)
         )
@@ -233,12 +347,13 @@ def done_in(file: pathlib.Path) -> set:
     return {(line["row"], line["impl"], line["ranks"]) for line in lines}
 
 
-def line_of(row: Row, way: str, ranks: int, times: list, note: object, options: argparse.Namespace) -> dict:
+def line_of(row: Row, way: str, ranks: int, found: tuple, note: object, options: argparse.Namespace) -> dict:
+    times, ceiling_us = found
     line = dict(row=row.name, impl=f"lean/{way}" if not way.startswith("sdpa") else f"torch/{way}", ranks=ranks)
     line.update(lens=list(row.lens), q_heads=row.q_heads, kv_heads=row.kv_heads, head_dim=row.head_dim, dtype="bf16")
     line.update(kv_bytes=row.kv_bytes, us=None, note=note)
     if times:
-        line.update(us=statistics.median(times), us_min=min(times), us_max=max(times), rounds=len(times))
+        line.update(us=statistics.median(times), us_min=min(times), us_max=max(times), rounds=len(times), ceiling_us=ceiling_us)
     line.update(device=options.device_name, backend="nccl" if options.device == "cuda" else "gloo", torch=torch.__version__)
     line.update(commit=options.commit, date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
     return {**line, "quick": True} if options.quick else line
@@ -250,58 +365,71 @@ def why_not(bench: Bench, row: Row, way: str, options: argparse.Namespace) -> st
     needed = 4 * len(row.lens) * heads * tokens * row.head_dim
     room = options.max_mb << 20 if options.max_mb else None
     if bench.device.type == "cuda":
-        free = torch.tensor(torch.cuda.mem_get_info()[0])
+        free = torch.tensor(torch.cuda.mem_get_info()[0] + sum(cache.nbytes for cache in bench.held[1]))
         dist.all_reduce(free, dist.ReduceOp.MIN, group=bench.control)
         room = min(room or free.item(), int(MEMORY_SHARE * free.item()))
     return f"K and V of a rank are {needed >> 20} MB, there is room for {room >> 20} MB" if room and needed > room else ""
 
 
 def one_row(bench: Bench, row: Row, way: str, options: argparse.Namespace) -> None:
-    times, note = [], None
+    found, note = ([], None), None
     try:
         note = why_not(bench, row, way, options) or None
         if note is None:
-            times = bench.measured(row, way)
+            found = bench.measured(row, way)
     except Refused as refused:  # by every rank alike
         note = str(refused)
-    gc.collect()
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
     if bench.rank == 0:
-        line = line_of(row, way, bench.ranks, times, note, options)
+        line = line_of(row, way, bench.ranks, found, note, options)
         with options.json.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        result = f"{line['us']:10.1f} us" if times else note
-        print(f"{bench.ranks} x {line['impl']:24} {row.name:32} {result}", flush=True)
+        result = f"{line['us']:10.1f} us, read {line['ceiling_us']:.1f}" if found[0] else note
+        print(f"{bench.ranks} x {line['impl']:28} {row.name:32} {result}", flush=True)
 
 
-def rank_main(rank: int, ranks: int, store: str, options: argparse.Namespace) -> None:
+def missing_ways(row: Row, ranks: int, done: set, options: argparse.Namespace) -> list:
+    """Of this row on so many ranks: all but those that the file has."""
+    impls = {way: f"torch/{way}" if way.startswith("sdpa") else f"lean/{way}" for way in options.ways}
+    return [way for way, impl in impls.items() if (way == "one") == (ranks == 1) and (row.name, impl, ranks) not in done]
+
+
+def rank_main(rank: int, world: int, store: str, options: argparse.Namespace) -> None:
     cuda = options.device == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     limit = datetime.timedelta(seconds=120)
-    dist.init_process_group("nccl" if cuda else "gloo", init_method=store, rank=rank, world_size=ranks, timeout=limit)
-    control = dist.new_group(backend="gloo", timeout=limit)
-    bench = Bench(device, {name: ContextParallel(exchange=name) for name in ("all_gather", "all_to_all", "fused")}, control)
-    bench.check()
-    done = from_first(done_in(options.json), control)
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
+    benches, groups = {}, ()
+    everybody = dist.new_group(backend="gloo", timeout=5 * limit)
+    for ranks in options.gpus:  # torch names a group by how many its ranks are in: all are in as many, and the first ones' is measured
+        for first in range(0, world, ranks):
+            members = list(range(first, first + ranks))
+            made = dist.new_group(members, timeout=limit), dist.new_group(members, backend="gloo", timeout=limit)
+            groups = made if rank in members else groups
+        benches[ranks] = Bench.of(ranks, device, groups, options)
+        if ranks > 1:
+            benches[ranks].check()
+    done = from_first(done_in(options.json), everybody)
     for row in quick_rows() if options.quick else rows():
-        for way in options.ways:
-            impl = f"torch/{way}" if way.startswith("sdpa") else f"lean/{way}"
-            if (way == "one") != (ranks == 1) or (row.name, impl, ranks) in done or not re.search(options.rows, row.name):
-                continue
-            if from_first(time.time() > options.end, control):
-                break
-            one_row(bench, row, way, options)
-    dist.barrier(control)
+        if not re.search(options.rows, row.name):
+            continue
+        for ranks in options.gpus:
+            ways = missing_ways(row, ranks, done, options)
+            dist.barrier(everybody)  # other GPUs of the host are idle while some are measured
+            for way in ways if rank < ranks else ():
+                if from_first(time.time() > options.end, benches[ranks].control):
+                    break
+                one_row(benches[ranks], row, way, options)
+            benches[ranks].release()
+    dist.barrier(everybody)
     dist.destroy_process_group()
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--ranks", default="1,2,4,8", type=lambda text: [int(number) for number in text.split(",")])
+    parser.add_argument("--gpus", default="1,2,4,8", type=lambda text: [int(number) for number in text.split(",")])
     parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
     parser.add_argument("--rows", default="", help="a regular expression that their names contain")
     parser.add_argument("--max-mb", default=0, type=int, help="of K and V of a rank")
@@ -309,9 +437,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", default=pathlib.Path("multi-gpu.jsonl"), type=pathlib.Path)
     options = parser.parse_args()
-    unknown = set(options.ways) - set(WAYS)
+    unknown = set(options.ways) - set(ALL_WAYS)
     if unknown:
-        raise SystemExit(f"multi_gpu: --ways {', '.join(unknown)}: there are {', '.join(WAYS)}")
+        raise SystemExit(f"multi_gpu: --ways {', '.join(unknown)}: there are {', '.join(ALL_WAYS)}")
     return options
 
 
@@ -329,11 +457,12 @@ def main() -> int:
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
     ).stdout.strip()
     options.commit = commit or "unknown"
-    for ranks in options.ranks:
-        if options.device == "cuda" and ranks > gpus:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(rank_main, (ranks, f"file://{folder}/store", options), nprocs=ranks)
+    options.gpus = [ranks for ranks in options.gpus if options.device == "cpu" or ranks <= gpus]
+    world = max(options.gpus)
+    if any(world % ranks for ranks in options.gpus):
+        raise SystemExit(f"multi_gpu: --gpus {options.gpus}: all must divide the largest")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(rank_main, (world, f"file://{folder}/store", options), nprocs=world)
     return 0
 
 

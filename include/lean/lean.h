@@ -7,7 +7,7 @@
  * Structs begin with struct_size, set by their _init function. Later releases add fields at the end only; a library
  * takes smaller structs of older headers (missing fields have their defaults) and larger ones whose extra fields are 0.
  * Letters: B sequences, Hq query heads, Hkv key/value heads, n_q and n_kv tokens, d head_dim, dv value_dim.
- * Meanings, units and errors of every field and call are documented in problem.hpp, options.hpp and lean.hpp. */
+ * Meanings, units and errors of every field and call are documented in problem.hpp, options.hpp, exchange.hpp and lean.hpp. */
 #ifndef LEAN_LEAN_H_
 #define LEAN_LEAN_H_
 
@@ -148,6 +148,7 @@ typedef struct lean_problem {
   int64_t alibi_sequence_stride; /* elements; 0: all sequences have the same slopes */
   int32_t rotary_absolute;       /* 0 or 1; 1: positions count from token 0 instead of from the first valid token */
   int32_t reserved3;
+  const int32_t* append_cached_lengths; /* [B], tokens before the call; or NULL. With it the call writes kv_lengths */
 } lean_problem;
 
 /* Runs body(argument, worker) once for every worker in [0, worker_count) and returns when all are done; a worker left out or
@@ -158,6 +159,46 @@ typedef struct lean_executor {
   int32_t worker_count;
   int32_t descending_or_concurrent;
 } lean_executor;
+
+/* Ranks that an exchange may have. */
+#define LEAN_MAX_RANKS 16
+
+/* One rank's side of an exchange between GPUs of one host: lean::Exchange, field by field. lean_exchange_init() gives every field its
+ * default, lean_exchange_create() a rank's memory. */
+typedef struct lean_exchange {
+  size_t struct_size;
+  int32_t rank;
+  int32_t ranks;
+  void* memory[LEAN_MAX_RANKS]; /* by rank, as this device reaches it */
+  size_t memory_bytes;          /* of each */
+  int64_t limit_ns;             /* how long a call waits on the device for the other ranks; default 1 s */
+  uint32_t* fault;              /* host memory that the device writes */
+  int32_t device;               /* of lean_exchange_create(); -1: the memory is the caller's own */
+  uint32_t opened;              /* of lean_exchange_open() */
+} lean_exchange;
+
+/* What another process opens a rank's memory by: plain bytes for whatever connects the two. */
+typedef struct lean_exchange_handle {
+  unsigned char bytes[64];
+} lean_exchange_handle;
+
+/* Dense rows of results, o [rows, value_dim] and lse [rows], and where the merged ones go: lean::ExchangedStates. */
+typedef struct lean_exchanged_states {
+  const void* o;
+  const float* lse;
+  void* merged_o;
+  float* merged_lse;
+  int64_t rows;
+  int32_t value_dim;
+  int32_t dtype; /* a lean_dtype */
+} lean_exchanged_states;
+
+/* Which tokens a rank holds: block j of a sequence, of block_tokens, lies on rank j mod ranks. lean::TokenShard. */
+typedef struct lean_token_shard {
+  int32_t rank;
+  int32_t ranks;
+  int32_t block_tokens;
+} lean_token_shard;
 
 /* How a call is carried out: lean::Options, field by field. lean_options_init() gives every field its default. */
 typedef struct lean_options {
@@ -172,8 +213,9 @@ typedef struct lean_options {
   int32_t cpu_isa;      /* 0: best */
   const lean_executor* executor;
   void* stream;
-  int32_t dependent_launch; /* boolean */
-  int32_t check_workspace;  /* boolean */
+  int32_t dependent_launch;      /* boolean */
+  int32_t check_workspace;       /* boolean */
+  const lean_exchange* exchange; /* CUDA: the call is one rank's part of an exchange, in its own launch; or NULL */
 } lean_options;
 
 /* The memory of one call, which stays the caller's: host memory for the CPU, device memory for a GPU; in bytes. */
@@ -217,14 +259,57 @@ LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
 
 /* Whether lengths and page ids lie within what there is; the host must be able to read them. Codes: LEAN_BAD_LENGTHS,
- * LEAN_BAD_PAGE_INDEX. */
+ * LEAN_BAD_PAGE_INDEX, which also says that two sequences append to one page. */
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
 
-/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense; dtype: LEAN_FLOAT32,
- * LEAN_FLOAT16 or LEAN_BFLOAT16. Of options the backend counts (NULL: the CPU, all in host memory); with CUDA all is in the current
- * device's memory, and the merge is enqueued on options->stream. Codes: LEAN_INVALID_ARGUMENT, LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
+/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense, no two of them
+ * overlapping; dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. Of options the backend counts (NULL: the CPU, all in host memory);
+ * with CUDA all is in the current device's memory, and the merge is enqueued on options->stream. Codes: LEAN_INVALID_ARGUMENT,
+ * LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
 LEAN_API lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, int64_t rows,
                                        int32_t value_dim, int32_t dtype, const lean_options* options);
+
+/* Sets struct_size and every default: no memory. Called before any field is written. */
+LEAN_API void lean_exchange_init(lean_exchange* exchange);
+
+/* Bytes of memory that each rank needs for exchanges of so many rows at most; 0 where one of the numbers is none that is taken. */
+LEAN_API size_t lean_exchange_bytes(int32_t ranks, int64_t rows, int32_t value_dim, int32_t dtype);
+
+/* Takes zeroed memory of the current device for `rank` of `ranks`, of lean_exchange_bytes() of the largest call or more, the same on every
+ * rank; writes the handle that other processes open it by where that is not NULL. Of `exchange`, which lean_exchange_init() has set,
+ * limit_ns stays. Codes: LEAN_INVALID_ARGUMENT, LEAN_UNSUPPORTED (no CUDA backend, no device), LEAN_BACKEND_ERROR (no memory). */
+LEAN_API lean_status lean_exchange_create(lean_exchange* exchange, int32_t rank, int32_t ranks, size_t memory_bytes,
+                                          lean_exchange_handle* handle);
+
+/* The memory of another process's rank, by its handle. Codes: LEAN_INVALID_ARGUMENT (no other rank, or there already),
+ * LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR (the device does not reach it, or the handle is of this process). */
+LEAN_API lean_status lean_exchange_open(lean_exchange* exchange, int32_t rank, const lean_exchange_handle* handle);
+
+/* The memory of another rank of this process, on a device that this one's is given access to. Codes: LEAN_INVALID_ARGUMENT (as before, or
+ * other ranks), LEAN_UNSUPPORTED (the devices do not reach each other), LEAN_BACKEND_ERROR. */
+LEAN_API lean_status lean_exchange_join(lean_exchange* exchange, const lean_exchange* other);
+
+/* Zeroes one's own memory and the fault: by all ranks after a fault, while none is in a call. Codes: LEAN_INVALID_ARGUMENT (not of
+ * lean_exchange_create()), LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
+LEAN_API lean_status lean_exchange_clear(lean_exchange* exchange);
+
+/* Gives back what create and open took, and leaves `exchange` as lean_exchange_init() does: while no rank is in a call. */
+LEAN_API lean_status lean_exchange_close(lean_exchange* exchange);
+
+/* Enqueues one kernel on options->stream that sends this rank's rows to all, waits for theirs within limit_ns and merges all in rank order:
+ * the same bits on every rank. Every rank calls it, with the same sizes. options->backend is LEAN_CUDA. Codes: LEAN_INVALID_ARGUMENT,
+ * LEAN_UNSUPPORTED, LEAN_WORKSPACE_TOO_SMALL, LEAN_WORKSPACE_MISALIGNED, LEAN_BACKEND_ERROR. */
+LEAN_API lean_status lean_exchange_states(const lean_exchange* exchange, const lean_exchanged_states* states,
+                                          const lean_options* options);
+
+/* The first fault that calls which have ended met since the fault word was zero: LEAN_BACKEND_ERROR names the rank. Waits for nothing. */
+LEAN_API lean_status lean_exchange_status(const lean_exchange* exchange);
+
+/* held[i] = how many of the first tokens[i] tokens of a sequence a rank holds, for i below `count`. CPU (options NULL or LEAN_CPU): done
+ * when it returns; CUDA: one kernel on options->stream, arrays in device memory. Codes: LEAN_INVALID_ARGUMENT, LEAN_UNSUPPORTED,
+ * LEAN_BACKEND_ERROR. */
+LEAN_API lean_status lean_shard_lengths(const int32_t* tokens, int32_t* held, int64_t count, const lean_token_shard* shard,
+                                        const lean_options* options);
 
 /* Writes the schedule of a call as text, zero-terminated, and at most buffer_bytes of it. Returns the bytes needed with the final zero, 0
  * when the call would be refused; format is a lean_schedule_format. Lengths must be readable by the host. */

@@ -6,6 +6,8 @@
 
 namespace lean {
 
+struct Exchange;  // lean/exchange.hpp
+
 /// Where a call runs. kCuda needs a library built with CUDA (LEAN_CUDA=ON) and takes the current device.
 enum class Backend : std::int32_t { kCpu = 0, kCuda = 1 };
 
@@ -94,6 +96,12 @@ struct Options {
   /// counters are not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and
   /// refuses.
   bool check_workspace = false;
+  /// CUDA: decode() is one rank's part of a call of several GPUs, each of which holds other keys of the same sequences: o and lse become
+  /// those of all keys, on every rank, in the same launch, with the bits of exchange_states() behind decode(). Decode steps alone: one
+  /// query a sequence, fp16 or bf16, d of 64 or 128, up to 16 query heads a K/V head, keys end to end or in pages, no rule that
+  /// masks scores one by one, Fixup::kLastArriver, compute capability 9.0 or newer; supports() says whether it is such a call. All ranks
+  /// make the call, with the same batch, heads and dims; a sink counts on one of them alone. Null: a call by itself.
+  const Exchange* exchange = nullptr;
 };
 
 }  // namespace lean

@@ -1,10 +1,9 @@
-// The memory of an exchange between processes (lean/exchange.hpp): one's own, which others may open, and theirs, opened here.
+// The memory of an exchange between processes (lean/exchange.hpp), as long as an object lives: one's own, which others may open, and
+// theirs, opened here.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "lean/lean.hpp"
 
@@ -15,8 +14,6 @@ namespace lean::runtime {
 /// another rank may still be in a call.
 class PeerMemory {
  public:
-  using Handle = std::array<std::byte, 64>;  // a cudaIpcMemHandle_t
-
   struct Asked {
     std::int32_t device_index = 0;
     std::int32_t rank = 0;
@@ -31,17 +28,17 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  [[nodiscard]] const Handle& handle() const noexcept;
+  [[nodiscard]] const ExchangeHandle& handle() const noexcept { return handle_; }
   /// Another rank's memory. Throws device::Error: its device cannot be reached from this one, or it is of this process.
-  void open(std::int32_t rank, const Handle& handle);
-  [[nodiscard]] const Exchange& exchange() const noexcept;
-  [[nodiscard]] std::int32_t device_index() const noexcept;
+  void open(std::int32_t rank, const ExchangeHandle& handle);
+  [[nodiscard]] const Exchange& exchange() const noexcept { return exchange_; }
+  [[nodiscard]] std::int32_t device_index() const noexcept { return exchange_.device; }
   /// Zeroes one's own memory and the fault word: by all ranks while none is in a call. Throws device::Error.
   void clear();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  Exchange exchange_;
+  ExchangeHandle handle_;
 };
 
 }  // namespace lean::runtime

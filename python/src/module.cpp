@@ -62,18 +62,35 @@ Call call_of(PyObject* const* arguments, Py_ssize_t count) {
   return Call(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
 }
 
+/// What is looked at here, then the call. `exchange`: of which it is a part, or null.
+Status decoded(Call& call, const Exchange* exchange) {
+  const device::Guard guard(device_index(call));
+  Options options = call.options();
+  const Executor executor = runtime::executor_for(options.workers);
+  options.executor = &executor;
+  options.exchange = exchange;
+  if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
+    call.check_lengths(call.wants_checked_lengths());
+  call.check_outputs_apart();
+  return decode_unlocked(call, options);
+}
+
 PyObject* decode_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     Call call = call_of(arguments, count);
-    const device::Guard guard(device_index(call));
-    Options options = call.options();
-    const Executor executor = runtime::executor_for(options.workers);
-    options.executor = &executor;
-    if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
-      call.check_lengths(call.wants_checked_lengths());
-    call.check_outputs_apart();
-    call.check(decode_unlocked(call, options));
+    call.check(decoded(call, nullptr));
     return none();
+  });
+}
+
+/// (framework, q, k, v, arguments, exchange): false where the call is none that exchanges in its own launch; nothing is done then.
+PyObject* decode_exchanged_entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    check_count(count, 6);
+    Call call = call_of(arguments, count - 1);
+    const Status status = decoded(call, &exchange_of(arguments[count - 1]));
+    if (status.code != StatusCode::kUnsupported) call.check(status);
+    return Reference(checked(PyBool_FromLong(status.ok())));
   });
 }
 
@@ -213,6 +230,7 @@ PyCFunction as_method(FastFunction function) noexcept {
 
 PyMethodDef g_methods[] = {
     {"decode", as_method(decode_entry), METH_FASTCALL, nullptr},
+    {"decode_exchanged", as_method(decode_exchanged_entry), METH_FASTCALL, nullptr},
     {"supports", as_method(supports_entry), METH_FASTCALL, nullptr},
     {"check_lengths", as_method(check_lengths_entry), METH_FASTCALL, nullptr},
     {"sticky_status", as_method(sticky_status_entry), METH_FASTCALL, nullptr},

@@ -54,9 +54,9 @@ Reference make_exchange(PyObject* const* arguments, Py_ssize_t count) {
                                                                .ranks = small_integer(arguments[2]),
                                                                .bytes = static_cast<std::size_t>(integer(arguments[3])),
                                                                .limit_ns = integer(arguments[4])});
-  const PeerMemory::Handle& handle = memory->handle();
-  const Reference text(
-      checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(handle.data()), static_cast<Py_ssize_t>(handle.size()))));
+  const ExchangeHandle& handle = memory->handle();
+  const Reference text(checked(
+      PyBytes_FromStringAndSize(reinterpret_cast<const char*>(handle.bytes), static_cast<Py_ssize_t>(sizeof(handle.bytes)))));
   Reference capsule(checked(PyCapsule_New(memory.get(), kCapsule, destroy)));
   memory.release();
   return Reference(checked(PyTuple_Pack(2, capsule.get(), text.get())));
@@ -67,9 +67,9 @@ Reference open_exchange(PyObject* const* arguments, Py_ssize_t count) {
   char* bytes = nullptr;
   Py_ssize_t length = 0;
   if (PyBytes_AsStringAndSize(arguments[2], &bytes, &length) < 0) throw ErrorIsSet{};
-  PeerMemory::Handle handle{};
-  check_count(length, static_cast<Py_ssize_t>(handle.size()));
-  std::memcpy(handle.data(), bytes, handle.size());
+  ExchangeHandle handle;
+  check_count(length, static_cast<Py_ssize_t>(sizeof(handle.bytes)));
+  std::memcpy(handle.bytes, bytes, sizeof(handle.bytes));
   memory_of(arguments[0]).open(small_integer(arguments[1]), handle);
   return none();
 }
@@ -91,6 +91,8 @@ Reference exchange(PyObject* const* arguments, Py_ssize_t count) {
   check(exchange_states(memory.exchange(), states, options));
   return none();
 }
+
+const Exchange& exchange_of(PyObject* capsule) { return memory_of(capsule).exchange(); }
 
 Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count) {
   check_count(count, 8);

@@ -3,6 +3,7 @@
 // runtime::device::Error.
 #pragma once
 
+#include "lean/exchange.hpp"
 #include "python.hpp"
 
 namespace lean::python {
@@ -15,6 +16,8 @@ namespace lean::python {
 [[nodiscard]] Reference open_exchange(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule, o, lse, merged o, merged lse, rows, value_dim, dtype, stream)
 [[nodiscard]] Reference exchange(PyObject* const* arguments, Py_ssize_t count);
+/// What a capsule of make_exchange() stands for, until that is gone.
+[[nodiscard]] const Exchange& exchange_of(PyObject* capsule);
 /// (tokens, held, count, rank, ranks, block tokens, device index, stream): there, or on the CPU where the index is -1.
 [[nodiscard]] Reference lengths_of_shard(PyObject* const* arguments, Py_ssize_t count);
 /// (capsule): None, or what the first fault was.

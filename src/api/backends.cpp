@@ -17,7 +17,8 @@ const BackendEntry* backend_of(Backend backend) noexcept {
                                      .tiling_of = cpu::tiling_of,
                                      .merge_states = cpu::merge_states,
                                      .shard_lengths = cpu::shard_lengths,
-                                     .exchange = nullptr};
+                                     .exchange = nullptr,
+                                     .exchange_memory = nullptr};
   switch (backend) {
     case Backend::kCpu: return &kCpu;
     case Backend::kCuda: return cuda_backend();

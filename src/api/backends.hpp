@@ -8,6 +8,16 @@
 
 namespace lean {
 
+/// The memory of an exchange (lean/exchange.hpp), of arguments that are checked.
+struct ExchangeMemory {
+  /// Takes it, for the rank, the ranks and at least the bytes that are set.
+  Status (*create)(Exchange&, ExchangeHandle&) noexcept;
+  Status (*open)(Exchange&, std::int32_t rank, const ExchangeHandle&) noexcept;
+  Status (*join)(Exchange&, const Exchange& other) noexcept;
+  Status (*clear)(Exchange&) noexcept;
+  Status (*close)(Exchange&) noexcept;
+};
+
 struct BackendEntry {
   /// What the backend does not do of a call, with the reason; the problem's and the options' own preconditions hold.
   Status (*supports)(const Problem&, const Options&) noexcept;
@@ -26,6 +36,7 @@ struct BackendEntry {
   Status (*shard_lengths)(const std::int32_t*, std::int32_t*, std::int64_t, const TokenShard&, const Options&) noexcept;
   /// An exchange that is checked, of a row at least. Null: the backend has no memory that its devices share.
   Status (*exchange)(const Exchange&, const ExchangedStates&, const Options&) noexcept;
+  const ExchangeMemory* exchange_memory;  // null where `exchange` is
 };
 
 /// Null when this build has no such backend.

@@ -16,7 +16,8 @@ constexpr std::size_t kProblemBytesV0 = offsetof(lean_problem, reserved2) + size
 constexpr std::size_t kOptionsBytesV0 = offsetof(lean_options, stream) + sizeof(void*);
 /// More than a struct of any release has: a larger size was never set, and is not to be looked through.
 constexpr std::size_t kMostBytes = 4096;
-static_assert(sizeof(lean_problem) <= kMostBytes && sizeof(lean_options) <= kMostBytes);
+static_assert(sizeof(lean_problem) <= kMostBytes && sizeof(lean_options) <= kMostBytes && sizeof(lean_exchange) <= kMostBytes);
+static_assert(LEAN_MAX_RANKS == Exchange::kMaxRanks && sizeof(lean_exchange_handle) == sizeof(ExchangeHandle));
 
 static_assert(sizeof(lean_status) == sizeof(Status));
 static_assert(LEAN_BACKEND_ERROR == static_cast<int>(StatusCode::kBackendError));
@@ -40,6 +41,8 @@ struct StructName {
 };
 constexpr StructName kProblemName{"problem", "problem.struct_size"};
 constexpr StructName kOptionsName{"options", "options.struct_size"};
+constexpr StructName kExchangeName{"exchange", "exchange.struct_size"};
+constexpr StructName kOtherName{"other", "other.struct_size"};
 
 /// A caller's struct of any release, with defaults for fields its header did not have.
 template <typename TStruct>
@@ -53,6 +56,10 @@ Status adopt(const StructName& name, const TStruct* given, std::size_t oldest_by
   if (bytes > kMostBytes) {
     return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
                   "too large: set it with the struct's _init function");
+  }
+  if (bytes % alignof(TStruct) != 0) {  // it would end inside a field
+    return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
+                  "no struct has that size: set it with the struct's _init function");
   }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
@@ -107,7 +114,7 @@ Problem to_cpp(const lean_problem& c) noexcept {
           .pages = {c.page_tokens, c.page_count, c.block_table, c.block_table_stride, c.page_indptr, c.page_indices},
           .scores = scores_of(c),
           .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0,
-                     c.rotary_absolute != 0},
+                     c.rotary_absolute != 0, c.append_cached_lengths},
           .k_scales = c.k_scales,
           .v_scales = c.v_scales,
           .scales_per_head = c.scales_per_head != 0};
@@ -125,12 +132,57 @@ Options to_cpp(const lean_options& c) noexcept {
           .check_workspace = c.check_workspace != 0};
 }
 
+/// An exchange as the C++ interface takes it; `status` says why not.
+struct AdoptedExchange {
+  Status status;
+  Exchange exchange;
+
+  AdoptedExchange() noexcept = default;
+  AdoptedExchange(const StructName& name, const lean_exchange* exchange_c) noexcept {
+    lean_exchange e;
+    lean_exchange_init(&e);
+    status = adopt(name, exchange_c, sizeof(lean_exchange), e);
+    if (!status.ok()) return;
+    exchange = {.rank = e.rank,
+                .ranks = e.ranks,
+                .memory_bytes = e.memory_bytes,
+                .limit_ns = e.limit_ns,
+                .fault = e.fault,
+                .device = e.device,
+                .opened = e.opened};
+    std::memcpy(exchange.memory, e.memory, sizeof(e.memory));
+  }
+};
+
+/// All but the size, which is the caller's.
+void write(const Exchange& from, lean_exchange& to) noexcept {
+  to.rank = from.rank;
+  to.ranks = from.ranks;
+  std::memcpy(to.memory, from.memory, sizeof(to.memory));
+  to.memory_bytes = from.memory_bytes;
+  to.limit_ns = from.limit_ns;
+  to.fault = from.fault;
+  to.device = from.device;
+  to.opened = from.opened;
+}
+
+/// `change(Exchange&)` of a caller's, written back whatever came of it.
+template <typename TChange>
+lean_status changed(lean_exchange* exchange_c, TChange&& change) noexcept {
+  AdoptedExchange adopted(kExchangeName, exchange_c);
+  if (!adopted.status.ok()) return to_c(adopted.status);
+  const Status status = change(adopted.exchange);
+  write(adopted.exchange, *exchange_c);
+  return to_c(status);
+}
+
 /// A problem and options as the C++ interface takes them; `status` says why not.
 struct Adopted {
   Status status;
   Problem problem;
   Options options;
   Executor executor;
+  AdoptedExchange exchange;
 
   Adopted(const lean_problem* problem_c, const lean_options* options_c) noexcept {
     lean_problem p;
@@ -146,6 +198,10 @@ struct Adopted {
       executor = {o.executor->context, o.executor->run, o.executor->worker_count, o.executor->descending_or_concurrent != 0};
       options.executor = &executor;
     }
+    if (o.exchange == nullptr) return;
+    exchange = AdoptedExchange(kExchangeName, o.exchange);
+    status = exchange.status;
+    options.exchange = &exchange.exchange;
   }
   Adopted(const Adopted&) = delete;
   Adopted& operator=(const Adopted&) = delete;
@@ -240,6 +296,76 @@ lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const fl
   const lean::AdoptedOptions adopted(options);
   if (!adopted.status.ok()) return lean::to_c(adopted.status);
   return lean::to_c(lean::merge_states(o_a, lse_a, o_b, lse_b, rows, value_dim, static_cast<lean::DType>(dtype), adopted.options));
+}
+
+void lean_exchange_init(lean_exchange* exchange) {
+  if (exchange == nullptr) return;
+  std::memset(exchange, 0, sizeof(*exchange));
+  exchange->struct_size = sizeof(*exchange);
+  lean::write(lean::Exchange{}, *exchange);
+}
+
+std::size_t lean_exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t value_dim, std::int32_t dtype) {
+  return lean::exchange_bytes(ranks, rows, value_dim, static_cast<lean::DType>(dtype));
+}
+
+lean_status lean_exchange_create(lean_exchange* exchange, std::int32_t rank, std::int32_t ranks, std::size_t memory_bytes,
+                                 lean_exchange_handle* handle) {
+  return lean::changed(exchange, [&](lean::Exchange& e) {
+    lean::ExchangeHandle told;
+    const std::int64_t limit_ns = e.limit_ns;
+    const lean::Status status = lean::create_exchange(rank, ranks, memory_bytes, e, &told);
+    e.limit_ns = limit_ns;
+    if (status.ok() && handle != nullptr) std::memcpy(handle->bytes, told.bytes, sizeof(told.bytes));
+    return status;
+  });
+}
+
+lean_status lean_exchange_open(lean_exchange* exchange, std::int32_t rank, const lean_exchange_handle* handle) {
+  if (handle == nullptr) return lean::to_c(lean::refuse(lean::StatusCode::kInvalidArgument, "handle", 0, "must not be null"));
+  lean::ExchangeHandle given;
+  std::memcpy(given.bytes, handle->bytes, sizeof(given.bytes));
+  return lean::changed(exchange, [&](lean::Exchange& e) { return lean::open_exchange(e, rank, given); });
+}
+
+lean_status lean_exchange_join(lean_exchange* exchange, const lean_exchange* other) {
+  const lean::AdoptedExchange adopted(lean::kOtherName, other);
+  if (!adopted.status.ok()) return lean::to_c(adopted.status);
+  return lean::changed(exchange, [&](lean::Exchange& e) { return lean::join_exchange(e, adopted.exchange); });
+}
+
+lean_status lean_exchange_clear(lean_exchange* exchange) { return lean::changed(exchange, lean::clear_exchange); }
+
+lean_status lean_exchange_close(lean_exchange* exchange) { return lean::changed(exchange, lean::close_exchange); }
+
+lean_status lean_exchange_states(const lean_exchange* exchange, const lean_exchanged_states* states, const lean_options* options) {
+  const lean::AdoptedExchange adopted(lean::kExchangeName, exchange);
+  const lean::AdoptedOptions adopted_options(options);
+  if (!adopted.status.ok()) return lean::to_c(adopted.status);
+  if (!adopted_options.status.ok()) return lean::to_c(adopted_options.status);
+  if (states == nullptr) return lean::to_c(lean::refuse(lean::StatusCode::kInvalidArgument, "states", 0, "must not be null"));
+  const lean::ExchangedStates given{.o = states->o,
+                                    .lse = states->lse,
+                                    .merged_o = states->merged_o,
+                                    .merged_lse = states->merged_lse,
+                                    .rows = states->rows,
+                                    .value_dim = states->value_dim,
+                                    .dtype = static_cast<lean::DType>(states->dtype)};
+  return lean::to_c(lean::exchange_states(adopted.exchange, given, adopted_options.options));
+}
+
+lean_status lean_exchange_status(const lean_exchange* exchange) {
+  const lean::AdoptedExchange adopted(lean::kExchangeName, exchange);
+  return lean::to_c(adopted.status.ok() ? lean::exchange_status(adopted.exchange) : adopted.status);
+}
+
+lean_status lean_shard_lengths(const std::int32_t* tokens, std::int32_t* held, std::int64_t count, const lean_token_shard* shard,
+                               const lean_options* options) {
+  const lean::AdoptedOptions adopted(options);
+  if (!adopted.status.ok()) return lean::to_c(adopted.status);
+  if (shard == nullptr) return lean::to_c(lean::refuse(lean::StatusCode::kInvalidArgument, "shard", 0, "must not be null"));
+  const lean::TokenShard given{.rank = shard->rank, .ranks = shard->ranks, .block_tokens = shard->block_tokens};
+  return lean::to_c(lean::shard_lengths(tokens, held, count, given, adopted.options));
 }
 
 std::size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, std::int32_t format, char* buffer,

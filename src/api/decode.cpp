@@ -1,5 +1,6 @@
 // The C++ interface: validate -> select -> schedule -> launch. Every public call starts here and no check is made twice.
 #include "api/backends.hpp"
+#include "api/exchange_checks.hpp"
 #include "api/option_preconditions.hpp"
 #include "api/workspace_checks.hpp"
 #include "fixup/workspace.hpp"
@@ -10,10 +11,21 @@
 namespace lean {
 namespace {
 
+/// Of a call that is one rank's part of an exchange: what is sent of it has room.
+Status check_part(const Problem& problem, const Options& options) noexcept {
+  if (options.exchange == nullptr) return {};
+  if (options.backend != Backend::kCuda)
+    return refuse(StatusCode::kUnsupported, "options.exchange", options.exchange->ranks,
+                  "ranks; peer memory is of GPUs: results in host memory are merged by merge_states()");
+  const std::int64_t rows = problem.batch * problem.q_heads * problem.q_tokens;
+  return check_exchange(*options.exchange, rows, value_dim_of(problem), problem.o.dtype);
+}
+
 /// All that is checked of a call, of resolved options, before its backend is asked.
 Status check_call(const Problem& problem, const Options& options, const BackendEntry*& backend) noexcept {
   if (const Status status = option_preconditions().check(options); !status.ok()) return status;
   if (const Status status = problem_preconditions().check(problem); !status.ok()) return status;
+  if (const Status status = check_part(problem, options); !status.ok()) return status;
   return find_backend(options, backend);
 }
 

@@ -1,5 +1,6 @@
 // exchange_states(): what a call must keep, then the backend's kernel; what the fault word says.
 #include "api/backends.hpp"
+#include "api/exchange_checks.hpp"
 #include "base/alignment.hpp"
 #include "base/message.hpp"
 #include "fixup/exchanged_rows.hpp"
@@ -12,6 +13,24 @@ namespace {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr std::int64_t kMostLengths = (std::int64_t{1} << 31) - 1;
+
+/// What is written must not be what others still read; merged_o may be o, each of whose rows is read first.
+Status check_overlaps(const ExchangedStates& states) noexcept {
+  const std::int64_t lse_bytes = states.rows * bytes_of(DType::kFloat32);
+  const std::int64_t o_bytes = states.rows * states.value_dim * bytes_of(states.dtype);
+  const auto apart = [](const void* a, std::int64_t a_bytes, const void* b, std::int64_t b_bytes) {
+    return !overlap(a, a_bytes, b, b_bytes);
+  };
+  if (!apart(states.merged_lse, lse_bytes, states.lse, lse_bytes) || !apart(states.merged_lse, lse_bytes, states.o, o_bytes))
+    return refuse(kInvalid, "merged_lse", reinterpret_cast<std::intptr_t>(states.merged_lse), "must not overlap lse or o");
+  const bool in_place = states.merged_o == states.o;
+  if ((!in_place && !apart(states.merged_o, o_bytes, states.o, o_bytes)) ||
+      !apart(states.merged_o, o_bytes, states.lse, lse_bytes) || !apart(states.merged_o, o_bytes, states.merged_lse, lse_bytes)) {
+    return refuse(kInvalid, "merged_o", reinterpret_cast<std::intptr_t>(states.merged_o),
+                  "must be o, or overlap none of o, lse and merged_lse");
+  }
+  return {};
+}
 
 Status check_states(const ExchangedStates& states) noexcept {
   if (states.rows < 0 || states.rows > fixup::kMaxExchangedRows)
@@ -32,18 +51,19 @@ Status check_states(const ExchangedStates& states) noexcept {
     if (states.rows > 0 && pointer == nullptr) return refuse(kInvalid, name, 0, "must not be null");
     if (!aligned_to(pointer, alignment)) return refuse(kInvalid, name, alignment, "must be a multiple of this many bytes");
   }
-  if (states.rows > 0 && states.merged_lse == states.lse) return refuse(kInvalid, "merged_lse", 0, "must not be lse");
   return {};
 }
 
-Status check_exchange(const Exchange& exchange, const ExchangedStates& states) noexcept {
+}  // namespace
+
+Status check_exchange(const Exchange& exchange, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
   if (exchange.ranks < 1 || exchange.ranks > Exchange::kMaxRanks)
     return refuse(kInvalid, "exchange.ranks", exchange.ranks, "allowed 1 to 16");
   if (exchange.rank < 0 || exchange.rank >= exchange.ranks)
     return refuse(kInvalid, "exchange.rank", exchange.rank, "allowed 0 to ranks - 1");
   if (exchange.limit_ns < 0) return refuse(kInvalid, "exchange.limit_ns", exchange.limit_ns, "allowed 0 or more");
   if (exchange.fault == nullptr) return refuse(kInvalid, "exchange.fault", 0, "must not be null");
-  const auto need = static_cast<std::int64_t>(exchange_bytes(exchange.ranks, states.rows, states.value_dim, states.dtype));
+  const auto need = static_cast<std::int64_t>(exchange_bytes(exchange.ranks, rows, value_dim, dtype));
   for (std::int32_t rank = 0; rank < exchange.ranks; ++rank) {
     if (need > 0 && exchange.memory[rank] == nullptr)
       return refuse_element(StatusCode::kWorkspaceTooSmall, "exchange.memory", rank, 0, "must not be null");
@@ -57,18 +77,16 @@ Status check_exchange(const Exchange& exchange, const ExchangedStates& states) n
   return {};
 }
 
-}  // namespace
-
 std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
   if (ranks < 1 || ranks > Exchange::kMaxRanks || rows < 0 || rows > fixup::kMaxExchangedRows) return 0;
   if (value_dim < 1 || value_dim > kMaxHeadDim || !traits_of(dtype).of_queries()) return 0;
-  return static_cast<std::size_t>(fixup::ExchangedRows::of(rows, value_dim, dtype).blocks() *
-                                  fixup::ExchangeLayout{ranks}.block_bytes());
+  return static_cast<std::size_t>(fixup::ExchangeLayout{ranks}.bytes(fixup::ExchangedRows::of(rows, value_dim, dtype).blocks()));
 }
 
 Status exchange_states(const Exchange& exchange, const ExchangedStates& states, const Options& options) noexcept {
   if (const Status status = check_states(states); !status.ok()) return status;
-  if (const Status status = check_exchange(exchange, states); !status.ok()) return status;
+  if (const Status status = check_exchange(exchange, states.rows, states.value_dim, states.dtype); !status.ok()) return status;
+  if (const Status status = check_overlaps(states); !status.ok()) return status;
   const BackendEntry* backend = nullptr;
   if (const Status status = find_backend(options, backend); !status.ok()) return status;
   if (backend->exchange == nullptr)

@@ -35,8 +35,8 @@ enum class ExchangeFault : std::uint32_t {
   kPeerAhead = 2,  // a rank stored what is not of this call but of a later one: it had given this rank up, or made other calls
 };
 
-/// Where words lie in the memory that each rank has for an exchange: blocks of kBlockWords words, each with a header of its own, which
-/// holds the block's epoch, and nothing that depends on how many blocks there are. Memory that is all zero is ready for epoch 1.
+/// Where words lie in the memory that each rank has for an exchange: a header, which counts calls, and blocks of kBlockWords words, with
+/// nothing that depends on how many blocks there are. Memory that is all zero is ready for epoch 1.
 struct ExchangeLayout {
   static constexpr std::int64_t kWordBytes = 16;
   static constexpr std::int32_t kBlockWords = 256;
@@ -45,13 +45,29 @@ struct ExchangeLayout {
   std::int32_t ranks = 1;
 
   [[nodiscard]] LEAN_HD constexpr std::int64_t block_bytes() const noexcept {
-    return kHeaderBytes + std::int64_t{kExchangeSlots} * ranks * kBlockWords * kWordBytes;
+    return std::int64_t{kExchangeSlots} * ranks * kBlockWords * kWordBytes;
   }
-  [[nodiscard]] LEAN_HD constexpr std::int64_t epoch_offset(std::int64_t block) const noexcept { return block * block_bytes(); }
+  [[nodiscard]] LEAN_HD constexpr std::int64_t bytes(std::int64_t blocks) const noexcept {
+    return kHeaderBytes + blocks * block_bytes();
+  }
   /// Of word `i` of a block, in that one of the slots of `sender`.
   [[nodiscard]] LEAN_HD constexpr std::int64_t word_offset(std::int64_t block, Epoch slot, std::int32_t sender,
                                                            std::int32_t i) const noexcept {
-    return epoch_offset(block) + kHeaderBytes + ((std::int64_t{slot} * ranks + sender) * kBlockWords + i) * kWordBytes;
+    return bytes(block) + ((std::int64_t{slot} * ranks + sender) * kBlockWords + i) * kWordBytes;
+  }
+};
+
+/// Calls, counted by those who take part in them on a rank, however many these are in a call: each adds its share to the header's count,
+/// and the shares of a call are kSteps together. Whoever has not added its own yet sees the calls before this one whole, and this one not.
+struct CallCount {
+  static constexpr std::uint64_t kSteps = std::uint64_t{1} << 20;
+
+  [[nodiscard]] static LEAN_HD constexpr Epoch epoch_after(std::uint64_t count) noexcept {
+    return static_cast<Epoch>(count / kSteps) + 1;
+  }
+  /// Of taker `index` of `takers`, at most kSteps.
+  [[nodiscard]] static LEAN_HD constexpr std::uint64_t share_of(std::int64_t index, std::int64_t takers) noexcept {
+    return index == 0 ? kSteps - static_cast<std::uint64_t>(takers - 1) : 1;
   }
 };
 
@@ -106,8 +122,21 @@ struct Collected {
   std::int32_t rank = 0;
 };
 
-/// merge(word) for each rank's word of this epoch, in rank order, whoever came first; one's own is `own`. After a fault the rest is left
-/// out: what was merged means nothing.
+/// merge(word) for each rank's word of this epoch, in rank order, whoever came first. After a fault the rest is left out: what was
+/// merged means nothing. word_at(rank): where; of one's own rank too, which sends to itself then.
+template <typename TSystem, typename TWordAt, typename TMerge>
+[[nodiscard]] LEAN_HD Collected collect_all(Epoch epoch, std::int32_t ranks, Patience<TSystem>& patience, const TWordAt& word_at,
+                                            TMerge&& merge) noexcept {
+  for (std::int32_t rank = 0; rank < ranks; ++rank) {
+    typename TSystem::Word word;
+    const ExchangeFault fault = receive<TSystem>(word_at(rank), epoch, patience, word);
+    if (fault != ExchangeFault::kNone) return {.fault = fault, .rank = rank};
+    merge(word);
+  }
+  return {};
+}
+
+/// The same where one's own word is at hand: `own`.
 template <typename TSystem, typename TWordAt, typename TMerge>
 [[nodiscard]] LEAN_HD Collected collect(const typename TSystem::Word& own, std::int32_t own_rank, std::int32_t ranks,
                                         Patience<TSystem>& patience, const TWordAt& word_at, TMerge&& merge) noexcept {

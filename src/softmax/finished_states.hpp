@@ -23,6 +23,15 @@ struct FinishedStates {
   DType dtype = DType::kFloat32;
 };
 
+/// a x b, rounded: nothing behind it is contracted with it into one rounding, so that every kernel that merges says the same bits.
+LEAN_HD [[nodiscard]] inline float rounded_product(float a, float b) noexcept {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 /// The lse of a row without keys is -inf here and in most libraries, +inf in FlashAttention's.
 LEAN_HD [[nodiscard]] inline float known_lse(float lse) noexcept { return std::isinf(lse) ? kNegInf : lse; }
 
@@ -42,7 +51,8 @@ class FinishedMerge {
 
  private:
   LEAN_HD [[nodiscard]] static State state_of(float lse) noexcept {
-    return lse == kNegInf ? State::empty() : State{.m = to_log2(lse), .l = 1.0F};
+    if (lse == kNegInf) return State::empty();
+    return {.m = std::abs(lse) <= kBend ? rounded_product(lse, kLog2E) : to_log2(lse), .l = 1.0F};
   }
 
   MergeStep step_;

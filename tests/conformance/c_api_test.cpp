@@ -111,6 +111,14 @@ TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
   EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
 }
 
+TEST_F(CApi, TokensBeforeTheCallGoWithAppendedOnes) {
+  const std::int32_t before[] = {1, 0, 1};
+  problem_.append_cached_lengths = before;
+  const lean_status status = lean_supports(&problem_, &options_);
+  EXPECT_EQ(status.code, LEAN_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(status.message).rfind("append.cached_lengths = ", 0), 0U) << status.message;
+}
+
 TEST_F(CApi, R31_NullPointersAreRefused) {
   std::size_t bytes = 0;
   EXPECT_EQ(lean_supports(nullptr, &options_).code, LEAN_INVALID_ARGUMENT);
@@ -136,6 +144,11 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   for (const std::size_t size : {std::size_t{4097}, std::size_t{1} << 31, SIZE_MAX}) {  // nothing behind the struct is looked at
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
+  }
+  for (std::size_t size = offsetof(lean_problem, alibi_sequence_stride) + 1; size < sizeof(lean_problem); ++size) {
+    if (size % alignof(lean_problem) == 0) continue;  // else it ends inside a field
+    problem_.struct_size = size;
+    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT) << size;
   }
   for (const std::size_t size : {std::size_t{0}, std::size_t{3}, SIZE_MAX}) {
     lean_options options = options_;
@@ -235,6 +248,49 @@ TEST_F(CApi, R31_RandomFieldsGiveAnAnswer) {
   EXPECT_TRUE(workspace_.intact() && built_.o_buffer().intact() && built_.lse_buffer().intact());
   EXPECT_GT(refused, calls / 4);
   EXPECT_LT(refused, calls);
+}
+
+TEST(CApiExchange, R47_WithoutAGpuEveryEntrySaysWhyOrWhatItWasGiven) {
+  lean_exchange exchange;
+  lean_exchange_init(&exchange);
+  EXPECT_EQ(exchange.struct_size, sizeof(exchange));
+  EXPECT_EQ(exchange.limit_ns, Exchange{}.limit_ns);
+  EXPECT_EQ(exchange.device, -1);
+  EXPECT_EQ(lean_exchange_bytes(2, 100, 128, LEAN_FLOAT16), exchange_bytes(2, 100, 128, DType::kFloat16));
+  EXPECT_EQ(lean_exchange_bytes(17, 100, 128, LEAN_FLOAT16), 0U);
+  EXPECT_EQ(lean_exchange_close(&exchange).code, LEAN_OK);
+  const auto begins = [](const lean_status& status, const char* with) {
+    return std::string(status.message).find(with) == 0 ? testing::AssertionSuccess()
+                                                       : testing::AssertionFailure() << status.message;
+  };
+  lean_exchange_handle handle{};
+  lean_exchanged_states states{};
+  EXPECT_TRUE(begins(lean_exchange_create(&exchange, 2, 2, 1, &handle), "rank = 2: "));
+  EXPECT_TRUE(begins(lean_exchange_create(&exchange, 0, 17, 1, &handle), "ranks = 17: "));
+  EXPECT_TRUE(begins(lean_exchange_create(&exchange, 0, 2, 0, &handle), "memory_bytes = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_create(nullptr, 0, 2, 1, &handle), "exchange = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_open(&exchange, 1, &handle), "exchange.device = -1: "));
+  EXPECT_TRUE(begins(lean_exchange_open(&exchange, 1, nullptr), "handle = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_join(&exchange, nullptr), "other = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_join(&exchange, &exchange), "exchange.device = -1: "));
+  EXPECT_TRUE(begins(lean_exchange_clear(&exchange), "exchange.device = -1: "));
+  EXPECT_TRUE(begins(lean_exchange_states(&exchange, nullptr, nullptr), "states = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_states(&exchange, &states, nullptr), "value_dim = 0: "));
+  EXPECT_TRUE(begins(lean_exchange_status(&exchange), "exchange.fault = 0: "));
+  lean_exchange small = exchange;
+  small.struct_size = 8;
+  EXPECT_TRUE(begins(lean_exchange_status(&small), "exchange.struct_size = 8: "));
+}
+
+TEST(CApiExchange, R47_LengthsOfAShardAreThoseOfTheCppInterface) {
+  const std::int32_t tokens[] = {0, 1, 16, 17, 100};
+  std::int32_t held[5] = {}, expected[5] = {};
+  const lean_token_shard shard{.rank = 1, .ranks = 2, .block_tokens = 16};
+  ASSERT_EQ(lean_shard_lengths(tokens, held, 5, &shard, nullptr).code, LEAN_OK);
+  ASSERT_TRUE(shard_lengths(tokens, expected, 5, {.rank = 1, .ranks = 2, .block_tokens = 16}, {}).ok());
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(held[i], expected[i]);
+  EXPECT_EQ(held[3], 1);
+  EXPECT_EQ(lean_shard_lengths(tokens, held, 5, nullptr, nullptr).code, LEAN_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -44,7 +44,10 @@ TEST(ExchangeStates, R47_WhatDoesNotFitIsRefusedByName) {
       {"o = 0: ", [](Asked& a) { a.states.o = nullptr; }},
       {"lse = 0: ", [](Asked& a) { a.states.lse = nullptr; }},
       {"merged_o = 2: ", [](Asked& a) { a.states.merged_o = g_memory + 1; }},
-      {"merged_lse = 0: must not be lse", [](Asked& a) { a.states.merged_lse = const_cast<float*>(a.states.lse); }},
+      {"merged_lse = ", [](Asked& a) { a.states.merged_lse = const_cast<float*>(a.states.lse); }},
+      {"merged_lse = ", [](Asked& a) { a.states.merged_lse = const_cast<float*>(a.states.lse) + 1; }},
+      {"merged_o = ", [](Asked& a) { a.states.merged_o = const_cast<std::byte*>(static_cast<const std::byte*>(a.states.o)) + 4; }},
+      {"merged_o = ", [](Asked& a) { a.states.merged_o = a.states.merged_lse; }},
       {"exchange.ranks = 17: allowed 1 to 16", [](Asked& a) { a.exchange.ranks = 17; }},
       {"exchange.ranks = 0: ", [](Asked& a) { a.exchange.ranks = 0; }},
       {"exchange.rank = 2: ", [](Asked& a) { a.exchange.rank = 2; }},
@@ -66,17 +69,30 @@ TEST(ExchangeStates, R47_WhatDoesNotFitIsRefusedByName) {
 }
 
 TEST(ExchangeStates, R47_MemoryGrowsWithRowsAndRanks) {
-  const std::size_t one = exchange_bytes(2, 1, 128, DType::kBFloat16);
-  EXPECT_GT(one, 0U);
-  EXPECT_EQ(exchange_bytes(2, 8, 128, DType::kBFloat16), one);  // 8 x 32 words: a block
-  EXPECT_EQ(exchange_bytes(2, 9, 128, DType::kBFloat16), 2 * one);
-  EXPECT_EQ(exchange_bytes(2, 8, 128, DType::kFloat32), 2 * one);
-  EXPECT_GT(exchange_bytes(16, 8, 128, DType::kBFloat16), 7 * one);
+  const std::size_t none = exchange_bytes(2, 0, 128, DType::kBFloat16);  // the header
+  const std::size_t block = exchange_bytes(2, 1, 128, DType::kBFloat16) - none;
+  EXPECT_GT(none, 0U);
+  EXPECT_GT(block, 0U);
+  EXPECT_EQ(exchange_bytes(2, 8, 128, DType::kBFloat16), none + block);  // 8 x 32 words: a block
+  EXPECT_EQ(exchange_bytes(2, 9, 128, DType::kBFloat16), none + 2 * block);
+  EXPECT_EQ(exchange_bytes(2, 8, 128, DType::kFloat32), none + 2 * block);
+  EXPECT_EQ(exchange_bytes(16, 8, 128, DType::kBFloat16), none + 8 * block);
   for (const auto& [ranks, rows, dim, dtype] :
        {std::tuple{0, 1L, 128, DType::kFloat32}, std::tuple{17, 1L, 128, DType::kFloat32}, std::tuple{2, -1L, 128, DType::kFloat32},
         std::tuple{2, 1L, 577, DType::kFloat32}, std::tuple{2, 1L, 128, DType::kFloat8E5M2}}) {
     EXPECT_EQ(exchange_bytes(ranks, rows, dim, dtype), 0U);
   }
+}
+
+TEST(ExchangeStates, R47_ACallOnACpuIsNoPartOfAnExchange) {
+  Problem problem{.batch = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64, .kv_capacity = 1};
+  for (auto* tensor : {&problem.q, &problem.k, &problem.v}) *tensor = {g_memory, DType::kFloat32, {64, 64, 64, 1}};
+  problem.o = {g_memory, DType::kFloat32, {64, 64, 64, 1}};
+  const Asked call = asked();
+  EXPECT_TRUE(supports(problem, {}).ok()) << supports(problem, {}).message;
+  const Status status = supports(problem, {.exchange = &call.exchange});
+  EXPECT_EQ(status.code, StatusCode::kUnsupported);
+  EXPECT_EQ(std::string(status.message).find("options.exchange = 2: "), 0U) << status.message;
 }
 
 TEST(ShardLengths, R47_EveryTokenIsHeldByOneRank) {

@@ -2,6 +2,7 @@
 // whichever call fails.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "fixup/exchange.hpp"
 #include "integrations/runtime/device.hpp"
 #include "integrations/runtime/peer_memory.hpp"
+#include "lean/lean.h"
 #include "lean/lean.hpp"
 
 namespace lean::cuda_host {
@@ -57,6 +59,45 @@ TEST(CudaHostExchange, R47_ACallIsOneKernelThatMayStartEarlyAndFitsTheDevice) {
       EXPECT_EQ(launches[0].dependent, device.major >= 9);
     }
   }
+}
+
+TEST(CudaHostExchange, R47_ADecodeStepExchangesInItsOwnLaunchAndOthersAreRefused) {
+  to_a_new_device();
+  std::uint32_t fault = 0;
+  const auto status_of = [&](const Shape& shape, Options options, std::size_t missing_bytes = 0, std::int32_t q_tokens = 1) {
+    Exchange exchange{.rank = 1, .ranks = 2, .fault = &fault};
+    for (std::uintptr_t rank : {0U, 1U}) exchange.memory[rank] = address(10 + rank);
+    Asked asked{"", problem_of(shape), options};
+    exchange.memory_bytes = exchange_bytes(2, 1000, shape.head_dim, DType::kBFloat16) - missing_bytes;
+    asked.options.exchange = &exchange;
+    asked.problem.q_tokens = q_tokens;
+    return supports(asked.problem, asked.options);
+  };
+  for (const std::int32_t head_dim : {64, 128}) {
+    for (const std::int32_t group : {1, 8, 16}) {
+      const Status status = status_of({.batch = 3, .q_heads = 2 * group, .head_dim = head_dim}, cuda_options());
+      EXPECT_TRUE(status.ok()) << status.message;
+    }
+  }
+  Options chunks = cuda_options();
+  chunks.policy = Policy::fixed_chunk();
+  Options passes = cuda_options();
+  passes.fixup = Fixup::kTwoKernels;
+  const std::tuple<Shape, Options> refused[] = {{{.head_dim = 256}, cuda_options()},
+                                                {{.head_dim = 80}, cuda_options()},
+                                                {{.q_heads = 64, .head_dim = 128}, cuda_options()},
+                                                {{.head_dim = 128, .kv_dtype = DType::kFloat8E4M3}, cuda_options()},
+                                                {{.head_dim = 128, .token_major = true}, cuda_options()},
+                                                {{.head_dim = 128}, chunks},
+                                                {{.head_dim = 128}, passes}};
+  const auto expect_refused = [](const Status& status) {
+    EXPECT_EQ(status.code, StatusCode::kUnsupported);
+    EXPECT_EQ(std::string(status.message).find("options.exchange = 2: "), 0U) << status.message;
+  };
+  for (const auto& [shape, options] : refused) expect_refused(status_of(shape, options));
+  expect_refused(status_of({.head_dim = 128}, cuda_options(), 0, 2));
+  const Status small = status_of({.head_dim = 128}, cuda_options(), exchange_bytes(2, 999, 128, DType::kBFloat16));
+  EXPECT_EQ(small.code, StatusCode::kWorkspaceTooSmall) << small.message;
 }
 
 TEST(CudaHostExchange, R47_LengthsOfAShardAreOneKernelThatMayStartEarly) {
@@ -123,6 +164,78 @@ TEST(CudaHostExchange, R47_RanksOpenEachOthersMemoryAndGiveItBack) {
   }
   EXPECT_TRUE(runtime().opened.empty());
   EXPECT_TRUE(runtime().memory.empty());
+}
+
+/// A process with a rank on each of two devices, by the C interface, which the C++ one lies under.
+class TwoRanks {
+ public:
+  TwoRanks() {
+    to_a_new_device();
+    runtime().reaches_peers = true;
+    const int first = runtime().ordinal;
+    to_a_new_device();
+    devices_ = {first, runtime().ordinal};
+    for (lean_exchange& exchange : exchanges) lean_exchange_init(&exchange);
+  }
+  lean_status create(int rank) {
+    runtime().ordinal = devices_[static_cast<std::size_t>(rank)];
+    return lean_exchange_create(&of(rank), rank, 2, lean_exchange_bytes(2, 10, 128, LEAN_BFLOAT16), nullptr);
+  }
+  lean_exchange& of(int rank) { return exchanges[static_cast<std::size_t>(rank)]; }
+  std::array<lean_exchange, 2> exchanges{};
+
+ private:
+  std::array<int, 2> devices_{};
+};
+
+TEST(CudaHostExchange, R47_RanksOfOneProcessReachEachOthersDevicesThroughC) {
+  TwoRanks ranks;
+  ranks.of(0).limit_ns = 5;
+  for (const int rank : {0, 1}) ASSERT_EQ(ranks.create(rank).code, LEAN_OK);
+  EXPECT_EQ(ranks.of(0).limit_ns, 5);
+  EXPECT_EQ(ranks.of(1).limit_ns, 1'000'000'000);
+  for (int again = 0; again < 2; ++again) {  // a second exchange finds the access there
+    for (const int rank : {0, 1}) ASSERT_EQ(lean_exchange_join(&ranks.of(rank), &ranks.of(1 - rank)).code, LEAN_OK);
+    EXPECT_EQ(ranks.of(0).memory[1], ranks.of(1).memory[1]);
+    EXPECT_EQ(ranks.of(1).memory[0], ranks.of(0).memory[0]);
+    const lean_status twice = lean_exchange_join(&ranks.of(0), &ranks.of(1));
+    EXPECT_EQ(std::string(twice.message).find("rank = 1: its memory is there already"), 0U) << twice.message;
+    ranks.of(0).memory[1] = ranks.of(1).memory[0] = nullptr;
+  }
+  EXPECT_EQ(runtime().peers.size(), 2U);
+  runtime().reaches_peers = false;
+  const lean_status far = lean_exchange_join(&ranks.of(0), &ranks.of(1));
+  EXPECT_EQ(far.code, LEAN_UNSUPPORTED) << far.message;
+  EXPECT_NE(std::string(far.message).find("does not reach"), std::string::npos) << far.message;
+  EXPECT_EQ(lean_exchange_join(&ranks.of(0), &ranks.of(0)).code, LEAN_INVALID_ARGUMENT);
+  *ranks.of(0).fault = 1 + (1U << 8);
+  EXPECT_EQ(lean_exchange_status(&ranks.of(0)).code, LEAN_BACKEND_ERROR);
+  EXPECT_EQ(lean_exchange_clear(&ranks.of(0)).code, LEAN_OK);
+  EXPECT_EQ(lean_exchange_status(&ranks.of(0)).code, LEAN_OK);
+  const int current = runtime().ordinal;
+  for (const int rank : {0, 1}) EXPECT_EQ(lean_exchange_close(&ranks.of(rank)).code, LEAN_OK);
+  for (const int rank : {0, 1}) EXPECT_EQ(lean_exchange_close(&ranks.of(rank)).code, LEAN_OK);  // of an empty one: nothing
+  EXPECT_EQ(runtime().ordinal, current);
+  EXPECT_EQ(ranks.of(0).memory[0], nullptr);
+  EXPECT_TRUE(runtime().memory.empty());
+  EXPECT_TRUE(runtime().streams.empty());
+}
+
+TEST(CudaHostExchange, R32_WhicheverCallFailsTheMemoryOfARankIsTakenWholeOrNotAtAll) {
+  TwoRanks ranks;
+  for (int at = 0;; ++at) {
+    runtime().begin();
+    runtime().fails_at = at;
+    const lean_status status = ranks.create(0);
+    const bool failed = static_cast<int>(runtime().calls.size()) > at;
+    EXPECT_EQ(status.code == LEAN_OK, !failed) << at << ": " << status.message;
+    EXPECT_EQ(ranks.of(0).memory[0] != nullptr, !failed);
+    EXPECT_EQ(runtime().memory.size(), failed ? 0U : 2U);
+    EXPECT_TRUE(runtime().streams.empty());
+    if (!failed) break;
+  }
+  runtime().begin();
+  EXPECT_EQ(lean_exchange_close(&ranks.of(0)).code, LEAN_OK);
 }
 
 TEST(CudaHostExchange, R32_MemoryThatCannotBeHadOrOpenedLeavesNothingBehind) {

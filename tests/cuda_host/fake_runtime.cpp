@@ -200,6 +200,19 @@ cudaError_t cudaIpcCloseMemHandle(void* opened) {
   return error;
 }
 
+cudaError_t cudaDeviceCanAccessPeer(int* reaches, int, int) {
+  *reaches = runtime().reaches_peers ? 1 : 0;
+  return called({.name = "cudaDeviceCanAccessPeer"});
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  const cudaError_t error = called({.name = "cudaDeviceEnablePeerAccess"});
+  if (error != cudaSuccess) return error;
+  return runtime().peers.emplace(runtime().ordinal, peer).second ? error : cudaErrorPeerAccessAlreadyEnabled;
+}
+
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const cudaError_t error = called({.name = "cudaStreamCreateWithFlags"});
   if (error != cudaSuccess) return error;

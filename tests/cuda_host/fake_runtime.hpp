@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "timeline/timeline.hpp"
@@ -53,6 +54,8 @@ struct FakeRuntime {
   std::vector<Call> calls;
   std::map<void*, std::unique_ptr<std::byte[]>> memory;  // that nobody has freed yet
   std::multiset<void*> opened;                           // by an IPC handle, and not closed yet
+  bool reaches_peers = true;                             // devices each other's memory
+  std::set<std::pair<int, int>> peers;                   // which device was given access to which
   std::set<cudaStream_t> streams;
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 

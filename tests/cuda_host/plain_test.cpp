@@ -94,6 +94,10 @@ TEST(CudaHost, R28_ThePlainKernelFollowsTheKernelThatAppends) {
   EXPECT_NE(launches[0].kernel.find("append_kernel"), std::string_view::npos);
   EXPECT_TRUE(launches[1].plain());
   EXPECT_TRUE(launches[1].dependent);
+  p.append.cached_lengths = static_cast<const std::int32_t*>(address(14));
+  const std::vector<Call> counted = launches_of(asked);
+  ASSERT_EQ(counted.size(), 2U);
+  EXPECT_FALSE(counted[1].dependent);  // lengths are read at once, and the kernel ahead writes them
   p.append.rotary_cos = static_cast<const float*>(address(10));
   p.append.rotary_sin = static_cast<const float*>(address(11));
   p.append.rotary_dim = 32;

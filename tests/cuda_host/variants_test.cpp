@@ -29,6 +29,13 @@ std::string name_of(const cuda::KernelConfig& config) {
          number(config.head_dim) + "ELi" + number(config.q_rows) + "ELNS0_5ScopeE" + number(config.scope) + "EE";
 }
 
+/// One's own side of an exchange that has no others.
+const Exchange& alone_in_an_exchange() {
+  static std::uint32_t fault = 0;
+  static Exchange exchange{.memory = {address(40)}, .memory_bytes = std::size_t{1} << 30, .fault = &fault};
+  return exchange;
+}
+
 /// A call that nothing but this variant serves.
 Asked call_for(const cuda::KernelConfig& config) {
   Shape shape{.q_heads = 2 * config.q_rows, .head_dim = config.head_dim, .kv_dtype = config.dtype};
@@ -39,6 +46,7 @@ Asked call_for(const cuda::KernelConfig& config) {
   Asked asked{"a variant's own call", problem_of(shape), cuda_options()};
   if (config.scope == cuda::Scope::kChunkStep) asked.options.policy = Policy::fixed_chunk();
   if (config.scope == cuda::Scope::kAnyCall) asked.problem.scores.softcap = 30.0F;
+  if (config.exchanges()) asked.options.exchange = &alone_in_an_exchange();
   return asked;
 }
 

@@ -64,6 +64,7 @@ find_package() {
   run_example "$4/build/decode_cpp"
   run_example "$4/build/shared_prefix"
   run_example "$4/build/tensor_parallel"
+  run_example "$4/build/context_parallel"
   run_example "$4/build/serving_loop"
   run_example "$4/build/decode_c"
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu/thread_atomic.hpp"
@@ -180,20 +181,57 @@ TEST(Exchange, R47_AFaultIsOneWordForTheHost) {
   EXPECT_EQ(fault_word({}), 0U);
 }
 
+TEST(Exchange, R47_EveryTakerOfACallSeesItsNumberWhateverTheOthersHaveAdded) {
+  std::uint64_t count = 0, key = 1;
+  for (Epoch epoch = 1; epoch <= full_or_reduced(300U, 60U); ++epoch) {
+    const std::int64_t takers = 1 + support::pick(key = support::mix(key), 1024);  // calls of several sizes follow each other
+    std::vector<std::int64_t> order;
+    for (std::int64_t i = 0; i < takers; ++i) order.push_back(i);
+    for (std::size_t i = order.size(); i > 1; --i) {
+      const auto other = static_cast<std::size_t>(support::pick(key = support::mix(key), static_cast<std::int64_t>(i)));
+      std::swap(order[i - 1], order[other]);
+    }
+    for (const std::int64_t taker : order) {
+      ASSERT_EQ(CallCount::epoch_after(count), epoch) << takers << " takers, " << taker << " looks";
+      count += CallCount::share_of(taker, takers);
+    }
+    ASSERT_EQ(count, epoch * CallCount::kSteps);
+  }
+}
+
+TEST(Exchange, R47_OnesOwnWordsAreWaitedForAsTheOthersAre) {
+  Group group(3);
+  const auto collect_at_0 = [&](std::int64_t limit_ns) {
+    Patience<ThreadSystem> patience(limit_ns);
+    std::uint32_t whole = 0;
+    const Collected collected = collect_all<ThreadSystem>(
+        1, 3, patience, [&](std::int32_t from) -> std::uint64_t& { return group.memory[0].at(exchange_slot(1), from, 0); },
+        [&](const Word& word) { whole = merged(whole, word); });
+    return std::pair{collected, whole};
+  };
+  for (const std::int32_t rank : {1, 2}) group.send_from(rank, 1);
+  const Collected late = collect_at_0(kShort_ns).first;
+  EXPECT_EQ(late.fault, ExchangeFault::kPeerLate);
+  EXPECT_EQ(late.rank, 0);
+  ThreadSystem::store(group.memory[0].at(exchange_slot(1), 0, 0), word_of(1, 0, 0));
+  const auto [complete, whole] = collect_at_0(kLong_ns);
+  EXPECT_EQ(complete.fault, ExchangeFault::kNone);
+  EXPECT_EQ(whole, expected(1, 3, 0));
+}
+
 TEST(Exchange, R47_WordsAreDisjointAlignedAndInsideTheirBlock) {
   for (const std::int32_t ranks : {1, 2, 3, 16}) {
     const ExchangeLayout layout{ranks};
     std::set<std::int64_t> offsets;
     for (std::int64_t block = 0; block < 2; ++block) {
-      EXPECT_TRUE(offsets.insert(layout.epoch_offset(block)).second);
       for (Epoch slot = 0; slot < kExchangeSlots; ++slot) {
         for (std::int32_t sender = 0; sender < ranks; ++sender) {
           for (std::int32_t i = 0; i < ExchangeLayout::kBlockWords; ++i) {
             const std::int64_t offset = layout.word_offset(block, slot, sender, i);
             EXPECT_TRUE(offsets.insert(offset).second);
             EXPECT_EQ(offset % ExchangeLayout::kWordBytes, 0);
-            EXPECT_GE(offset, layout.epoch_offset(block) + ExchangeLayout::kHeaderBytes);
-            EXPECT_LE(offset + ExchangeLayout::kWordBytes, layout.epoch_offset(block + 1));
+            EXPECT_GE(offset, layout.bytes(block));
+            EXPECT_LE(offset + ExchangeLayout::kWordBytes, layout.bytes(block + 1));
           }
         }
       }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from lean_attention.distributed._context import ContextParallel
 from lean_attention.distributed._exchange import merge_in_order
+from lean_attention.distributed._local_call import StepLengths
 from lean_attention.distributed._placement import Placement
 from lean_attention.distributed._tensor import TensorParallel
 
-__all__ = ["ContextParallel", "Placement", "TensorParallel", "merge_in_order"]
+__all__ = ["ContextParallel", "Placement", "StepLengths", "TensorParallel", "merge_in_order"]

@@ -11,23 +11,27 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-from lean_attention._decode import decode
+from lean_attention._decode import check_lengths, decode
 from lean_attention._options import Options
-from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
+from lean_attention.distributed._agreement import Agreement, described, failure, remember, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
 from lean_attention.distributed._local_call import (
     Form,
     Lengths,
     Shard,
+    StepLengths,
+    as_lengths,
     check_arguments,
     check_results,
+    check_rules,
     global_lengths,
     kv_head_axis,
     local_call,
 )
 from lean_attention.distributed._peer_memory import PeerExchange
 from lean_attention.distributed._placement import Placement
+from lean_attention.torch_ops import refuse_gradients
 
 FUSED = "fused"
 _OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
@@ -80,11 +84,14 @@ class ContextParallel:
         self._agreement.reach({**asked, "fused_limit": fused_limit})
         if exchange not in (*EXCHANGES, FUSED):
             raise ValueError(f"exchange = {exchange!r}: allowed {', '.join((*EXCHANGES, FUSED))}")
+        if not isinstance(fused_limit, datetime.timedelta):
+            raise TypeError(f"fused_limit: {type(fused_limit)}: a datetime.timedelta is needed")
         if fused_limit < datetime.timedelta(0):
             raise ValueError(f"fused_limit = {fused_limit}: allowed 0 or more")
         self._peers = PeerExchange(self._agreement, self.rank, fused_limit)
         self.placement = Placement(self.ranks, block_tokens)
         self.exchange = exchange
+        self._accepted: set = set()  # kinds of call whose rules decode() takes
         self._last_message: Any = None  # shapes and type of what was exchanged last in host memory
 
     def shard(self, x: torch.Tensor, axis: int = 2) -> torch.Tensor:
@@ -97,13 +104,27 @@ class ContextParallel:
         """
         return self.placement.local_block_table(block_table, page_tokens, self.rank)
 
+    def step_lengths(self, seqlens: Any, device: Any = None) -> StepLengths:
+        """What decode() takes as `seqlens` in every layer of a step, so that what this rank holds of sequences is worked out once.
+
+        Args:
+            seqlens: tokens of each whole sequence, [B]: a tensor of int32 or int64, or a list.
+            device: of q. Default: where `seqlens` is.
+
+        In a CUDA graph it is called within the capture, since `seqlens` may change from one replay to the next.
+        """
+        tensor = torch.as_tensor(seqlens)
+        whole = as_lengths("seqlens", tensor, tensor.numel(), tensor.device if device is None else torch.device(device))
+        return StepLengths(whole, Shard(self.placement, self.rank).tokens(whole))
+
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         """lean_attention.decode() over whole sequences, of which k and v are this rank's shards.
 
         Args:
             q: all query heads, the same on every rank.
             k, v, block_table, page_indptr, page_indices: this rank's, as Placement deals them out; page ids are of its own pool.
-            seqlens, leftpad, cu_seqlens_k, max_seqlen_k: of the whole sequences. seqlens or cu_seqlens_k are needed.
+            seqlens, leftpad, cu_seqlens_k, max_seqlen_k: of the whole sequences. seqlens or cu_seqlens_k are needed; seqlens may be
+                what step_lengths() returns.
             mask, tree_mask: over the tokens of whole sequences.
             append_k, append_v: the same on every rank: each token is written by the rank that holds it.
             sinks and all others: as decode() takes them, the same on every rank.
@@ -121,7 +142,8 @@ class ContextParallel:
                 that, whose rows then are NaN (check_exchange()).
             NotImplementedError, TypeError: as decode().
         """
-        self._agreement.reach(self._asked(q, k, v, arguments), again=self._has_another_message(q, v))
+        asked = self._asked(q, k, v, arguments)
+        self._agreement.reach(asked, again=self._has_another_message(q, v))
         for name, x in (("q", q), ("k", k), ("v", v)):
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name}: {type(x)}: a torch tensor is needed")
@@ -138,7 +160,13 @@ class ContextParallel:
         lengths = global_lengths(arguments, form, q.device)
         refusal, state = None, None
         try:
-            state = self._own_state(form, lengths, q, k, v, arguments)
+            self._check_rules(asked, q, k, v, arguments)
+            call = self._own_call(form, lengths, q, k, v, arguments)
+            if self.exchange == FUSED:
+                whole = self._peers.decode(q, k, v, call, self._wants_lse(arguments))
+                if whole is not None:
+                    return self._returned(whole, arguments)
+            state = self._own_state(form, q, k, v, call)
         except Exception as error:  # the others wait for this rank's message: they are told first
             refusal = error
         try:
@@ -169,16 +197,29 @@ class ContextParallel:
                 f"exchange = 'fused': {missing}: states are exchanged by 'all_gather'", RuntimeWarning, stacklevel=3
             )
 
-    def _own_state(
+    def _check_rules(self, asked: dict[str, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """Once for each kind of call; whether a tensor needs a gradient is not of its kind."""
+        refuse_gradients(q, k, v, arguments)
+        if (kind := tuple(asked.items())) not in self._accepted:
+            check_rules(q, k, v, arguments)
+            remember(kind, self._accepted)
+
+    def _own_call(
         self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
-    ) -> State:
-        """O and lse of this rank's shard, heads first."""
+    ) -> dict[str, Any]:
+        """decode()'s arguments for this rank's shard, to which new tokens are appended."""
         shard = Shard(self.placement, self.rank)
-        if arguments.get("append_k") is not None:
-            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         call = local_call(shard, form, lengths, k, arguments)
+        if arguments.get("append_k") is not None:
+            if q.device.type == "cpu":  # what is refused is refused before the cache is written
+                check_lengths(q, k, v, **call)
+            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
             call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
+        return call
+
+    def _own_state(self, form: Form, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]) -> State:
+        """O and lse of this rank's shard, heads first."""
         out, lse = decode(q, k, v, **call, return_lse=True)
         return out.movedim(form.head_axis, 0), lse.movedim(form.lse_head_axis, 0)
 
@@ -219,6 +260,9 @@ class ContextParallel:
         out, lse = self._peers(out, lse)
         return out, lse.movedim(form.head_axis, form.lse_head_axis).contiguous()
 
+    def _wants_lse(self, arguments: dict[str, Any]) -> bool:
+        return bool(arguments.get("return_lse")) or arguments.get("lse") is not None
+
     def _returned(self, state: State, arguments: dict[str, Any]) -> Any:
         out, lse = state
         if arguments.get("out") is not None:
@@ -243,6 +287,8 @@ class ContextParallel:
         for name, value in sorted(arguments.items()):
             if value is None:
                 continue
+            if isinstance(value, StepLengths):
+                value = value.seqlens
             if name in _OF_A_RANK or (name in ("seqlens", "leftpad") and not isinstance(value, torch.Tensor)):
                 asked[name] = str(getattr(value, "dtype", "numbers"))
             else:

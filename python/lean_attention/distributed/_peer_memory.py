@@ -1,5 +1,5 @@
-"""The exchange over peer memory: ranks are processes of one host, a GPU each, and one kernel behind decode()'s stores this rank's
-rows into the other GPUs' memory, waits there for theirs, and merges. No collective is called for it; torch.distributed tells the
+"""The exchange over peer memory: ranks are processes of one host, a GPU each, and decode()'s own kernel, or one behind it, stores this
+rank's rows into the other GPUs' memory, waits there for theirs, and merges. No collective is called for it; torch.distributed tells the
 ranks each other's memory, once, and again where a call has more rows than all before.
 """
 
@@ -13,9 +13,11 @@ from typing import Any, Optional
 import torch
 
 from lean_attention import _core
+from lean_attention._arguments import lse_shape
+from lean_attention._frameworks import framework_of
 from lean_attention.distributed._agreement import Agreement, failure, listed
 
-State = tuple[torch.Tensor, torch.Tensor]
+State = tuple[torch.Tensor, Optional[torch.Tensor]]
 
 _DTYPES = {getattr(torch, name): number for number, name in enumerate(_core.QUERY_DTYPES)}
 _LEAST_BYTES = 4 << 20  # of a first allocation
@@ -26,11 +28,13 @@ class PeerExchange:
 
     Attributes:
         limit: how long a call waits on the device for the other ranks.
+        in_launch: decode() tries the call's own launch; else, and where that is refused, a launch behind it exchanges.
         missing: why this group has no peer memory, the same on every rank; None where it has, or nobody asked yet.
     """
 
     def __init__(self, agreement: Agreement, rank: int, limit: datetime.timedelta) -> None:
         self.limit = limit
+        self.in_launch = True
         self.missing: Optional[str] = None
         self._agreement = agreement
         self._rank = rank
@@ -93,6 +97,21 @@ class PeerExchange:
         ranks = self._agreement.ranks
         others = [rank for rank, host in zip(ranks, hosts) if host != hosts[0]]
         return f"rank {listed(others)} is on another host than rank {ranks[0]}" if others else None
+
+    def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any], with_lse: bool) -> Optional[State]:
+        """The state of all ranks (lse only `with_lse`) in decode()'s own launch, of this rank's k and v and the other arguments in
+        `call`; None where that is no decode step that exchanges in its launch: nothing is done then."""
+        if not self.in_launch or q.numel() == 0:
+            return None
+        framework = framework_of(q)
+        out = framework.output(q, v)
+        arguments = {**call, "out": out}
+        if with_lse:
+            shape = lse_shape(q.shape, call.get("cu_seqlens_q") is not None, call.get("layout", "bhsd"))
+            arguments["lse"] = framework.empty_float32(q, shape)
+        if not _core.decode_exchanged(framework, q, k, v, arguments, self._held[-1]):
+            return None
+        return out, arguments.get("lse")
 
     def __call__(self, out: torch.Tensor, lse: torch.Tensor) -> State:
         """The state of all ranks from this one's (out [..., dv] and lse [...], dense), which out's memory then holds."""

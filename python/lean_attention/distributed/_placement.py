@@ -107,6 +107,8 @@ class Placement:
 
     def need_whole_pages(self, page_tokens: int) -> None:
         """Raises ValueError where a page of `page_tokens` tokens would lie on several ranks."""
+        if not isinstance(page_tokens, int) or page_tokens < 1:
+            raise ValueError(f"page_tokens = {page_tokens!r}: an integer of 1 or more is needed")
         if self.block_tokens % page_tokens != 0:
             raise ValueError(
                 f"block_tokens = {self.block_tokens}: must be a multiple of the page size, {page_tokens}: a page lies on one rank"

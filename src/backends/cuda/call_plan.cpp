@@ -15,6 +15,7 @@
 #include "lean/limits.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
+#include "schedule/stair_line.hpp"
 #include "softmax/scale.hpp"
 
 namespace lean::cuda {
@@ -126,6 +127,17 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
 }
 
+/// The same of a call that may be a rank's part of an exchange: where a decode step's fastest kernel has one that exchanges beside it,
+/// with the same bits. Rows of an exchange are those of one query a sequence.
+Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
+  const Scope scope = step_scope(shape, plan);
+  const bool one_query = shape.q_tokens == 1 && shape.cu_q_tokens == nullptr;
+  return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
+}
+
+/// Rows of a kv head, those of a last block that do not exist among them, that wide kernels count in 31 bits.
+bool counts_rows(const Problem& shape) noexcept { return schedule::row_capacity(shape) <= INT32_MAX - 128; }
+
 /// Whether wide kernels have whatever the call asks for beside its dims and rows.
 bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
@@ -138,7 +150,8 @@ const KernelEntry* sized_wide_kernel(Scope scope, const Problem& shape, const Ca
   if (!plan.device.warpgroups || in_chunks(plan.options) || plan.options.fixup != Fixup::kLastArriver) return nullptr;
   const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(), scope,
                                                schedule::row_capacity(shape));
-  return entry != nullptr && ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+  if (entry == nullptr || !counts_rows(shape)) return nullptr;
+  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
 }
 
 /// The wide kernel that can serve calls of many rows of these sizes; kWideRule says where it does.
@@ -193,6 +206,21 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
                                 cost_model(entry.config), options.workers);
 }
 
+/// Packed queries are so many together, however they are shared out; others as many in each sequence as in the longest.
+std::int64_t most_outputs(const KernelEntry& entry, const Problem& shape) noexcept {
+  const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  if (shape.cu_q_tokens == nullptr) return outputs;
+  const std::int64_t blocks = max_of(shape.total_q_tokens, 0) * (shape.q_heads / shape.kv_heads) / entry.config.q_rows;
+  return min_of(outputs, (blocks + shape.batch) * shape.kv_heads);
+}
+
+/// Whatever the lengths: row blocks are a stair under the policy that most calls ask for, and 32 bits count them.
+bool is_stair(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  return options.policy.kind == Policy::Kind::kLean &&
+         schedule::is_stair(line_of(entry, shape), cost_model(entry.config), most_outputs(entry, shape), shape.q_tokens,
+                            shape.kv_capacity, options.workers);
+}
+
 /// Whether a step's kernel has whatever the call asks for: its traits, one by one.
 bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const ScopeTraits scope = step.config.traits();
@@ -217,10 +245,11 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
-  // Any call's kernel, and a latent one, walk a flat line under `lean` only, where it is what most calls ask for.
-  const bool may_be_flat = entry.config.any_call() || entry.config.latent();
-  const bool walks_flat = entry.config.step() || (may_be_flat && plan.options.policy.kind == Policy::Kind::kLean);
-  launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
+  // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
+  launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
+                (entry.config.wide() && is_stair(entry, shape, plan.options));
+  if (launch.flat && entry.config.wide()) launch.stair_width = schedule::stair_width_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
@@ -264,9 +293,9 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   if (wide != nullptr) reserve(launch, *wide, shape, plan.options);
   if (plan.plain) return launch;
   const KernelEntry* const step =
-      find_kernel(kernels, plan.device.architecture(), step_scope(shape, plan), choosing_rows(shape, plan.options));
+      find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
-  const bool may_be_wide = wide != nullptr && asks_no_more_than_wide(shape, launch.rules, plan);
+  const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && asks_no_more_than_wide(shape, launch.rules, plan);
   const bool is_wide = may_be_wide && (!is_step || outruns_steps(*wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;

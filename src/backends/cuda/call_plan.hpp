@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "backends/cuda/plain.hpp"
+#include "base/int_math.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
@@ -45,7 +46,8 @@ struct LaunchPlan {
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
   const KernelEntry* kernel = nullptr;    // serves them in this call; null: the call is plain
   schedule::LineShape line{};
-  bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
+  bool flat = false;          // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
+  Divisor stair_width{};      // of a stair
   bool short_line = false;    // and warps build it
   schedule::EvenLine even{};  // and what is known of it, where it may be even
   TileRules rules{};
@@ -79,6 +81,11 @@ struct CallPlan {
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
 
   [[nodiscard]] bool has_kernel() const noexcept { return plain || launches[0].kernel != nullptr; }
+
+  /// The launch is a rank's part of an exchange.
+  [[nodiscard]] bool exchanges() const noexcept {
+    return !plain && launches[0].kernel != nullptr && launches[0].kernel->config.exchanges();
+  }
 
   /// How a call is cut up whose plan has a kernel: by the launch that serves the longest queries.
   [[nodiscard]] tile::Tiling tiling() const noexcept {

@@ -14,15 +14,13 @@
 
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/enqueue_kernel.hpp"
-#include "backends/cuda/kernel/elements.cuh"
+#include "backends/cuda/exchanged_words.cuh"
 #include "backends/cuda/ptx/grid.cuh"
-#include "backends/cuda/ptx/system_word.cuh"
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
 #include "base/message.hpp"
 #include "base/with_type.hpp"
 #include "fixup/exchanged_rows.hpp"
-#include "softmax/finished_states.hpp"
 
 namespace lean::cuda {
 namespace {
@@ -37,54 +35,9 @@ struct ExchangeCall {
   bool vectors;  // pieces of O lie at multiples of their size
 };
 
-/// What fixup::send and fixup::collect ask for, between GPUs.
-struct DeviceSystem {
-  struct Word {
-    std::uint64_t data = 0;
-    float lse = 0.0F;
-    fixup::Epoch epoch = 0;
-  };
+using Word = ExchangeSystem::Word;
 
-  __device__ static Word load(const ptx::SystemWord& from) {
-    const ptx::SystemWord word = ptx::load_relaxed_system(&from);
-    return {.data = word.low,
-            .lse = __uint_as_float(static_cast<std::uint32_t>(word.high)),
-            .epoch = static_cast<fixup::Epoch>(word.high >> 32)};
-  }
-  __device__ static void store(ptx::SystemWord& to, const Word& word) {
-    ptx::store_relaxed_system(&to, {word.data, std::uint64_t{word.epoch} << 32 | __float_as_uint(word.lse)});
-  }
-  __device__ static std::int64_t now_ns() { return ptx::global_time_ns(); }
-  __device__ static void relax() { __nanosleep(20); }
-};
-using Word = DeviceSystem::Word;
-
-template <DType kType>
-using Element = std::conditional_t<kType == DType::kFloat32, float, std::uint16_t>;
-template <DType kType>
-inline constexpr std::int32_t kPieceElements = fixup::kPieceBytes / static_cast<std::int32_t>(sizeof(Element<kType>));
-
-/// A piece of O, as it lies in a row and as numbers.
-template <DType kType>
-union Piece {
-  std::uint64_t bits = 0;
-  Element<kType> elements[kPieceElements<kType>];
-
-  [[nodiscard]] __device__ __forceinline__ float number(std::int32_t i) const {
-    if constexpr (kType == DType::kFloat32) {
-      return elements[i];
-    } else {
-      return to_float<kType>(elements[i]);
-    }
-  }
-  __device__ __forceinline__ void put(std::int32_t i, float number) {
-    if constexpr (kType == DType::kFloat32) {
-      elements[i] = number;
-    } else {
-      elements[i] = kType == DType::kFloat16 ? from_float<Half>(number).bits : from_float<BFloat16>(number).bits;
-    }
-  }
-};
+__device__ std::int32_t thread_of_block() { return static_cast<std::int32_t>(threadIdx.x); }
 
 /// Where a word comes from and its result goes to.
 template <DType kType>
@@ -103,7 +56,7 @@ struct Place {
   [[nodiscard]] __device__ std::int64_t offset(const ExchangeCall& call) const { return row * call.states.value_dim + dim; }
 
   [[nodiscard]] __device__ Word load(const ExchangeCall& call, fixup::Epoch epoch) const {
-    const auto* const from = static_cast<const Element<kType>*>(call.states.o) + offset(call);
+    const auto* const from = static_cast<const ExchangedElement<kType>*>(call.states.o) + offset(call);
     Piece<kType> piece;
     if (call.vectors) {
       piece.bits = *reinterpret_cast<const std::uint64_t*>(from);
@@ -114,7 +67,7 @@ struct Place {
   }
 
   __device__ void store(const ExchangeCall& call, const Piece<kType>& piece, float lse) const {
-    auto* const to = static_cast<Element<kType>*>(call.states.merged_o) + offset(call);
+    auto* const to = static_cast<ExchangedElement<kType>*>(call.states.merged_o) + offset(call);
     if (call.vectors) {
       *reinterpret_cast<std::uint64_t*>(to) = piece.bits;
     } else {
@@ -124,76 +77,35 @@ struct Place {
   }
 };
 
-/// The rows of all ranks so far, merged in rank order in fp32 as merge_states() does, and in its bits.
+/// Sends this rank's words of a block.
 template <DType kType>
-struct Merged {
-  float o[kPieceElements<kType>];
-  float lse;
-  bool any = false;
-
-  __device__ __forceinline__ void take(const Word& word) {
-    const Piece<kType> piece{.bits = word.data};
-    if (!any) {
-#pragma unroll
-      for (std::int32_t i = 0; i < kPieceElements<kType>; ++i) o[i] = piece.number(i);
-      lse = word.lse;
-    } else {
-      const softmax::FinishedMerge merge(lse, word.lse);
-#pragma unroll
-      for (std::int32_t i = 0; i < kPieceElements<kType>; ++i) o[i] = merge.element(o[i], piece.number(i));
-      lse = merge.lse();
-    }
-    any = true;
-  }
-};
-
-__device__ fixup::Epoch& epoch_word(const ExchangeCall& call, std::int64_t block) {
-  auto* const own = static_cast<std::byte*>(call.exchange.memory[call.exchange.rank]);
-  return *reinterpret_cast<fixup::Epoch*>(own + fixup::ExchangeLayout{call.exchange.ranks}.epoch_offset(block));
-}
-
-/// The thread's word of a block in the memory of `owner`, in the slot that `sender` has for this epoch.
-__device__ ptx::SystemWord& word_at(const ExchangeCall& call, std::int64_t block, fixup::Epoch epoch, std::int32_t owner,
-                                    std::int32_t sender) {
-  const fixup::ExchangeLayout layout{call.exchange.ranks};
-  auto* const memory = static_cast<std::byte*>(call.exchange.memory[owner]);
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  return *reinterpret_cast<ptx::SystemWord*>(memory + layout.word_offset(block, fixup::exchange_slot(epoch), sender, thread));
-}
-
-/// The first fault stays; whether that is so where two meet one at once does not matter.
-__device__ void report(const ExchangeCall& call, const fixup::Collected& collected) {
-  auto* const fault = static_cast<volatile std::uint32_t*>(call.exchange.fault);
-  if (*fault == 0) *fault = fixup::fault_word(collected);
-}
-
-/// Sends this rank's words of a block. Its epoch is read beside them.
-template <DType kType>
-[[nodiscard]] __device__ Word send_block(const ExchangeCall& call, std::int64_t block) {
+[[nodiscard]] __device__ Word send_block(const ExchangeCall& call, std::int64_t block, fixup::Epoch epoch) {
   const Place<kType> place(call, block);
-  const fixup::Epoch epoch = epoch_word(call, block) + 1;
   if (place.count == 0) return {.epoch = epoch};
   const Word word = place.load(call, epoch);
   const std::int32_t own = call.exchange.rank;
-  fixup::send<DeviceSystem>(word, own, call.exchange.ranks,
-                            [&](std::int32_t rank) -> ptx::SystemWord& { return word_at(call, block, epoch, rank, own); });
+  fixup::send<ExchangeSystem>(word, own, call.exchange.ranks, [&](std::int32_t rank) -> ptx::SystemWord& {
+    return word_at(call.exchange, block, thread_of_block(), epoch, rank, own);
+  });
   return word;
 }
 
 /// Merges all ranks' words of a block. `own` is what this thread sent of it.
 template <DType kType>
 __device__ void collect_block(const ExchangeCall& call, std::int64_t block, const Word& own,
-                              fixup::Patience<DeviceSystem>& patience) {
+                              fixup::Patience<ExchangeSystem>& patience) {
   const Place<kType> place(call, block);
   if (place.count == 0) return;
   Merged<kType> merged;
   const std::int32_t rank = call.exchange.rank;
-  const fixup::Collected collected = fixup::collect<DeviceSystem>(
+  const fixup::Collected collected = fixup::collect<ExchangeSystem>(
       own, rank, call.exchange.ranks, patience,
-      [&](std::int32_t sender) -> ptx::SystemWord& { return word_at(call, block, own.epoch, rank, sender); },
+      [&](std::int32_t sender) -> ptx::SystemWord& {
+        return word_at(call.exchange, block, thread_of_block(), own.epoch, rank, sender);
+      },
       [&](const Word& word) { merged.take(word); });
   const bool complete = collected.fault == fixup::ExchangeFault::kNone;
-  if (!complete) report(call, collected);
+  if (!complete) report(call.exchange, collected);
   Piece<kType> piece;
 #pragma unroll
   for (std::int32_t i = 0; i < kPieceElements<kType>; ++i) piece.put(i, complete ? merged.o[i] : CUDART_NAN_F);
@@ -204,22 +116,23 @@ template <DType kType>
 __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor) exchange_kernel(const __grid_constant__ ExchangeCall call) {
   ptx::start_dependents();
   ptx::await_earlier_kernels();  // the call's results are there, and the exchange before this one is over
+  // Each thread asks for itself, beside what it sends: none waits for another.
+  const fixup::Epoch epoch = fixup::CallCount::epoch_after(call_count(call.exchange).load(::cuda::memory_order_relaxed));
   const std::int64_t blocks = call.shape.blocks();
   const std::int64_t first = blockIdx.x;
-  const Word own = send_block<kType>(call, first);
+  const Word own = send_block<kType>(call, first, epoch);
   for (std::int64_t block = first + gridDim.x; block < blocks; block += gridDim.x) {
-    static_cast<void>(send_block<kType>(call, block));
+    static_cast<void>(send_block<kType>(call, block, epoch));
   }
-  fixup::Patience<DeviceSystem> patience(call.exchange.limit_ns);
+  fixup::Patience<ExchangeSystem> patience(call.exchange.limit_ns);
   collect_block<kType>(call, first, own, patience);
   for (std::int64_t block = first + gridDim.x; block < blocks; block += gridDim.x) {
     const Place<kType> place(call, block);
-    if (place.count > 0) collect_block<kType>(call, block, place.load(call, epoch_word(call, block) + 1), patience);
+    if (place.count > 0) collect_block<kType>(call, block, place.load(call, epoch), patience);
   }
-  __syncthreads();  // nobody reads the epochs any more
-  for (std::int64_t i = threadIdx.x; first + i * gridDim.x < blocks; i += kThreads) {
-    epoch_word(call, first + i * gridDim.x) += 1;
-  }
+  __syncthreads();  // every thread of the CTA has asked for the count
+  if (threadIdx.x == 0)
+    call_count(call.exchange).fetch_add(fixup::CallCount::share_of(blockIdx.x, gridDim.x), ::cuda::memory_order_relaxed);
 }
 
 using Kernel = void (*)(ExchangeCall);

@@ -51,6 +51,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
+  [[nodiscard]] constexpr bool exchanges() const noexcept { return traits().exchanges; }
 
   /// Dims of the values that are summed.
   [[nodiscard]] constexpr std::int32_t summed_dims() const noexcept {

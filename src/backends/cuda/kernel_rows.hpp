@@ -71,6 +71,8 @@ inline constexpr Reason kFewValues{"values of 128 dims are not filled up to the 
                                    "h200-prefill.jsonl"};
 inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows, and 256 dims of the values a warpgroup",
                                 "experiments/h200-latent.jsonl"};
+inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
+                                   "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -112,6 +114,10 @@ inline constexpr KernelRow kSm90[] = {
     {kDecodeStep,  1, 64,  8,   512, 8, 0,    kNarrowFp8},
     {kDecodeStep,  1, 128, 8,   256, 8, 0,    kNarrowFp8},
     {kDecodeStep,  1, 256, 8,   128, 4, 0,    kNarrowFp8},
+    {kExchangedStep, 2, 64, 8,  256, 8, 0,    kExchanged},
+    {kExchangedStep, 2, 64, 16, 256, 8, 0,    kExchanged},
+    {kExchangedStep, 2, 128, 8, 128, 8, 0,    kExchanged},
+    {kExchangedStep, 2, 128, 16, 128, 8, 0,   kExchanged},
     {kStridedStep, 2, 64,  8,   256, 8, 0,    kNarrowThreads},
     {kStridedStep, 2, 64,  16,  256, 8, 0,    kThreads},
     {kStridedStep, 2, 128, 8,   128, 8, 0,    kNarrowThreads},

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/kernel_rows.hpp"
+#include "lean/exchange.hpp"
 
 namespace lean::cuda {
 
@@ -15,6 +16,7 @@ struct TensorMaps;
 struct KernelEntry {
   KernelConfig config;
   void (*kernel)(DeviceCall, TensorMaps) = nullptr;
+  void (*exchanging_kernel)(DeviceCall, TensorMaps, Exchange) = nullptr;  // of a scope that exchanges; else `kernel`
   std::int64_t fixed_shared_bytes[2] = {};  // dynamic shared memory beside the ring: any line, a flat line
 };
 

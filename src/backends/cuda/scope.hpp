@@ -16,10 +16,12 @@ enum class Scope : std::int32_t {
   kAnyCall,
   kWideTile,
   kLatentTile,
+  kExchangedStep,
   kFewValuesTile,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall,    Scope::kWideTile,    Scope::kLatentTile, Scope::kFewValuesTile};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep,   Scope::kTensorStep,
+                                    Scope::kChunkStep,  Scope::kAnyCall,       Scope::kWideTile,
+                                    Scope::kLatentTile, Scope::kExchangedStep, Scope::kFewValuesTile};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -55,7 +57,7 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
-  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. General lines and the last arriver only,
+  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. Any line and the last arriver only,
   /// and of the rules of scores windows, causality and softcap.
   bool wide = false;
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
@@ -70,6 +72,9 @@ struct ScopeTraits {
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
   bool contributors_warp = false;
+  /// Finished rows go to every rank of an exchange, and what all of them sent becomes the output, in the same launch
+  /// (kernel/output/exchange.cuh).
+  bool exchanges = false;
 };
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
@@ -94,6 +99,14 @@ struct ScopeTraits {
               .chunks = Chunks::kAlways,
               .warms_l2 = true,
               .producer_warps = 1};
+    case Scope::kExchangedStep:
+      return {.name = "exchanged",
+              .step = true,
+              .copies = Copies::kRuns,
+              .dims = Dims::kWhole,
+              .warms_l2 = true,
+              .producer_warps = 1,
+              .exchanges = true};
     case Scope::kWideTile:
       return {.name = "wide",
               .wide = true,

@@ -48,10 +48,10 @@ inline constexpr std::int32_t kSteps = kColumnBytes / kStepBytes;
   return kSwizzle128 | kEightRows | std::uint64_t{column_bytes / 16} << 16 | (shared_address & 0x3FFFFU) / 16;
 }
 
-/// descriptor() of a factor that begins so many bytes on, without making it anew: addresses are below 256 KB, so nothing is carried out
-/// of where the factor begins.
-[[nodiscard]] LEAN_HD constexpr std::uint64_t further(std::uint64_t descriptor, std::uint32_t bytes) noexcept {
-  return descriptor >> 32 << 32 | (static_cast<std::uint32_t>(descriptor) + bytes / 16);
+/// The descriptor of what begins so many bytes, a multiple of 16, behind a factor: one addition of 32 bits, since addresses of shared
+/// memory leave room above them.
+[[nodiscard]] LEAN_HD constexpr std::uint64_t further(std::uint64_t of_factor, std::uint32_t bytes) noexcept {
+  return (of_factor >> 32) << 32 | (static_cast<std::uint32_t>(of_factor) + bytes / 16);
 }
 
 /// An element of a product's 64 rows.

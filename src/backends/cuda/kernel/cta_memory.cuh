@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
@@ -12,6 +13,8 @@
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "fixup/exchange.hpp"
+#include "lean/exchange.hpp"
 #include "softmax/state.hpp"
 #include "timeline/timeline.hpp"
 
@@ -29,6 +32,35 @@ struct CtaParts {
   float l[kRows];
 };
 
+/// Whether the CTA has arrived last at an output that it shares; and the exchange that its launch is part of.
+template <bool kExchanges>
+struct CtaArrival {
+  std::int32_t last;
+};
+template <>
+struct CtaArrival<true> {
+  std::int32_t last;
+  fixup::Epoch epoch;
+  Exchange exchange;
+};
+
+/// What only kernels of many rows have.
+template <KernelConfig kConfig>
+struct CtaWide {
+  CtaWalk walk;
+  SegmentRecord rehearsed;                        // a segment of nothing (WideConsumer)
+  float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+
+  /// A whole tile, and no row that is written.
+  __device__ __forceinline__ void begin_rehearsal() {
+    rehearsed = {};
+    rehearsed.lengths.q_tokens = kConfig.tile_tokens;
+    rehearsed.lengths.kv_end = kConfig.tile_tokens;
+    rehearsed.token_end = kConfig.tile_tokens;
+  }
+};
+struct Nothing {};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
@@ -44,7 +76,8 @@ struct CtaShared {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
-  std::int32_t arrived_last;
+  std::conditional_t<kConfig.wide(), CtaWide<kConfig>, Nothing> wide;
+  CtaArrival<kConfig.exchanges()> arrival;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's
 #endif
@@ -100,6 +133,8 @@ template <KernelConfig kConfig>
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
+inline constexpr std::uint32_t kTurnBarrier = 3;   // of many rows: which warpgroup's turn it is to ask for products; one each
+inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
 
 /// The consumer threads' own barrier.
 template <KernelConfig kConfig>

@@ -100,7 +100,10 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
   for (PipelineState records(kRecords);; records.advance()) {
     ptx::barrier_wait(&shared.record_full[records.index], records.phase);
     const SegmentRecord& record = shared.records[records.index];
-    if (record.last) return end_track<kConfig>();
+    if (record.last) {
+      if constexpr (kConfig.exchanges()) collect_rows<kConfig>();
+      return end_track<kConfig>();
+    }
     if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, records.index);
     first_segment = false;
     if (!asked.merge_only()) {
@@ -137,12 +140,9 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
   }
 }
 
-/// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
-template <Architecture kArchitecture, DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
-__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), 1)
-    decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
-  constexpr KernelConfig kConfig = config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope);
-  if constexpr (!runs(ptx::kCompiledFor, kArchitecture)) return;  // never launched there
+/// What every CTA does. `exchange`: of a variant that has one.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& maps, [[maybe_unused]] const Exchange* exchange) {
   const Asked<kConfig> asked(call);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
@@ -155,6 +155,9 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
       ptx::prefetch_tensor_map(&maps.v.tall);
     }
     copy_call(call, memory.shared);
+    if constexpr (kConfig.wide()) {
+      if (threadIdx.x == 2 * kWarpThreads) memory.shared.wide.begin_rehearsal();
+    }
   }
   if (consumes) setup_done<kConfig>(call);
   if (call.launch.dependent) ptx::start_dependents();
@@ -169,7 +172,7 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters<kConfig>>();
-      if constexpr (kConfig.latent()) consumer_sync<kConfig>();  // a short line is not built by all threads together
+      consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
@@ -177,7 +180,13 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
     }
   } else if (consumes) {
     if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
-    consumer_sync<kConfig>();
+    if constexpr (kConfig.exchanges()) {
+      const std::uint64_t calls = join_exchange<kConfig>(*exchange, memory.shared);
+      consumer_sync<kConfig>();
+      joined_exchange<kConfig>(calls, memory.shared);
+    } else {
+      consumer_sync<kConfig>();
+    }
     if (kConfig.step() || call.problem.head_dim == kConfig.head_dim) {
       consume<kConfig, true>(call, memory);
     } else {
@@ -186,6 +195,23 @@ __global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, k
   } else {
     visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
   }
+}
+
+/// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
+template <Architecture kArchitecture, DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
+__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), 1)
+    decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
+  constexpr KernelConfig kConfig = config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope);
+  if constexpr (runs(ptx::kCompiledFor, kArchitecture)) work<kConfig>(call, maps, nullptr);  // else never launched
+}
+
+/// The same as one rank's part of an exchange.
+template <Architecture kArchitecture, DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
+__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), 1)
+    exchanging_decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps,
+                             const __grid_constant__ Exchange exchange) {
+  constexpr KernelConfig kConfig = config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope);
+  if constexpr (runs(ptx::kCompiledFor, kArchitecture)) work<kConfig>(call, maps, &exchange);
 }
 
 }  // namespace lean::cuda

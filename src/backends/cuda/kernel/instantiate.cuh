@@ -16,9 +16,14 @@ namespace lean::cuda {
 
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr KernelEntry entry_of() noexcept {
-  return {.config = kConfig,
-          .kernel = decode_kernel<kConfig.architecture, kConfig.dtype, kConfig.head_dim, kConfig.q_rows, kConfig.scope>,
-          .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
+  KernelEntry entry{.config = kConfig, .fixed_shared_bytes = {shared_bytes<kConfig>(false), shared_bytes<kConfig>(true)}};
+  if constexpr (kConfig.exchanges()) {
+    entry.exchanging_kernel =
+        exchanging_decode_kernel<kConfig.architecture, kConfig.dtype, kConfig.head_dim, kConfig.q_rows, kConfig.scope>;
+  } else {
+    entry.kernel = decode_kernel<kConfig.architecture, kConfig.dtype, kConfig.head_dim, kConfig.q_rows, kConfig.scope>;
+  }
+  return entry;
 }
 
 /// Calls `visit` with each of a family's rows and its architecture: wide ones, or all others.

@@ -53,12 +53,6 @@ __device__ __forceinline__ void pin_registers(float (&x)[kCount][4]) {
   }
 }
 
-/// The same number, of which nothing is known: what is made of it is made anew, where registers to keep it in would be spilled.
-[[nodiscard]] __device__ __forceinline__ std::uint32_t anew(std::uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 /// Registers that each of a warpgroup's threads has from here on: fewer, or more once others have given theirs up.
 template <int kRegisters>
 __device__ __forceinline__ void give_up_registers() {

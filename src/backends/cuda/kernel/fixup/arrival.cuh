@@ -19,9 +19,9 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool arrive(fixup::Counter& counter, std::int32_t contributors) {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   consumer_sync<kConfig>();
-  if (ptx::thread_index() == 0) shared.arrived_last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
+  if (ptx::thread_index() == 0) shared.arrival.last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
   consumer_sync<kConfig>();
-  return shared.arrived_last != 0;
+  return shared.arrival.last != 0;
 }
 
 /// The paper's fix-up: peers raise a flag; the host, for whom this returns true, waits for all of them.

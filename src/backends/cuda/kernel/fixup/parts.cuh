@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/output/exchange.cuh"
 #include "backends/cuda/kernel/output/row_slice.cuh"
 #include "backends/cuda/kernel/output/rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
@@ -151,6 +152,8 @@ __device__ __forceinline__ void deliver_slice(const CtaShared<kConfig>& shared, 
                                               const RowSlice<kConfig>& whole) {
   if (to.slot != nullptr) {
     store_slice<kConfig>(shared.call.fixup.slots.layout.partial.at(to.slot), to.row, to.slice, whole);
+  } else if constexpr (kConfig.exchanges()) {
+    send_slice<kConfig>(shared, record, to.row, to.slice, whole);
   } else {
     output_slice<kConfig>(shared.call, record, to.row, to.slice, whole);
   }

@@ -109,8 +109,8 @@ __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const S
   if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
   const std::uint32_t staged = ptx::shared_address(memory.queries_of(record_index));
   const std::int32_t group = call.shape.group;
-  const PackedRow step{kAtOnce / group, kAtOnce % group};
-  PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + thread / kThreads, group);
+  const PackedRow step = row_of_block<kConfig>(call, 0, kAtOnce);
+  PackedRow at = row_in_block<kConfig>(call, record, thread / kThreads);
 #pragma unroll 1
   for (std::int32_t row = thread / kThreads; row < kConfig.q_rows; row += kAtOnce) {
     const bool exists = row < record.rows;  // else nothing is read, wherever the address lies

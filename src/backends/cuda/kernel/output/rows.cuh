@@ -45,23 +45,42 @@ template <KernelConfig kConfig>
   return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
 }
 
+/// A lane's merged elements of a row as the output has them, in pairs.
+template <KernelConfig kConfig>
+struct OutputPairs {
+  std::uint32_t pairs[kLaneDims<kConfig> / 2];
+
+  __device__ __forceinline__ OutputPairs(const DeviceCall& call, const RowEnd& end, const LaneElements<kConfig>& o) {
+#pragma unroll
+    for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
+      float low = o.x[2 * i] * end.scale;
+      float high = o.x[2 * i + 1] * end.scale;
+      if constexpr (kConfig.kv_type().scaled) {
+        low *= end.value_scale;
+        high *= end.value_scale;
+      }
+      pairs[i] = pack_output<kConfig>(call, low, high);
+    }
+  }
+};
+
+/// Stores four neighbouring elements of an output row, two a word.
+__device__ __forceinline__ void store_four(const DeviceCall& call, std::uint16_t* to, const uint2& pairs) {
+  if (call.output.vector_output) {
+    *reinterpret_cast<uint2*>(to) = pairs;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint16_t>((i < 2 ? pairs.x : pairs.y) >> (i % 2 * 16));
+}
+
 /// Stores a lane's merged elements of a row, if the problem has that many dims.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
   if (kConfig.wide() ? dim >= value_dim_of(call.problem) : dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
-  std::uint32_t pairs[kLaneDims<kConfig> / 2];
-#pragma unroll
-  for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
-    float low = o.x[2 * i] * end.scale;
-    float high = o.x[2 * i + 1] * end.scale;
-    if constexpr (kConfig.kv_type().scaled) {
-      low *= end.value_scale;
-      high *= end.value_scale;
-    }
-    pairs[i] = pack_output<kConfig>(call, low, high);
-  }
+  const auto [pairs] = OutputPairs<kConfig>(call, end, o);
   if (call.output.vector_output) {
     if constexpr (kLaneDims<kConfig> == 4) {
       *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
@@ -74,13 +93,19 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
   for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
 }
 
+/// Where the dims of a row lie that are kept from `dim` on.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t output_dim(std::int32_t row, std::int32_t dim) {
+  return swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
+}
+
 /// Stores a merged slice of a row into the output.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_slice(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
                                              std::int32_t slice, const RowSlice<kConfig>& whole) {
   const std::int32_t dim = dim_of_lane<kConfig>(slice);
   const RowEnd end = end_row<kConfig>(call, record, row, whole.state, dim == 0);
-  store_elements<kConfig>(call, end, swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims, whole.o);
+  store_elements<kConfig>(call, end, output_dim<kConfig>(row, dim), whole.o);
 }
 
 }  // namespace lean::cuda

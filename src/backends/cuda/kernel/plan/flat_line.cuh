@@ -1,5 +1,5 @@
-// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself,
-// longer ones all threads together. A short one may be even, and its segments known by arithmetic.
+// A flat line, or of many rows a stair line, and its plan from lengths in device memory. Every CTA builds the same: short ones each
+// walking warp for itself, longer ones all threads together. A short flat one may be even, and its segments known by arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,20 @@
 
 namespace lean::cuda {
 
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ FlatShape<kConfig> flat_shape_of(const DeviceCall& call) {
+  if constexpr (kConfig.wide()) {
+    static_assert(cost_model(kConfig).row_units == 0);  // schedule::is_stair()
+    return FlatShape<kConfig>(call.shape, call.plan.stair_width);
+  } else {
+    return FlatShape<kConfig>(call.shape);
+  }
+}
+
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()),
-          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig), schedule::Measure::kCost};
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()), flat_shape_of<kConfig>(call),
+          cost_model(kConfig), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
