@@ -150,10 +150,10 @@ __device__ __forceinline__ void consumer_sync() {
 }
 
 /// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than
-/// the variant's; of latent tiles there are no fewer.
+/// the variant's; wide tiles have whole columns.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
-  constexpr std::int64_t kRowBytes = kConfig.latent() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
+  constexpr std::int64_t kRowBytes = kConfig.wide() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
   return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 

@@ -23,10 +23,11 @@ namespace lean::cuda {
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
 /// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
-/// segment.
-inline constexpr int kWideConsumerRegisters = 192;
-inline constexpr int kWideProducerRegisters = 120;
-static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
+/// segment. Those of 256 dims have all three at once, 176: with 200 the compiler lets no products run beside anything else.
+template <KernelConfig kConfig>
+inline constexpr int kWideConsumerRegisters = kConfig.head_dim > 192 && !kConfig.latent() ? 208 : 192;
+template <KernelConfig kConfig>
+inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
 template <KernelConfig kConfig>
 class WideConsumer {
@@ -60,7 +61,11 @@ class WideConsumer {
       if constexpr (kConfig.latent()) {
         take_latent_tiles(record, tile);
       } else {
-        if (record.token_begin < record.token_end) take_tiles(record, tile);
+        if (record.token_begin < record.token_end) {
+          take_tiles(record, tile);
+        } else if (kOnePlace) {
+          free_queries();
+        }
       }
       tile.finish();
       if (rehearses_ != 0) {
@@ -76,6 +81,8 @@ class WideConsumer {
   }
 
  private:
+  static constexpr bool kOnePlace = kConfig.query_places() == 1;
+
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
     return static_cast<std::int32_t>(ptx::thread_index()) / ptx::kWarpgroupThreads;
   }
@@ -109,14 +116,16 @@ class WideConsumer {
       const StagedTile next = tile_at(record, now.end());
       await_keys(record, next);
       if (!first) await_values(record, now);
+      const std::uint64_t queries = tile.queries_at();
       const std::uint64_t keys = tile.keys_at(address_of(keys_));
       const std::uint64_t values = tile.values_at(first ? address_of(keys_) : address_of(values_));
       take_turn();
-      tile.ask_for_scores(keys);
+      tile.ask_for_scores(queries, keys);
       tile.ask_for_output(values);
       pass_turn();
       tile.template await_scores<1>();
       if (!first) release(keys_);
+      if (kOnePlace && next.end() >= record.token_end) free_queries();
       tile.update_softmax(memory_.shared, record, next);
       tile.keep_ahead(memory_.shared);
       tile.await_output();
@@ -143,8 +152,10 @@ class WideConsumer {
     while (token < record.token_end) {
       const StagedTile now = tile_at(record, token);
       await_whole(record, now, keys_);
+      const std::uint64_t queries = tile.queries_at();
+      const std::uint64_t keys = tile.keys_at(address_of(keys_));
       take_turn();
-      tile.ask_for_scores(tile.keys_at(address_of(keys_)));
+      tile.ask_for_scores(queries, keys);
       pass_turn();
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
@@ -160,7 +171,7 @@ class WideConsumer {
   __device__ __forceinline__ void free_queries() { arrive(memory_.shared.queries_free); }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of(const PipelineState& stage) const {
-    return stages_ + static_cast<std::uint32_t>(stage.index * call_.load.stage_bytes);
+    return stages_ + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, stage.index));
   }
 
   __device__ __forceinline__ void await(const SegmentRecord& record, StagedTile tile, const PipelineState& stage) {
@@ -180,7 +191,7 @@ class WideConsumer {
     for (std::int32_t i = tile.tokens * kPieces + static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.tile_tokens * kPieces;
          i += kConfig.consumer_threads()) {
 #pragma unroll
-      for (int column = 0; column < kConfig.columns(); ++column) {
+      for (int column = 0; column < kConfig.value_columns(); ++column) {
         ptx::store_shared(stage + column * column_stage_bytes<kConfig> + static_cast<std::uint32_t>(i * kPieceBytes), {0, 0, 0, 0});
       }
     }

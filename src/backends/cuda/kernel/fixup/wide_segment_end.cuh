@@ -19,6 +19,7 @@
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/ptx/warpgroup.cuh"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ void store_rows(const DeviceCall& call, const Segment
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_rows(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
                                             std::uint32_t staged) {
-  static_assert(kConfig.value_dim() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0);
+  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0);
   const auto thread = static_cast<std::int32_t>(ptx::thread_index());
   const std::int32_t lane = thread % kWarpThreads;
   const std::int32_t warp_row = thread / kWarpThreads * kMmaRows;  // the first of the warp's
@@ -85,7 +86,8 @@ __device__ __forceinline__ void output_rows(const DeviceCall& call, const Segmen
     ptx::store_matrices(query_address<kConfig>(staged, warp_row + own, column + lane / kMmaRows), matrices);
   }
   __syncwarp();
-  constexpr std::int32_t kVectors = kConfig.value_dim() / kVectorDims;  // of a row
+  constexpr std::int32_t kVectors = kConfig.summed_dims() / kVectorDims;  // of a row
+  static_assert(kMmaRows * kVectors % kWarpThreads == 0);
   const std::int32_t vectors = min(rows, kMmaRows) * kVectors;
 #pragma unroll 4
   for (std::int32_t first = 0; first < kMmaRows * kVectors; first += kWarpThreads) {
@@ -93,7 +95,7 @@ __device__ __forceinline__ void output_rows(const DeviceCall& call, const Segmen
     const std::int32_t vector = (first + lane) % kVectors;
     auto* const to =
         reinterpret_cast<std::uint16_t*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(end.to), row));
-    if (first + lane >= vectors) continue;
+    if (first + lane >= vectors || vector * kVectorDims >= value_dim_of(call.problem)) continue;
     const std::uint32_t from = query_address<kConfig>(staged, warp_row + row, vector / 2) + vector % 2 * (kPieceBytes / 2);
     store_four(call, to + vector * kVectorDims, ptx::load_shared_8(from));
   }
@@ -105,6 +107,7 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   const RowEnd end = end_row<kConfig>(call, record, tile.row_of(half), tile.state(half), tile.leads_row());
 #pragma unroll
   for (int column = 0; column < tile.kColumns; ++column) {
+    if (kConfig.fills_rows() && column * kAccumulatorDims >= value_dim_of(call.problem)) break;
     std::uint16_t* const to = end.to + tile.dim_of(column);
     const float2 pair = tile.pair(column, half);
     const std::uint32_t bits = ptx::pack<kConfig.dtype>(pair.x * end.scale, pair.y * end.scale);
@@ -117,15 +120,15 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   }
 }
 
-/// Called by all consumer threads with what they hold of a segment. Rows that do not exist are left out. A latent tile's queries have
-/// made room already, so its rows go straight from registers.
+/// Called by all consumer threads with what they hold of a segment. Rows that do not exist are left out. Where queries have one place
+/// they have made room for others already, so rows go straight from registers.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver(const DeviceCall& call, std::int32_t record_index, const WideTile<kConfig>& tile) {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const SegmentRecord& record = memory.shared.records[record_index];
   if (record.slot != nullptr) {
     store_rows(call, record, tile);
-  } else if constexpr (kConfig.latent()) {
+  } else if constexpr (kConfig.query_places() == 1) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (tile.row_of(half) < record.rows) output_row(call, record, tile, half);

@@ -214,7 +214,7 @@ class Producer {
 
   /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
-    std::byte* stage = ring_memory_ + ring_.index * call_.load.stage_bytes;
+    std::byte* stage = ring_memory_ + kConfig.stage_place(call_.load.stage_bytes, ring_.index);
     std::uint64_t* full = &shared_.stage_full[ring_.index];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
@@ -227,7 +227,7 @@ class Producer {
     ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
-      copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
+      copy_page_runs<kConfig>(call_, rows, {rows.keys, stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       if (thread_ == 0) {
@@ -236,7 +236,8 @@ class Producer {
       }
     } else {
       if (boxed > 0) {
-        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
+        const PageRuns runs{rows.keys, stage, full, token, boxed, pages_.ids[0]};
+        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, runs);
       }
       if (tokens > boxed) {
         // Of many rows few tokens come so: what that takes is worked out when they do, not ahead of the first copy.

@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
@@ -77,7 +78,7 @@ __device__ __forceinline__ void store_four(const DeviceCall& call, std::uint16_t
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
-  if (!kConfig.latent() && dim >= call.problem.head_dim) return;
+  if (kConfig.wide() ? dim >= value_dim_of(call.problem) : dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
   const auto [pairs] = OutputPairs<kConfig>(call, end, o);
   if (call.output.vector_output) {

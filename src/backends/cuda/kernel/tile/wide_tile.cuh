@@ -39,7 +39,7 @@ class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
-  static constexpr std::int32_t kOwnDims = kConfig.value_dim() / kConfig.value_warps();  // of the values, a warpgroup's
+  static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
   static constexpr int kColumns = kOwnDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
   static_assert(kConfig.column_bytes() == wide::kColumnBytes && kMmaDims * kQueryBytes == wide::kStepBytes);
@@ -48,8 +48,7 @@ class WideTile {
 
   /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
-    queries_ = ptx::factor_at(
-        queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes()), 16);
+    queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -72,19 +71,20 @@ class WideTile {
     for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
   }
 
-  /// What products are told of a stage that holds K, and of one that holds V, or K of which the first columns are V.
+  /// What products are told of the queries, of a stage that holds K, and of one that holds V, or K of which the first columns are V.
+  [[nodiscard]] __device__ __forceinline__ std::uint64_t queries_at() const { return ptx::factor_at(queries_, 16); }
   [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) { return ptx::factor_at(stage, 16); }
   [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage) {
     return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
   }
 
   /// Asks for S = Q K^T.
-  __device__ __forceinline__ void ask_for_scores(std::uint64_t keys) {
+  __device__ __forceinline__ void ask_for_scores(std::uint64_t queries, std::uint64_t keys) {
     ptx::pin_registers(s_);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const std::uint64_t q = wide::further(queries_, wide::step_place(kConfig.q_rows, step));
+      const std::uint64_t q = wide::further(queries, wide::step_place(kConfig.q_rows, step));
       const std::uint64_t k = wide::further(keys, wide::step_place(kConfig.tile_tokens, step));
       ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, q, k, step != 0);
     }
@@ -245,7 +245,7 @@ class WideTile {
   }
 
   const DeviceCall& call_;
-  std::uint64_t queries_ = 0;  // what products are told of this warpgroup's
+  std::uint32_t queries_ = 0;  // of this warpgroup
   LaneRows<kConfig> lane_rows_;
   std::int32_t first_[2];    // tokens before it are not seen
   std::int32_t last_first_;  // the largest of all the warp's rows
