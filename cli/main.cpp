@@ -75,6 +75,8 @@ int main_of(int argc, char** argv) {
     return std::cout.flush() ? kExitOk : complain("lean", "stdout could not be written", kExitCheckFailed);
   } catch (const CLI::ParseError& error) {
     const std::string who = words_of(app);
+    if (who == "lean" && argc > 1 && argv[1][0] != '-')
+      return complain(who, std::string(argv[1]) + ": no such command; `lean --help` lists what there is", kExitBadArguments);
     return complain(who, std::string(error.what()) + "; `" + who + " --help` lists what there is", kExitBadArguments);
   }
   for (const auto& entry : entries) {

@@ -67,6 +67,11 @@ class OneStyle(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(f"lean schedule: --lens = {item}: {LENGTHS}", done.stderr)
 
+    def test_a_command_that_is_none_is_named(self):
+        done = lean("benchmark", "--list")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, "lean: benchmark: no such command; `lean --help` lists what there is\n")
+
     def test_what_is_of_a_trace_goes_with_one(self):
         for option, value in (("--batch", "3"), ("--pick", "spread")):
             done = lean("schedule", "--lens", "5", option, value)

@@ -59,5 +59,33 @@ TEST(Conformance, R05_RandomMixedCallsOnManyWorkers) {
   }
 }
 
+/// Query tokens are bounded, and no sequence comes near the bound: of the launches that a GPU makes of such a batch, for few queries
+/// and for many, one finds no sequence of its own.
+TEST(Conformance, R05_ManySequencesOfOneKindUnderALargerBound) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const std::size_t batch : {33U, 99U}) {
+      for (const std::int32_t n : {1, 7, 17, 40}) {
+        for (const std::int32_t head_dim : {64, 128}) {
+          Case c{.dtype = dtype,
+                 .q_heads = 4,
+                 .kv_heads = 4,
+                 .head_dim = head_dim,
+                 .lens = std::vector<std::int32_t>(batch, n),
+                 .n_q = std::vector<std::int32_t>(batch, n),
+                 .causal = true,
+                 .q_layout = "shd",
+                 .k_layout = "shd",
+                 .v_layout = "shd~gap8",
+                 .o_layout = "shd",
+                 .lse_layout = "hsd",
+                 .workers = 132};
+          c.n_q.push_back(300);  // of no sequence
+          EXPECT_TRUE(run_and_check(c));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

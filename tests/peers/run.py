@@ -57,7 +57,7 @@ SUITES = (
     Suite("flashinfer cascade", "flashinfer", "tests/attention/test_shared_prefix_kernels.py", "", 5e7),
     Suite("flashinfer MLA", "flashinfer", "tests/attention/test_deepseek_mla.py", "", 5e7),
     Suite("flashinfer single prefill", "flashinfer", "tests/attention/test_single_prefill.py", "not nvfp4", 5e7),
-    Suite("flashinfer strides of prefill", "flashinfer", "tests/attention/test_non_contiguous_prefill.py", "", 5e7),
+    Suite("flashinfer strides of prefill", "flashinfer", "tests/attention/test_non_contiguous_prefill.py", "", 1e7),
     Suite("flashinfer batch-invariant", "flashinfer", "tests/attention/test_batch_invariant_fa2.py", "", 1e8),
 )
 
@@ -96,7 +96,7 @@ def run_suite(suite: Suite, folder: pathlib.Path, arguments: argparse.Namespace)
 
 
 def waives(waiver: dict, suite: str, outcome: Outcome) -> bool:
-    """`where` names parameters and the values, as repr, that a test must have."""
+    """`where` names parameters and the values, as repr, that a test must have; `device`, where it may be needed."""
     return (
         suite.startswith(waiver["suite"])
         and outcome.test.startswith(waiver.get("test", ""))
@@ -157,7 +157,7 @@ def main() -> int:
             everything[suite.name] = [dataclasses.asdict(outcome) for outcome in outcomes]
     if suites == list(SUITES):
         for i, waiver in enumerate(ledger):
-            if not used[i]:
+            if not used[i] and waiver.get("device", arguments.device) == arguments.device:
                 faults.append(f"ledger.json: nothing needed {waiver}: take it out, or sample more")
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1))

@@ -182,7 +182,8 @@ def _flashinfer() -> None:
     _module("flashinfer.fp4_quantization")
     _module(
         "flashinfer.utils", get_compute_capability=lambda *_: (9, 0), has_flashinfer_jit_cache=lambda: True,
-        is_sm90a_supported=lambda *_: True, GPUArchitectureError=type("GPUArchitectureError", (Exception,), {}),
+        is_sm90a_supported=lambda *_: True, is_sm100a_supported=lambda *_: False, is_sm110a_supported=lambda *_: False,
+        GPUArchitectureError=type("GPUArchitectureError", (Exception,), {}),
     )  # fmt: skip
     _module("tests.test_helpers.jit_utils")
     _module("tests.test_helpers.utils_fp4")

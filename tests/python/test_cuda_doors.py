@@ -65,6 +65,18 @@ def test_flash_attn_pages():
     attention(q, k, v, seqlens=[64, 19], dtype="bfloat16").check(out.transpose(1, 2))
 
 
+def test_flashinfer_tables_may_be_on_the_host():
+    q, k, v = tensors(kv_tokens=64)
+    cache = tuple(x.transpose(1, 2).reshape(8, 16, 2, 64) for x in (k, v))
+    wrapper = BatchDecodeWithPagedKVCacheWrapper()
+    host = [torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 6], [0, 1, 2, 3, 4, 5], [16, 4])]
+    for _ in range(2):  # plan() once more: new tables are brought anew
+        wrapper.plan(*host, 6, 2, 64, 16)
+        for _ in range(2):
+            out, lse = wrapper.run(q[:, :, 0], cache, return_lse=True)
+            attention(q, k, v, seqlens=[64, 20], dtype="bfloat16").check(out[:, :, None], lse[:, :, None] / math.log2(math.e))
+
+
 def test_flashinfer_in_a_graph():
     """plan() fills the wrapper's buffers, which the captured call reads."""
     q, k, v = tensors(kv_tokens=64)

@@ -142,6 +142,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         for name, part, whole, whole_name in (("q_pe", q_pe, q_nope, "q_nope"), ("kpe_cache", kpe_cache, ckv_cache, "ckv_cache")):
             if part.dtype != whole.dtype:  # torch would find a third type for both
                 raise TypeError(f"{name}: {part.dtype}: {whole_name}'s {whole.dtype} is needed")
+        self._bring_tables(q_nope.device)
         tables = self._kept
         k, indices = _keys_of(ckv_cache, kpe_cache, tables["indices"])
         k = k.unsqueeze(2)

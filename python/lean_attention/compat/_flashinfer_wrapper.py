@@ -47,6 +47,7 @@ class Wrapper:
         self._kept: dict[str, Any] = dict(buffers)
         self._seqlens: Optional[torch.Tensor] = None
         self._plan: Optional[Plan] = None
+        self._device: Optional[torch.device] = None  # where a run has found the tables, or brought them
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -69,6 +70,7 @@ class Wrapper:
             if not isinstance(value, torch.Tensor) or value.is_floating_point():
                 what = value.dtype if isinstance(value, torch.Tensor) else type(value)
                 raise TypeError(f"{name}: {what}: a torch tensor of int32 is needed")
+        self._device = None
         if not self._use_cuda_graph:
             self._plan = None
             self._kept = dict(given)
@@ -80,6 +82,15 @@ class Wrapper:
         self._kept = dict(zip(given, self._kept.values()))
         for name, value in given.items():
             self._kept[name][: value.shape[0]].copy_(value, non_blocking=True)
+
+    def _bring_tables(self, device: torch.device) -> None:
+        """Tables may be planned with in host memory, as there; the first run has them on its device."""
+        if self._device == device or self._use_cuda_graph:
+            return
+        self._kept = {name: table.to(device) for name, table in self._kept.items()}
+        if self._seqlens is not None:
+            self._seqlens = self._seqlens.to(device)
+        self._device = device
 
     def _keep_lengths(self, lengths: torch.Tensor) -> None:
         """Keys of each request, on its device."""
@@ -112,6 +123,8 @@ class Wrapper:
         if args:
             raise NotImplementedError("run(): further arguments are those of kernels of one's own: not here")
         refuse("run", others, RUN_HINTS, RUN_REFUSED)
+        self._bring_tables(q.device)
+        cu_seqlens_q = None if cu_seqlens_q is None else cu_seqlens_q.to(q.device)
         plan = self._plan
         if isinstance(cache, (tuple, list)) and len(cache) != 2:
             raise ValueError(f"{self._cache}: {len(cache)} tensors: expected (k, v)")

@@ -196,14 +196,16 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   FlatSums sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
-  const FlatPlan plan = flat_plan<kConfig>(shared.call, sum_over_warp(sums));
+  sums = sum_over_warp(sums);
+  const FlatPlan plan = flat_plan<kConfig>(shared.call, sums);
   const FlatRange share = plan.shares.range(worker_of(plan));
   const std::int32_t place = share.begin;
   if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
   if (threadIdx.x == 0) {
     built.line.plan = plan;
     built.line.share = share;
-    if (static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};  // no share, which nobody else holds either
+    // No share, and no sequence that holds its beginning: nobody above has said where to start. All sequences may be another launch's.
+    if (sums.outputs == 0 || static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};
   }
   if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();

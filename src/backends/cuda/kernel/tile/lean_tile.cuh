@@ -123,14 +123,13 @@ class WarpTile {
     accumulate_of<kConfig.dtype>(memory, stage, tile_tokens);
   }
 
-  /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile.
+  /// Adds up l over the lanes of a row: after the segment's last tile.
   __device__ void finish() {
 #pragma unroll
     for (float& l : sum_) {
       l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
       l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
-    clear_empty_rows(o_, sum_);
   }
 
   /// Stages this warp's part, of rows below `count`.
@@ -163,6 +162,12 @@ class WarpTile {
     for (int c = 0; c < kDims / Held::kPieceDims; ++c) {
       const int accumulator = c * Held::kPieceDims / kAccumulatorDims;
       Held::store(row + near[c % kNear] + c / kNear * 8 * kVectorDims, o_ + accumulator, half);
+    }
+    __syncwarp();
+    if (sum_[half] == 0.0F) {  // clear_empty_rows(), where it takes no register: by the row's four lanes
+#pragma unroll 1
+      for (std::int32_t dim = in_quad() * kVectorDims; dim < kDims; dim += 4 * kVectorDims)
+        *reinterpret_cast<float4*>(row + dim) = {0.0F, 0.0F, 0.0F, 0.0F};
     }
     if (in_quad() != 0) return;
     memory.shared.parts.m[place] = lane_rows_.max[half];
