@@ -75,6 +75,39 @@ def test_attention_positions_count_from_the_past(lacks, causal, queries, tokens,
         np.testing.assert_array_equal(ours[2], values)
 
 
+MASKS = {"boolean": lambda seen: seen, "added": lambda seen: np.where(seen, 0.0, -np.inf).astype(np.float32)}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("runs", [[(0, 41), (0, 41)], [(7, 41), (0, 12)], [(3, 4), (40, 41)], [(0, 0), (5, 30)], "holes", "of rows", "of heads"])
+def test_a_mask_of_padding_is_what_it_says(runs, queries, kind):
+    """One run of keys for each sequence is read as its padding and its length; what is hidden may hold anything. Other masks stay masks."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, heads, n, 8)).astype(np.float32) for heads, n in ((4, queries), (2, 41), (2, 41)))
+    seen = np.zeros((2, 1, 1, 41), bool)
+    if isinstance(runs, list):
+        for b, (begin, end) in enumerate(runs):
+            seen[b, ..., begin:end] = True
+            k[b, :, :begin], k[b, :, end:] = np.nan, np.nan
+            v[b, :, :begin], v[b, :, end:] = np.nan, np.nan
+    elif runs == "holes":
+        seen[..., 3:9] = seen[1, ..., 20:] = True
+    else:
+        shape = (2, 1, queries, 41) if runs == "of rows" else (2, 4, 1, 41)
+        seen = np.arange(41) < np.arange(1, np.prod(shape[:3]) + 1).reshape(*shape[:3], 1) * 3
+    ours = run_node("Attention", {"Q": q, "K": k, "V": v, "attn_mask": MASKS[kind](seen)}, ["Y"])
+    attention(q, np.nan_to_num(k), np.nan_to_num(v), mask=np.broadcast_to(seen, (2, seen.shape[1], queries, 41))).check(ours[0])
+
+
+def test_a_mask_that_adds_numbers_is_no_padding():
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (1, 9, 9))
+    numbers = np.where(np.arange(9) < 5, 0.0, -1.0).astype(np.float32)
+    ours, theirs = (run_node("Attention", {"Q": q, "K": k, "V": v, "attn_mask": numbers[None]}, ["Y"], domain=x, opset=23) for x in (OWN, ""))
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=0, atol=1e-5)
+
+
 ATTENTION_REFUSALS = [
     (dict(), dict(scale=0.0), "scale = 0: every score would be 0"),
     (dict(), dict(softmax_precision=11), "softmax_precision = 11: the softmax is in fp32"),
