@@ -17,7 +17,8 @@ __all__ = ["Report", "library_path", "register", "rewrite"]
 DOMAIN = "lean_attention"
 OVERRIDE_KEY = "lean_attention.override"
 UNKNOWN_KEY = "lean_attention.unknown"
-NEWEST_OPSET, NEWEST_DEFINITION = 28, 25  # of ONNX's that were looked at, and where Attention changed last
+NEWEST_OPSET = 28  # of ONNX's that were looked at
+NEWEST_DEFINITION = 25  # where Attention changed last
 # (domain, name) that the operators serve.
 SERVED = frozenset(
     [("", "Attention"), *(("com.microsoft", name) for name in ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention"))]
