@@ -27,7 +27,7 @@ SERVED = frozenset(
 
 _GROUPED = frozenset(
     ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax")
-    + ("k_quant_type", "v_quant_type", "q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon")  # the last three: of refused inputs
+    + ("k_quant_type", "v_quant_type", "q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon")
 )
 #: By operator: what is read, and what means nothing without inputs or outputs that are refused.
 ATTRIBUTES = {

@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime")
 from oracle import attention  # noqa: E402
 from ort_models import ERRORS, MICROSOFT, OWN, model_of, needs_operators, run_node, run_values, session_of  # noqa: E402
 from ort_models import with_readable_outputs  # noqa: E402
+from test_ort import normalised  # noqa: E402
 
 pytestmark = needs_operators
 
@@ -295,6 +296,22 @@ def test_paged_attention_takes_a_slot_mapping_that_agrees_with_the_table():
     slots[2] = -1
     with pytest.raises(ERRORS, match=r"slot_mapping\[2\] = -1: a token goes where block_table says"):
         case.run()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_paged_attention_normalises_heads_of_queries_and_new_keys(packed):
+    random, case = np.random.default_rng(2), PagedCase()
+    weights = [(1 + random.standard_normal(case.dim) / 4).astype(np.float32) for _ in range(2)]
+    given = dict(case.feeds)
+    query, key = (normalised(given[name][None], weight, 0.5)[0] for name, weight in zip(("query", "key"), weights))
+    case.feeds = dict(given, query=query, key=key)
+    expected = case.run()
+    if packed:
+        given.update(query=np.concatenate([given[name] for name in ("query", "key", "value")], 1), key=None, value=None)
+    given.update(dict.fromkeys(["cos", "sin", "slots", "sink"]), q_norm_weight=weights[0], k_norm_weight=weights[1])
+    case.feeds = given
+    for x, y in zip(case.run(qk_norm_epsilon=0.5), expected):
+        np.testing.assert_allclose(np.nan_to_num(x), np.nan_to_num(y), rtol=0, atol=1e-5)
 
 
 PAGED_REFUSALS = [
