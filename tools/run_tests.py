@@ -181,7 +181,7 @@ def test_python_releases() -> list[Tally]:
     """The doors to other packages, with the oldest releases of these and the newest; test_python() has installed the wheel."""
     pinned = releases_of(PYTHON_BIN.parent)
     tallies, running = [], []
-    for which in ("oldest", "newest", "kernels"):
+    for which in ("oldest", "newest", "kernels", "onnxruntime"):
         environment = ROOT / f".venv-python-{which}"
         releases = releases_of(environment) if environment.exists() else ""
         if releases == pinned:
@@ -189,8 +189,7 @@ def test_python_releases() -> list[Tally]:
             continue
         tallies.append(Tally(f"{which}: {releases or 'is not there'}"))
         names = ["test_hf*", "test_jax", "test_ort_releases"] + ["test_torch_ops"] * (releases.split(", ")[-1] != pinned.split(", ")[-1])
-        if which == "kernels":
-            names = ["test_hf_kernel"]
+        names = {"kernels": ["test_hf_kernel"], "onnxruntime": ["test_ort_releases"]}.get(which, names)
         files = sorted(str(path) for name in names for path in (ROOT / "tests/python").glob(f"{name}.py"))
         report = WHEELS / f"pytest-{which}.xml"
         report.unlink(missing_ok=True)

@@ -158,12 +158,14 @@ need_python_over() {
 }
 
 # The oldest releases that pyproject.toml allows, and the newest that pip finds, which is asked each time; without a network
-# these stay as they are. Transformers takes few releases of `kernels`, so the two of a pair are named.
+# these stay as they are. Transformers takes few releases of `kernels`, so the two of a pair are named. ONNX
+# Runtime 1.27 is the last that gets operators of one type each.
 need_python_releases() {
   local oldest
   mapfile -t oldest < <(grep -oE '(transformers|jax|onnxruntime)>=[0-9.]+' pyproject.toml | sort -u | sed 's/>=/==/')
   need_python_over .venv-python-oldest "${oldest[@]}"
   need_python_over .venv-python-kernels transformers==5.22.2 kernels==0.17.2
+  need_python_over .venv-python-onnxruntime onnxruntime==1.27.0
   need_python_over .venv-python-newest
   local packages=(transformers jax kernels onnxruntime)
   if newest_torch_is_small; then packages+=(torch); fi

@@ -1,6 +1,9 @@
 #include "attend.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
 
 #include "gpu.hpp"
 #include "rule_mask.hpp"
@@ -62,10 +65,54 @@ void set_rules(const Attend& call, Problem& problem) {
   problem.scores.mask_strides = call.mask.strides;
 }
 
+/// Whether a mask says of a key that it is seen as it is; nothing where it changes its score.
+std::optional<bool> seen_as_it_is(const Scores& scores, std::int64_t element) {
+  const float number = mask_number(scores, element);
+  if (number == 0.0F) return true;
+  if (number == -std::numeric_limits<float>::infinity()) return false;
+  return {};
+}
+
+/// The keys of a sequence that a mask shows, where they are one run; nothing where they are not.
+std::optional<std::pair<std::int64_t, std::int64_t>> run_of_keys(const Scores& scores, std::int64_t sequence, std::int64_t keys) {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  for (std::int64_t key = 0; key < keys; ++key) {
+    const auto seen = seen_as_it_is(scores, sequence * scores.mask_strides.sequence + key * scores.mask_strides.dim);
+    if (!seen || (*seen && end > 0 && end < key)) return {};
+    if (!*seen) continue;
+    if (end == 0) begin = key;
+    end = key + 1;
+  }
+  return std::pair{begin, end};
+}
+
+/// Exporters expand what two numbers say of a sequence, its padding and its length, to a mask of all keys. Where the host can see
+/// that, the numbers take the mask's place: keys that nobody sees are not read then.
+void recognise_padding(Run& run, const Attend& call, Problem& problem) {
+  const Strides& strides = problem.scores.mask_strides;
+  const bool same_for_rows = strides.head == 0 && (strides.token == 0 || call.queries == 1);
+  if (run.on_gpu() || problem.scores.mask == nullptr || !same_for_rows || call.valid != nullptr || has_positions(call)) return;
+  auto* const begins = run.scratch_of<std::int32_t>(call.batch);
+  auto* const ends = run.scratch_of<std::int32_t>(call.batch);
+  for (std::int64_t b = 0; b < call.batch; ++b) {
+    const auto keys = run_of_keys(problem.scores, b, problem.kv_capacity);
+    if (!keys) return;
+    begins[b] = static_cast<std::int32_t>(keys->first);
+    ends[b] = static_cast<std::int32_t>(keys->second);
+  }
+  problem.scores.mask = nullptr;
+  problem.scores.mask_is_boolean = false;
+  problem.scores.mask_strides = {};
+  problem.kv_left_pad = begins;
+  problem.kv_lengths = ends;
+}
+
 /// What lies from token `tokens` on counts for nobody.
-void decode_up_to(Run& run, std::int64_t tokens, Problem& problem) {
+void decode_up_to(Run& run, const Attend& call, std::int64_t tokens, Problem& problem) {
   problem.kv_capacity = static_cast<std::int32_t>(tokens);
   if (tokens == 0) problem.k.data = problem.v.data = nullptr;
+  recognise_padding(run, call, problem);
   run.decode(problem);
 }
 
@@ -125,7 +172,7 @@ void attend(Run& run, const Attend& call) {
   set_rules(call, problem);
   if (same_positions && !short_mask) {
     problem.kv_lengths = call.valid;
-    return decode_up_to(run, longest, problem);
+    return decode_up_to(run, call, longest, problem);
   }
   mask_rules(run, call, problem);
   run.decode(problem);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache.hpp"
+#include "norm_rows.hpp"
 #include "rule_mask.hpp"
 #include "stream.hpp"
 
@@ -53,6 +54,9 @@ void copy(const Stream& stream, const void* from, void* to, std::size_t bytes);
 
 /// As that of cache.hpp, kMovesAtOnce by one kernel; counts lie on the device.
 void move_tokens(const Stream& stream, std::span<const Move> moves);
+
+/// Of every row and head, in fp32.
+void normalise(const Stream& stream, const NormRows& rows);
 
 /// values[row * keys + key] = mask_value(rules, row, key), of arrays on the device.
 void fill_mask(const Stream& stream, const RuleMask& rules, float* values);

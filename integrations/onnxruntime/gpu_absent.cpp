@@ -13,6 +13,7 @@ void mark_seen(const Stream&, const SeenKeys&, bool*) { absent(); }
 void to_floats(const Stream&, const void*, DType, std::int64_t, float*) { absent(); }
 void copy(const Stream&, const void*, void*, std::size_t) { absent(); }
 void move_tokens(const Stream&, std::span<const Move>) { absent(); }
+void normalise(const Stream&, const NormRows&) { absent(); }
 void fill_mask(const Stream&, const RuleMask&, float*) { absent(); }
 std::shared_ptr<const float> keep(const std::vector<float>&) { absent(); }
 std::vector<std::byte> read_back(const void*, std::size_t) { absent(); }

@@ -94,6 +94,28 @@ __global__ void fill_mask_kernel(const __grid_constant__ RuleMask rules, float* 
     values[i] = mask_value(rules, i / rules.keys, i % rules.keys);
 }
 
+constexpr std::int64_t kLanes = 32;
+
+/// A head of a row by a warp.
+__global__ void normalise_kernel(const __grid_constant__ NormRows rows) {
+  follow_earlier_kernels();
+  const std::int64_t lane = threadIdx.x % kLanes;
+  for (std::int64_t i = first_item() / kLanes; i < rows.rows * rows.heads; i += items_at_once() / kLanes) {
+    const std::int64_t from = rows.source(i / rows.heads, i % rows.heads);
+    float squares = 0.0F;
+    for (std::int64_t d = lane; d < rows.dim; d += kLanes) {
+      const float x = load_number(rows.from, rows.dtype, from + d);
+      squares += x * x;
+    }
+    for (int other = kLanes / 2; other > 0; other /= 2) squares += __shfl_xor_sync(0xffffffffU, squares, other);
+    const float factor = 1.0F / sqrtf(squares / static_cast<float>(rows.dim) + rows.epsilon);
+    for (std::int64_t d = lane; d < rows.dim; d += kLanes) {
+      const float x = load_number(rows.from, rows.dtype, from + d);
+      store_number(rows.to, rows.dtype, i * rows.dim + d, x * factor * rows.weight[d]);
+    }
+  }
+}
+
 /// What a thread moves at once.
 struct alignas(16) Piece {
   std::uint32_t words[4];
@@ -228,6 +250,10 @@ void move_tokens(const Stream& stream, std::span<const Move> moves) {
     else
       launch_moves<std::uint8_t>(stream, some);
   }
+}
+
+void normalise(const Stream& stream, const NormRows& rows) {
+  launch(stream, rows.rows * rows.heads * kLanes, normalise_kernel, rows);
 }
 
 void fill_mask(const Stream& stream, const RuleMask& rules, float* values) {

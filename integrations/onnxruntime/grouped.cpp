@@ -27,7 +27,8 @@ Grouped::Grouped(const Node& node, const GroupedInputs& inputs)
       window_(node.integer("local_window_size", -1)),
       causal_(node.flag(inputs.causal_name, true)),
       rotates_(node.flag("do_rotary", false)),
-      has_sink_(node.has_input(inputs.sink)) {
+      has_sink_(node.has_input(inputs.sink)),
+      norms_(node, inputs.q_norm, inputs.k_norm) {
   check_heads(node);
   check_cache(node);
   if (rotates_) tables_ = Rotary(node, in_.cos, in_.sin, node.flag("rotary_interleaved", false));
@@ -42,8 +43,6 @@ void Grouped::check_heads(const Node& node) const {
   demand(q_heads_ > 0 && q_heads_ <= INT32_MAX, "num_heads = ", q_heads_, ": allowed 1 to 2147483647");
   demand(kv_heads_ > 0 && q_heads_ % kv_heads_ == 0, "kv_num_heads = ", kv_heads_, ": must divide num_heads = ", q_heads_);
   demand(window_ == -1 || window_ > 0, "local_window_size = ", window_, ": allowed -1 (all) or more than 0");
-  do_not(node.has_input(in_.q_norm) || node.has_input(in_.k_norm),
-         "q_norm_weight, k_norm_weight: not applied here; leave SimplifiedLayerNormalization in front of the node");
   demand(!rotates_ || (node.has_input(in_.cos) && node.has_input(in_.sin)), "do_rotary = 1: needs cos_cache and sin_cache");
   demand(node.has_input(in_.key) == node.has_input(in_.value), "key and value: both, or neither with a packed query");
 }
@@ -82,7 +81,7 @@ void Grouped::check_key_and_value(const Run& run, const Tensor& query, const Sha
   }
 }
 
-void Grouped::set_new_tokens(const Run& run, std::int64_t tokens, Problem& problem) const {
+void Grouped::set_new_tokens(Run& run, std::int64_t tokens, Problem& problem) const {
   const Tensor query = run.input(in_.query);
   const Tensor key = run.input(in_.key);
   const DType dtype = dtype_of(query.type, "query");
@@ -91,11 +90,12 @@ void Grouped::set_new_tokens(const Run& run, std::int64_t tokens, Problem& probl
   if (!key) {
     problem.append.k = from_element(problem.q, q_heads_ * dim);
     problem.append.v = from_element(problem.append.k, kv_heads_ * dim);
-    return;
+  } else {
+    const Strides rows = bshd(tokens, kv_heads_ * dim, dim);
+    problem.append.k = {.data = key.data, .dtype = dtype, .strides = rows};
+    problem.append.v = {.data = run.input(in_.value).data, .dtype = dtype, .strides = rows};
   }
-  const Strides rows = bshd(tokens, kv_heads_ * dim, dim);
-  problem.append.k = {.data = key.data, .dtype = dtype, .strides = rows};
-  problem.append.v = {.data = run.input(in_.value).data, .dtype = dtype, .strides = rows};
+  norms_.apply(run, query.elements() / std::max<std::int64_t>(1, query.shape.back()), tokens, problem);
 }
 
 void Grouped::set_scales(const Run& run, Problem& problem) const {

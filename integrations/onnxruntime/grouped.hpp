@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "floats.hpp"
+#include "head_norms.hpp"
 #include "ort.hpp"
 
 namespace lean::ort {
@@ -32,8 +33,8 @@ class Grouped {
   [[nodiscard]] std::int64_t head_dim_of(std::int64_t width, bool packed) const;
   /// Throws Error unless key and value, where they come apart, are of this shape and query's type.
   void check_key_and_value(const Run& run, const Tensor& query, const Shape& wanted) const;
-  /// Sets q, and k and v of append. `tokens`: rows of a sequence, 0 where those of all are packed end to end.
-  void set_new_tokens(const Run& run, std::int64_t tokens, Problem& problem) const;
+  /// Sets q, and k and v of append, normalised where the model asks for it. `tokens`: rows of a sequence, 0 where those of all are packed end to end.
+  void set_new_tokens(Run& run, std::int64_t tokens, Problem& problem) const;
   /// Sets the scales of an fp8 cache.
   void set_scales(const Run& run, Problem& problem) const;
   /// Sets the rules of scores; a mask is the operator's.
@@ -54,6 +55,7 @@ class Grouped {
   bool causal_;
   bool rotates_;
   bool has_sink_;
+  HeadNorms norms_;
   Rotary tables_{};
   FloatsInput sink_{};
   Floats zero_sinks_;  // of smooth_softmax

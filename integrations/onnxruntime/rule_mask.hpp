@@ -29,9 +29,7 @@ struct RuleMask {
 [[nodiscard]] constexpr float mask_number(const Scores& scores, std::int64_t element) noexcept {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
   if (scores.mask_is_boolean) return static_cast<const bool*>(scores.mask)[element] ? 0.0F : kHidden;
-  if (scores.mask_dtype == DType::kFloat32) return static_cast<const float*>(scores.mask)[element];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(scores.mask)[element];
-  return scores.mask_dtype == DType::kBFloat16 ? from_bfloat16(bits) : from_half(bits);
+  return load_number(scores.mask, scores.mask_dtype, element);
 }
 
 /// What is added to the score of `key` in row `row` of [batch, heads, queries]; -inf hides it.

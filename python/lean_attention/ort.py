@@ -17,7 +17,8 @@ __all__ = ["Report", "library_path", "register", "rewrite"]
 DOMAIN = "lean_attention"
 OVERRIDE_KEY = "lean_attention.override"
 UNKNOWN_KEY = "lean_attention.unknown"
-NEWEST_OPSET, NEWEST_DEFINITION = 28, 25  # of ONNX's that were looked at, and where Attention changed last
+NEWEST_OPSET = 28  # of ONNX's that were looked at
+NEWEST_DEFINITION = 25  # where Attention changed last
 # (domain, name) that the operators serve.
 SERVED = frozenset(
     [("", "Attention"), *(("com.microsoft", name) for name in ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention"))]
@@ -26,7 +27,7 @@ SERVED = frozenset(
 
 _GROUPED = frozenset(
     ("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved", "smooth_softmax")
-    + ("k_quant_type", "v_quant_type", "q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon")  # the last three: of refused inputs
+    + ("k_quant_type", "v_quant_type", "q_norm_epsilon", "k_norm_epsilon", "qk_norm_epsilon")
 )
 #: By operator: what is read, and what means nothing without inputs or outputs that are refused.
 ATTRIBUTES = {

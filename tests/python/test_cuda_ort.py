@@ -85,6 +85,21 @@ def test_gqa_query_seqlens_says_which_rows_are_tokens():
     case.check(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", ["decode", "prompt", "chunk"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_gqa_normalises_heads_as_on_the_cpu(packed, kind):
+    case = GqaCase(6, "float16", kind)
+    case.dim = 64
+    feeds = case.feeds(packed)
+    feeds.update(dict.fromkeys(["cos", "sin", "ids", "bias", "sink", "k_scale", "v_scale"]))
+    feeds.update(q_norm_weight=case.normal(case.dim), k_norm_weight=case.normal(case.dim))
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, qk_norm_epsilon=0.5)
+    ours, theirs = (run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, provider=provider, **attributes) for provider in (CUDA, CPU))
+    case.check(ours, theirs)
+    if kind == "decode":
+        case.check(ours, run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=MICROSOFT, provider=CUDA, **attributes))
+
+
 class BoundSteps:
     """A decode step on buffers of the GPU, past and present the same; lengths are changed in place between runs."""
 

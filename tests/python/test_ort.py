@@ -240,6 +240,56 @@ def test_gqa_refuses_inputs_by_name_and_value(changed, message):
     assert f"lean_attention: GroupQueryAttention node 'node0': {message}" in str(refusal.value)
 
 
+def normalised(rows, weight, epsilon):
+    """Each head of [B, S, heads x d] by its root of the mean square."""
+    heads = rows.reshape(*rows.shape[:2], -1, len(weight)).astype(np.float64)
+    factor = 1 / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon)
+    return (heads * factor * weight.astype(np.float64)).astype(rows.dtype).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["decode", "prompt", "chunk"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_gqa_normalises_heads_of_queries_and_new_keys(packed, kind, dtype):
+    """ONNX Runtime's own does it on a GPU alone, so the same node on inputs that NumPy normalised is what counts."""
+    case = GqaCase(6, dtype, kind)
+    feeds = case.feeds(packed=False)
+    half = case.dim // 2
+    angles = np.outer(np.arange(case.capacity), 100.0 ** (-np.arange(half) / half))
+    feeds.update(cos_cache=np.cos(angles).astype(case.dtype), sin_cache=np.sin(angles).astype(case.dtype))
+    weights = [(1 + case.normal(case.dim) / 4).astype(case.dtype) for _ in range(2)]
+    epsilons = dict(qk_norm_epsilon=0.5, k_norm_epsilon=0.125)
+    attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, do_rotary=1)
+    before = dict(feeds, query=normalised(feeds["query"], weights[0], 0.5), key=normalised(feeds["key"], weights[1], 0.125))
+    expected = run_node("GroupQueryAttention", before, GQA_OUTPUTS, **attributes)
+    if packed:
+        query = np.concatenate([feeds[name] for name in ("query", "key", "value")], 2)
+        feeds.update(query=query, key=None, value=None)
+    feeds.update(dict.fromkeys(["ids", "bias", "sink", "k_scale", "v_scale"]), q_norm_weight=weights[0], k_norm_weight=weights[1])
+    constants = ["q_norm_weight", "k_norm_weight"] if kind == "chunk" else []
+    ours = run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, constants=constants, **attributes, **epsilons)
+    case.check(ours, expected)
+    assert np.abs(ours[1].astype(np.float64) - run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, **attributes)[1]).max() > 0.01
+
+
+NORM_REFUSALS = [
+    (dict(k_norm_weight=None), {}, "q_norm_weight and k_norm_weight: both or neither"),
+    (dict(q_norm_weight=np.ones(7, np.float32)), {}, "q_norm_weight: shape [7]: must be [8]"),
+    (dict(k_norm_weight=np.ones(8, np.int32)), {}, "k_norm_weight: is int32: allowed float32, float16, bfloat16"),
+    ({}, dict(qk_norm_epsilon=0.0), "qk_norm_epsilon = 0: must be finite and more than 0"),
+    ({}, dict(q_norm_epsilon=float("inf")), "q_norm_epsilon = inf: must be finite and more than 0"),
+]
+
+
+@pytest.mark.parametrize("changed, attributes, message", NORM_REFUSALS, ids=[x[-1] for x in NORM_REFUSALS])
+def test_gqa_refuses_norms_by_name_and_value(changed, attributes, message):
+    feeds = gqa_feeds_with(**dict.fromkeys(["cos", "sin", "ids", "bias", "sink", "k_scale", "v_scale"]))
+    feeds.update(dict(q_norm_weight=np.ones(8, np.float32), k_norm_weight=np.ones(8, np.float32)) | changed)
+    with pytest.raises(ERRORS) as refusal:
+        run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, num_heads=4, kv_num_heads=2, **attributes)
+    assert f"lean_attention: GroupQueryAttention node 'node0': {message}" in str(refusal.value)
+
+
 def test_gqa_position_ids_must_be_the_places_in_the_cache():
     table = np.ones((10, 4), np.float32)
     right = np.array([[3], [6]], np.int64)

@@ -11,6 +11,7 @@ pytest.importorskip("onnxruntime")
 from oracle import attention  # noqa: E402
 from ort_models import ERRORS, MICROSOFT, OWN, model_of, needs_operators, run_node, run_values, session_of  # noqa: E402
 from ort_models import with_readable_outputs  # noqa: E402
+from test_ort import normalised  # noqa: E402
 
 pytestmark = needs_operators
 
@@ -73,6 +74,39 @@ def test_attention_positions_count_from_the_past(lacks, causal, queries, tokens,
     if past:
         np.testing.assert_array_equal(ours[1], keys)
         np.testing.assert_array_equal(ours[2], values)
+
+
+MASKS = {"boolean": lambda seen: seen, "added": lambda seen: np.where(seen, 0.0, -np.inf).astype(np.float32)}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("runs", [[(0, 41), (0, 41)], [(7, 41), (0, 12)], [(3, 4), (40, 41)], [(0, 0), (5, 30)], "holes", "of rows", "of heads"])
+def test_a_mask_of_padding_is_what_it_says(runs, queries, kind):
+    """One run of keys for each sequence is read as its padding and its length; what is hidden may hold anything. Other masks stay masks."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, heads, n, 8)).astype(np.float32) for heads, n in ((4, queries), (2, 41), (2, 41)))
+    seen = np.zeros((2, 1, 1, 41), bool)
+    if isinstance(runs, list):
+        for b, (begin, end) in enumerate(runs):
+            seen[b, ..., begin:end] = True
+            k[b, :, :begin], k[b, :, end:] = np.nan, np.nan
+            v[b, :, :begin], v[b, :, end:] = np.nan, np.nan
+    elif runs == "holes":
+        seen[..., 3:9] = seen[1, ..., 20:] = True
+    else:
+        shape = (2, 1, queries, 41) if runs == "of rows" else (2, 4, 1, 41)
+        seen = np.arange(41) < np.arange(1, np.prod(shape[:3]) + 1).reshape(*shape[:3], 1) * 3
+    ours = run_node("Attention", {"Q": q, "K": k, "V": v, "attn_mask": MASKS[kind](seen)}, ["Y"])
+    attention(q, np.nan_to_num(k), np.nan_to_num(v), mask=np.broadcast_to(seen, (2, seen.shape[1], queries, 41))).check(ours[0])
+
+
+def test_a_mask_that_adds_numbers_is_no_padding():
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (1, 9, 9))
+    numbers = np.where(np.arange(9) < 5, 0.0, -1.0).astype(np.float32)
+    ours, theirs = (run_node("Attention", {"Q": q, "K": k, "V": v, "attn_mask": numbers[None]}, ["Y"], domain=x, opset=23) for x in (OWN, ""))
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=0, atol=1e-5)
 
 
 ATTENTION_REFUSALS = [
@@ -262,6 +296,22 @@ def test_paged_attention_takes_a_slot_mapping_that_agrees_with_the_table():
     slots[2] = -1
     with pytest.raises(ERRORS, match=r"slot_mapping\[2\] = -1: a token goes where block_table says"):
         case.run()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_paged_attention_normalises_heads_of_queries_and_new_keys(packed):
+    random, case = np.random.default_rng(2), PagedCase()
+    weights = [(1 + random.standard_normal(case.dim) / 4).astype(np.float32) for _ in range(2)]
+    given = dict(case.feeds)
+    query, key = (normalised(given[name][None], weight, 0.5)[0] for name, weight in zip(("query", "key"), weights))
+    case.feeds = dict(given, query=query, key=key)
+    expected = case.run()
+    if packed:
+        given.update(query=np.concatenate([given[name] for name in ("query", "key", "value")], 1), key=None, value=None)
+    given.update(dict.fromkeys(["cos", "sin", "slots", "sink"]), q_norm_weight=weights[0], k_norm_weight=weights[1])
+    case.feeds = given
+    for x, y in zip(case.run(qk_norm_epsilon=0.5), expected):
+        np.testing.assert_allclose(np.nan_to_num(x), np.nan_to_num(y), rtol=0, atol=1e-5)
 
 
 PAGED_REFUSALS = [
