@@ -84,7 +84,7 @@ TEST(ExchangeStates, R47_MemoryGrowsWithRowsAndRanks) {
 TEST(ExchangeStates, R47_ACallOnACpuIsNoPartOfAnExchange) {
   Problem problem{.batch = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64, .kv_capacity = 1};
   for (auto* tensor : {&problem.q, &problem.k, &problem.v}) *tensor = {g_memory, DType::kFloat32, {64, 64, 64, 1}};
-  problem.o = {g_memory, DType::kFloat32, {64, 64, 64, 1}};
+  problem.o = {g_memory + 2048, DType::kFloat32, {64, 64, 64, 1}};
   const Asked call = asked();
   EXPECT_TRUE(supports(problem, {}).ok()) << supports(problem, {}).message;
   const Status status = supports(problem, {.exchange = &call.exchange});
