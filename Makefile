@@ -39,7 +39,8 @@ docs:
 
 wheel:
 	tools/setup.sh python
-	.venv-python/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build-python/unrepaired .
+	LEAN_ORT_INCLUDE="$(CURDIR)/.venv-onnxruntime" \
+	  .venv-python/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build-python/unrepaired .
 	PATH="$(CURDIR)/.venv-python/bin:$$PATH" auditwheel repair --wheel-dir dist build-python/unrepaired/*.whl
 
 gpu-test:

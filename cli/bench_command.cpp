@@ -126,6 +126,7 @@ class BenchCommand final : public Command {
     std::vector<Suite> suites = parse_suites(suite_.empty() ? name_of(Suite::kCpu) : suite_);
     const auto has = [&](Suite suite) { return std::find(suites.begin(), suites.end(), suite) != suites.end(); };
     if (!settings_.rows.trace.empty() && !has(Suite::kRagged)) throw BadArgument("--trace goes with --suite ragged");
+    if (kv_mib_ > 0 && !has(Suite::kCpu)) throw BadArgument("--kv-mib goes with --suite cpu");
     if (!on_gpu) return suites;
     if (has(Suite::kCpu) && suite_ != "all") throw BadArgument("--suite", name_of(Suite::kCpu), "goes with --backend cpu");
     std::erase(suites, Suite::kCpu);

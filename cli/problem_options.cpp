@@ -112,8 +112,9 @@ void ProblemOptions::add_to(CLI::App& app) {
   app.add_option("--batch", batch_, "Requests to take from the trace; 0: all")
       ->transform(in_range("--batch", std::int64_t{0}, kMaxBatch))
       ->group(group);
-  add_choice(app, "--pick", pick_, kPicks, "Which requests of the trace: spread (every k-th, default) or the first ones")
-      ->group(group);
+  pick_option_ =
+      add_choice(app, "--pick", pick_, kPicks, "Which requests of the trace: spread (every k-th, default) or the first ones")
+          ->group(group);
   app.add_option("--q-heads", q_heads_, "Query heads")
       ->transform(in_range("--q-heads", 1, INT32_MAX))
       ->capture_default_str()
@@ -163,6 +164,7 @@ std::vector<std::int32_t> ProblemOptions::lengths() const {
   const int sources = static_cast<int>(!lens_.empty()) + static_cast<int>(!preset_.empty()) + static_cast<int>(!trace_.empty());
   if (sources > 1) throw BadArgument("only one of --lens, --preset and --trace may be given");
   if (trace_.empty() && batch_ != 0) throw BadArgument("--batch", std::to_string(batch_), "goes with --trace");
+  if (trace_.empty() && pick_option_ != nullptr && pick_option_->count() > 0) throw BadArgument("--pick goes with --trace");
   if (!lens_.empty()) return parse_lengths("--lens", lens_);
   return trace_.empty() ? conv32_lengths() : trace_lengths(trace_, batch_, pick_);
 }

@@ -11,6 +11,7 @@
 
 namespace CLI {
 class App;
+class Option;
 }
 
 namespace lean::cli {
@@ -30,6 +31,7 @@ class ProblemOptions {
   std::string trace_;
   std::int64_t batch_ = 0;
   Pick pick_ = Pick::kSpread;
+  CLI::Option* pick_option_ = nullptr;  // says whether it was given
   std::int32_t q_heads_ = 32;
   std::int32_t kv_heads_ = 8;
   std::int32_t head_dim_ = 128;

@@ -18,7 +18,7 @@ const char* kv_name(std::int32_t kv_bytes) { return kv_bytes == 1 ? "fp8" : "16 
 
 std::vector<NamedFamily> all_families() {
   std::vector<NamedFamily> families(std::begin(kFamilies), std::end(kFamilies));
-  families.insert(families.end(), std::begin(kLatentFamilies), std::end(kLatentFamilies));
+  families.insert(families.end(), std::begin(kWideFamilies), std::end(kWideFamilies));
   return families;
 }
 
@@ -31,9 +31,10 @@ std::vector<ArchitectureRows> all_tables() {
 
 std::vector<std::int32_t> all_head_dims() {
   std::vector<std::int32_t> dims(std::begin(kHeadDims), std::end(kHeadDims));
-  for (const NamedFamily& named : kLatentFamilies) {
+  for (const NamedFamily& named : kWideFamilies) {
     if (std::find(dims.begin(), dims.end(), named.family.head_dim) == dims.end()) dims.push_back(named.family.head_dim);
   }
+  std::sort(dims.begin(), dims.end());
   return dims;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts ONNX Runtime's C header into a folder, from Debian's package libonnxruntime-dev: nothing is installed, and apt's own lists
+# Puts ONNX Runtime's C header into a folder, and that of C++ for the example of a host, from Debian's package libonnxruntime-dev: nothing is installed, and apt's own lists
 # stay as they are. No Python package has it. Where there is no apt-get, it comes from ONNX Runtime's repository by git.
 # Usage: tools/onnxruntime_headers.sh FOLDER     then cmake -DLEAN_ORT=ON -DLEAN_ORT_INCLUDE=FOLDER
 set -euo pipefail
@@ -13,7 +13,7 @@ tag=v1.22.0   # of the repository
 
 say() { echo "onnxruntime_headers: $*"; }
 
-if [[ -f $folder/onnxruntime_c_api.h ]]; then
+if [[ -f $folder/onnxruntime_c_api.h && -f $folder/onnxruntime_cxx_api.h ]]; then
   say "$folder has them"
   exit 0
 fi
@@ -24,7 +24,7 @@ if ! command -v apt-get >/dev/null; then
   git clone --quiet --depth 1 --branch "$tag" --filter=blob:none --sparse https://github.com/microsoft/onnxruntime "$work/source"
   git -C "$work/source" sparse-checkout set include/onnxruntime/core/session
   mkdir -p "$folder"
-  cp "$work"/source/include/onnxruntime/core/session/onnxruntime_*c_api.h "$folder/"
+  cp "$work"/source/include/onnxruntime/core/session/onnxruntime_{*c_api,cxx_*,float16}.h "$folder/"
   cp "$work"/source/LICENSE "$folder/COPYRIGHT"
   exit 0
 fi
@@ -46,5 +46,5 @@ say "libonnxruntime-dev of Debian $suite into $folder"
 "${apt[@]}" update
 (cd "$work" && "${apt[@]}" download libonnxruntime-dev >/dev/null && dpkg -x libonnxruntime-dev_*.deb package)
 mkdir -p "$folder"
-cp "$work"/package/usr/include/onnxruntime/onnxruntime_c_api.h "$folder/"
+cp "$work"/package/usr/include/onnxruntime/onnxruntime_{c_api,cxx_api,cxx_inline,float16}.h "$folder/"
 cp "$work"/package/usr/share/doc/libonnxruntime-dev/copyright "$folder/COPYRIGHT"

@@ -165,7 +165,7 @@ need_python_releases() {
   need_python_over .venv-python-oldest "${oldest[@]}"
   need_python_over .venv-python-kernels transformers==5.22.2 kernels==0.17.2
   need_python_over .venv-python-newest
-  local packages=(transformers jax kernels)
+  local packages=(transformers jax kernels onnxruntime)
   if newest_torch_is_small; then packages+=(torch); fi
   .venv-python-newest/bin/pip install --quiet --no-compile --disable-pip-version-check --upgrade "${packages[@]}" ||
     say "the newest ${packages[*]}: not to be had"

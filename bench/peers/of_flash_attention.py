@@ -7,11 +7,14 @@ from peers import Peer, Prepared
 from peers.rows import Form
 
 
-def version_of(package: str, fallback: str = "?") -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return fallback
+def version_of(*packages: str) -> str:
+    """The version of the first of them that is installed, "?" if none is."""
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "?"
 
 
 def windows(row) -> tuple:
@@ -61,7 +64,7 @@ class FlashAttention3(Peer):
         import flash_attn_interface
 
         self.library = flash_attn_interface
-        self.impl = f"flash-attn-{version_of('flash_attn_3', version_of('flash-attn-3'))}/fa3"
+        self.impl = f"flash-attn-{version_of('flash_attn_3', 'flash-attn-3', 'tokenspeed-fa3')}/fa3"  # tokenspeed-fa3 is a build of it
 
     def refuses(self, row):
         return "d above 256" if row.head_dim > 256 else None

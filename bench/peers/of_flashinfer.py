@@ -29,10 +29,12 @@ class FlashInfer(Peer):
     def forms(self, row):
         return [Form(kind, page) for page in ((row.form.page,) if row.form.page else self.pages) for kind in ("hnd", "nhd")]
 
-    def wrapper(self, layout: str):
-        if layout not in self.wrappers:
-            self.wrappers[layout] = self.make_wrapper(layout)
-        return self.wrappers[layout]
+    def wrapper(self, form: Form):
+        """One for each form: a wrapper's plan lies in its own memory, where the next plan would take its place under graphs that were
+        captured with it."""
+        if form not in self.wrappers:
+            self.wrappers[form] = self.make_wrapper(form.kind.upper())
+        return self.wrappers[form]
 
     def types(self, tensors) -> dict:
         return {"q_data_type": tensors.dtype, "kv_data_type": tensors.kv_dtype}
@@ -48,7 +50,7 @@ class Decode(FlashInfer):
         return self.library.BatchDecodeWithPagedKVCacheWrapper(self.workspace(), layout, **self.options)
 
     def prepare(self, row, tensors):
-        wrapper, out = self.wrapper(tensors.form.kind.upper()), tensors.output()
+        wrapper, out = self.wrapper(tensors.form), tensors.output()
 
         def plan():
             wrapper.plan(tensors.page_starts, tensors.page_ids, tensors.last_page_lens, row.q_heads, row.kv_heads, row.head_dim,
@@ -74,7 +76,7 @@ class Batch(FlashInfer):
         return wrapper
 
     def prepare(self, row, tensors):
-        wrapper, out = self.wrapper(tensors.form.kind.upper()), tensors.output()
+        wrapper, out = self.wrapper(tensors.form), tensors.output()
         lse = torch.empty(tensors.q.shape[:2], dtype=torch.float32, device=tensors.device)
         queries, lens = tensors.q_starts.cpu(), tensors.lens.cpu()
 
@@ -127,7 +129,7 @@ class Prefill(FlashInfer):
         return self.library.BatchPrefillWithPagedKVCacheWrapper(self.workspace(), layout)
 
     def prepare(self, row, tensors):
-        wrapper, out = self.wrapper(tensors.form.kind.upper()), tensors.output()
+        wrapper, out = self.wrapper(tensors.form), tensors.output()
 
         def plan():
             wrapper.plan(tensors.q_starts, tensors.page_starts, tensors.page_ids, tensors.last_page_lens, row.q_heads, row.kv_heads, row.head_dim,

@@ -13,7 +13,7 @@ class HpcOps(Peer):
     def __init__(self, device, threads):
         import hpc
 
-        self.library, self.impl = hpc, f"hpc-ops-{version_of('hpc-ops', version_of('hpc'))}/decode"
+        self.library, self.impl = hpc, f"hpc-ops-{version_of('hpc-ops', 'hpc')}/decode"
 
     def refuses(self, row):
         return None if row.decodes and row.head_dim == 128 else "one query token and d 128"

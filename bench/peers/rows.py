@@ -165,7 +165,7 @@ def prefill_rows(_trace: str = "") -> list:
     plans = [(n_q, context, 4, 128, 16) for n_q in (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
              for context in (2048, 8192, 32768, 131072) if n_q <= context]
     plans += [(512, 8192, group, 128, 0) for group in (1, 2, 4, 8, 16)]
-    plans += [(n_q, 8192, 4, dim, 0) for dim in (64, 192, 256) for n_q in (512, 2048)]
+    plans += [(n_q, 8192, 4, dim, 0) for dim in (64, 96, 192, 256) for n_q in (512, 2048)]
     rows = []
     for n_q, context, group, dim, page in plans:
         name = f"prefill {short(n_q)} of {short(context)} {8 * group}/8 d{dim} bf16" + (f" nhd/{page}" if page else "")

@@ -210,4 +210,13 @@ class Bench:
             for subject in found:
                 self.emit(started=subject.peer.name)
                 subject.us.append(subject.turns.time())
-        return found, notes
+        return [subject for subject in found if self.still_right(row, subject, notes)], notes
+
+    def still_right(self, row: Row, subject: Subject, notes: dict) -> bool:
+        """After all turns: what another subject's plan has spoilt is no time of this one."""
+        try:
+            subject.error = max(subject.error, self.checked(row, subject.tensors, *subject.turns.poisoned()))
+        except Refused as wrong:
+            notes[subject.peer.name] = f"after its turns {wrong}"
+            return False
+        return True

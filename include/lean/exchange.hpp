@@ -47,12 +47,13 @@ struct ExchangeHandle {
   unsigned char bytes[64] = {};
 };
 
-/// Dense rows of decode()'s results, and where the merged ones go: o [rows, value_dim], lse [rows]. merged_o may be o.
+/// Dense rows of decode()'s results, and where the merged ones go: o [rows, value_dim], lse [rows]. merged_o may be o,
+/// else no two overlap.
 struct ExchangedStates {
   const void* o = nullptr;
   const float* lse = nullptr;
   void* merged_o = nullptr;
-  float* merged_lse = nullptr;  // not lse
+  float* merged_lse = nullptr;
   std::int64_t rows = 0;
   std::int32_t value_dim = 0;
   DType dtype = DType::kFloat32;  // float32, float16 or bfloat16

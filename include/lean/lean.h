@@ -148,6 +148,7 @@ typedef struct lean_problem {
   int64_t alibi_sequence_stride; /* elements; 0: all sequences have the same slopes */
   int32_t rotary_absolute;       /* 0 or 1; 1: positions count from token 0 instead of from the first valid token */
   int32_t reserved3;
+  const int32_t* append_cached_lengths; /* [B], tokens before the call; or NULL. With it the call writes kv_lengths */
 } lean_problem;
 
 /* Runs body(argument, worker) once for every worker in [0, worker_count) and returns when all are done; a worker left out or
@@ -258,12 +259,13 @@ LEAN_API lean_status lean_reset_workspace(const lean_workspace* workspace, const
 LEAN_API lean_status lean_sticky_status(const lean_workspace* workspace, const lean_options* options);
 
 /* Whether lengths and page ids lie within what there is; the host must be able to read them. Codes: LEAN_BAD_LENGTHS,
- * LEAN_BAD_PAGE_INDEX. */
+ * LEAN_BAD_PAGE_INDEX, which also says that two sequences append to one page. */
 LEAN_API lean_status lean_check_lengths(const lean_problem* problem);
 
-/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense; dtype: LEAN_FLOAT32,
- * LEAN_FLOAT16 or LEAN_BFLOAT16. Of options the backend counts (NULL: the CPU, all in host memory); with CUDA all is in the current
- * device's memory, and the merge is enqueued on options->stream. Codes: LEAN_INVALID_ARGUMENT, LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
+/* Merges two results over disjoint keys: o_a [rows, value_dim] and lse_a [rows] become those of the union. Dense, no two of them
+ * overlapping; dtype: LEAN_FLOAT32, LEAN_FLOAT16 or LEAN_BFLOAT16. Of options the backend counts (NULL: the CPU, all in host memory);
+ * with CUDA all is in the current device's memory, and the merge is enqueued on options->stream. Codes: LEAN_INVALID_ARGUMENT,
+ * LEAN_UNSUPPORTED, LEAN_BACKEND_ERROR. */
 LEAN_API lean_status lean_merge_states(void* o_a, float* lse_a, const void* o_b, const float* lse_b, int64_t rows,
                                        int32_t value_dim, int32_t dtype, const lean_options* options);
 

@@ -66,13 +66,14 @@ struct Workspace {
 [[nodiscard]] LEAN_API Status sticky_status(const Workspace& workspace, const Options& options) noexcept;
 
 /// Checks host-readable arrays of the problem: cumulative lengths start at 0, never fall, end within the totals; lengths lie in
-/// [0, capacity]; ids of pages that the call would read lie in the pool (tables that are null are not looked at). decode() itself
-/// clamps and skips instead. Codes: ok, bad_lengths, bad_page_index.
+/// [0, capacity]; ids of pages that the call would read lie in the pool, and no page is appended to twice (tables that are null are
+/// not looked at). decode() itself clamps and skips instead; of a page to which two sequences append the contents are undefined.
+/// With append.cached_lengths kv_lengths is written, as by the call. Codes: ok, bad_lengths, bad_page_index.
 [[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
 
 /// Merges two results over disjoint key sets: o_a, lse_a become those of the union. Dense: o [rows, value_dim] of type `dtype`
-/// (float32, float16 or bfloat16), lse [rows] (-inf or +inf: no keys, and that row's o is not looked at). A sink belongs to one of
-/// the calls only. Merging is as good as one call but for the rounding of o_a and o_b to their type.
+/// (float32, float16 or bfloat16), lse [rows] (-inf or +inf: no keys, and that row's o is not looked at); no two of them overlap. A
+/// sink belongs to one of the calls only. Merging is as good as one call but for the rounding of o_a and o_b to their type.
 /// Of options the backend counts: on the CPU all is in host memory, and done on return; with CUDA in the current device's, and
 /// enqueued on options.stream. Codes: ok, invalid_argument, unsupported (the build has no such backend), backend_error.
 /// Source of the formula: LeanAttention, "Softmax Re-scaling as Reduction".

@@ -114,6 +114,9 @@ struct Append {
   std::int32_t rotary_dim = 0;      // 0: no rotary
   bool rotary_interleaved = false;  // pairs (0,1),(2,3).. instead of halves
   bool rotary_absolute = false;     // positions count from token 0, padding or not, instead of from the first valid token
+  // Tokens that the cache holds before the call, for callers that have those. kv_lengths, which may hold anything then and must be
+  // writable, is made cached_lengths[b] and the sequence's query tokens, where the call reads lengths.
+  const std::int32_t* cached_lengths = nullptr;  // [B], or null: kv_lengths is given
 };
 
 /// What a call computes: sizes, tensors, lengths and the rules of scores. Every field has a default that asks for nothing; what must be

@@ -188,8 +188,19 @@ void Attention::compute(Run& run) const {
   attend(run, call);
 }
 
+/// Under ONNX's own name: which opset's definition a node is of, its kernel cannot see.
+class BuiltInAttention : public Attention {
+ public:
+  explicit BuiltInAttention(const Node& node) : Attention(node) {
+    const std::string opset = unknown_definition(kName);
+    do_not(!opset.empty(), "ONNX Runtime has a definition of opset ", opset,
+           ", which is not known here, and a kernel cannot see whose node it is: allowed through lean_attention.ort.rewrite()");
+  }
+};
+
 }  // namespace
 
 Ops attention() { return ops<Attention>(); }
+Ops built_in_attention() { return ops<BuiltInAttention>(); }
 
 }  // namespace lean::ort

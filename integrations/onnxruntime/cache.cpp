@@ -18,6 +18,22 @@ std::int64_t count_of(const Counts& counts, std::int64_t b) {
   return counts.of_sequence == nullptr ? counts.most : std::min<std::int64_t>(counts.most, counts.of_sequence[b]);
 }
 
+void copy_head(const Move& move, std::int64_t b, std::int64_t head) {
+  const auto row_bytes = static_cast<std::size_t>(move.extent.dim * bytes_of(move.to.dtype));
+  const bool dense = move.from.strides.token == move.extent.dim && move.to.strides.token == move.extent.dim;
+  const std::int64_t count = count_of(move.tokens, b);
+  if (dense && count > 0)
+    std::memcpy(address(move.to, b, head, 0), address(move.from, b, head, 0), static_cast<std::size_t>(count) * row_bytes);
+  for (std::int64_t token = 0; !dense && token < count; ++token)
+    std::memcpy(address(move.to, b, head, token), address(move.from, b, head, token), row_bytes);
+}
+
+void zero_head(const Move& move, std::int64_t b, std::int64_t head) {
+  const auto row_bytes = static_cast<std::size_t>(move.extent.dim * bytes_of(move.to.dtype));
+  for (std::int64_t token = count_of(move.tokens, b); token < move.end; ++token)
+    std::memset(address(move.to, b, head, token), 0, row_bytes);
+}
+
 template <class Body>
 void for_each_head(Run& run, const Extent& extent, const Body& body) {
   run.parallel(static_cast<std::size_t>(extent.batch * extent.heads), [&](std::size_t i) {
@@ -34,25 +50,16 @@ TensorView from_element(const TensorView& view, std::int64_t element) noexcept {
   return moved;
 }
 
-void copy_tokens(Run& run, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens) {
-  if (run.on_gpu()) return gpu::copy_tokens(run.stream(), from, to, extent, tokens);
-  const auto row_bytes = static_cast<std::size_t>(extent.dim * bytes_of(from.dtype));
-  const bool dense = from.strides.token == extent.dim && to.strides.token == extent.dim;
-  for_each_head(run, extent, [&](std::int64_t b, std::int64_t head) {
-    const std::int64_t count = count_of(tokens, b);
-    if (dense && count > 0)
-      std::memcpy(address(to, b, head, 0), address(from, b, head, 0), static_cast<std::size_t>(count) * row_bytes);
-    for (std::int64_t token = 0; !dense && token < count; ++token)
-      std::memcpy(address(to, b, head, token), address(from, b, head, token), row_bytes);
-  });
-}
-
-void zero_tokens(Run& run, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end) {
-  if (run.on_gpu()) return gpu::zero_tokens(run.stream(), to, extent, begins, end);
-  const auto row_bytes = static_cast<std::size_t>(extent.dim * bytes_of(to.dtype));
-  for_each_head(run, extent, [&](std::int64_t b, std::int64_t head) {
-    for (std::int64_t token = count_of(begins, b); token < end; ++token) std::memset(address(to, b, head, token), 0, row_bytes);
-  });
+void move_tokens(Run& run, std::span<const Move> moves) {
+  if (run.on_gpu()) return gpu::move_tokens(run.stream(), moves);
+  for (const Move& move : moves) {
+    for_each_head(run, move.extent, [&](std::int64_t b, std::int64_t head) {
+      if (move.from.data != nullptr)
+        copy_head(move, b, head);
+      else
+        zero_head(move, b, head);
+    });
+  }
 }
 
 }  // namespace lean::ort

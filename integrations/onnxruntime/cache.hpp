@@ -1,7 +1,9 @@
 // Keys and values in memory as the operators lay them out, and copies of them by the processor that a node runs on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "lean/problem.hpp"
 
@@ -43,10 +45,28 @@ struct Counts {
   const std::int32_t* of_sequence = nullptr;  // [B]
 };
 
-/// Copies the first tokens of each sequence and head. `to` is written; rows are dense in both.
-void copy_tokens(Run& run, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens);
+/// Rows of a cache that are written: copies of the first tokens of each sequence and head, or zeroes from some token on. Rows are
+/// dense in both views.
+struct Move {
+  TensorView from{};  // null data: zeroes
+  TensorView to{};
+  Extent extent{};
+  Counts tokens{};       // copied are those before, zeroed those from it on
+  std::int64_t end = 0;  // zeroed are those before
+};
+[[nodiscard]] constexpr Move copy_of(const TensorView& from, const TensorView& to, const Extent& extent,
+                                     const Counts& tokens) noexcept {
+  return {.from = from, .to = to, .extent = extent, .tokens = tokens};
+}
+[[nodiscard]] constexpr Move zeroes_of(const TensorView& to, const Extent& extent, const Counts& begins,
+                                       std::int64_t end) noexcept {
+  return {.from = {.dtype = to.dtype}, .to = to, .extent = extent, .tokens = begins, .end = end};
+}
 
-/// Zeroes tokens from `begins` to `end` of each sequence and head of `to`.
-void zero_tokens(Run& run, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end);
+/// Moves that one kernel makes on a GPU.
+inline constexpr std::size_t kMovesAtOnce = 4;
+
+/// All of them, in no order: none reads or writes what another writes.
+void move_tokens(Run& run, std::span<const Move> moves);
 
 }  // namespace lean::ort

@@ -5,19 +5,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cache.hpp"
+#include "rule_mask.hpp"
 #include "stream.hpp"
 
 namespace lean::ort::gpu {
 
-/// Counts of a batch as the operators give them: values[b] + plus, and where starts is there, + starts[b + 1] - starts[b].
+/// Counts of a batch as the operators give them: values[b] + plus.
 struct GivenCounts {
   const void* values = nullptr;
   bool int64 = false;  // else int32
   std::int32_t plus = 0;
-  const std::int32_t* starts = nullptr;
 };
 
 /// to[b] for b in [0, batch), as the library wants lengths; what int32 does not hold becomes the nearest that it does.
@@ -50,9 +51,11 @@ void to_floats(const Stream& stream, const void* from, DType dtype, std::int64_t
 /// Copies `bytes` within the device.
 void copy(const Stream& stream, const void* from, void* to, std::size_t bytes);
 
-/// As those of cache.hpp; counts lie on the device.
-void copy_tokens(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens);
-void zero_tokens(const Stream& stream, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end);
+/// As that of cache.hpp, kMovesAtOnce by one kernel; counts lie on the device.
+void move_tokens(const Stream& stream, std::span<const Move> moves);
+
+/// values[row * keys + key] = mask_value(rules, row, key), of arrays on the device.
+void fill_mask(const Stream& stream, const RuleMask& rules, float* values);
 
 /// Device memory with these numbers, there when it returns; and numbers of the model read back. Not for runs: both wait.
 [[nodiscard]] std::shared_ptr<const float> keep(const std::vector<float>& values);

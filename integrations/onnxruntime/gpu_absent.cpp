@@ -12,8 +12,8 @@ void split_padding(const Stream&, const PaddedRows&) { absent(); }
 void mark_seen(const Stream&, const SeenKeys&, bool*) { absent(); }
 void to_floats(const Stream&, const void*, DType, std::int64_t, float*) { absent(); }
 void copy(const Stream&, const void*, void*, std::size_t) { absent(); }
-void copy_tokens(const Stream&, const TensorView&, const TensorView&, const Extent&, const Counts&) { absent(); }
-void zero_tokens(const Stream&, const TensorView&, const Extent&, const Counts&, std::int64_t) { absent(); }
+void move_tokens(const Stream&, std::span<const Move>) { absent(); }
+void fill_mask(const Stream&, const RuleMask&, float*) { absent(); }
 std::shared_ptr<const float> keep(const std::vector<float>&) { absent(); }
 std::vector<std::byte> read_back(const void*, std::size_t) { absent(); }
 

@@ -15,22 +15,30 @@ namespace {
 using runtime::device::check;
 
 constexpr unsigned kThreads = 256;
-constexpr std::int64_t kMostCtas = 1 << 16;  // each takes what is left by turns
+constexpr std::int64_t kMostCtas = 1 << 16;   // each takes what is left by turns
+constexpr std::int64_t kMostCtasInY = 65535;  // CUDA's limit
+constexpr std::int64_t kManyCtas = 4096;      // four times what a large GPU holds at once
 
-/// kernel(arguments...) on as many threads as there are items, up to a limit. The kernel begins with follow_earlier_kernels().
+/// kernel(arguments...) on so many CTAs. The kernel begins with follow_earlier_kernels().
 template <class... P, class... A>
-void launch(const Stream& stream, std::int64_t items, void (*kernel)(P...), const A&... arguments) {
-  if (items == 0) return;
+void launch_grid(const Stream& stream, const dim3& ctas, void (*kernel)(P...), const A&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMostCtas)));
+  config.gridDim = ctas;
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = &attribute;
   config.numAttrs = stream.dependents ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, P(arguments)...), "cudaLaunchKernelEx");
+}
+
+/// On as many threads as there are items, up to a limit.
+template <class... P, class... A>
+void launch(const Stream& stream, std::int64_t items, void (*kernel)(P...), const A&... arguments) {
+  if (items == 0) return;
+  launch_grid(stream, dim3(static_cast<unsigned>(std::min((items + kThreads - 1) / kThreads, kMostCtas))), kernel, arguments...);
 }
 
 /// Lets the kernel after this one be launched, and waits for those before: neither means anything where kernels are not dependents.
@@ -49,7 +57,6 @@ __global__ void count_kernel(GivenCounts given, std::int64_t batch, std::int32_t
   for (std::int64_t b = first_item(); b < batch; b += items_at_once()) {
     std::int64_t tokens = given.int64 ? static_cast<const std::int64_t*>(given.values)[b]
                                       : std::int64_t{static_cast<const std::int32_t*>(given.values)[b]};
-    if (given.starts != nullptr) tokens += std::int64_t{given.starts[b + 1]} - given.starts[b];
     tokens += given.plus;
     to[b] = static_cast<std::int32_t>(max(std::int64_t{INT32_MIN}, min(std::int64_t{INT32_MAX}, tokens)));
   }
@@ -81,6 +88,12 @@ __global__ void to_floats_kernel(const std::uint16_t* from, bool bf16, std::int6
     to[i] = bf16 ? __bfloat162float(__ushort_as_bfloat16(from[i])) : __half2float(__ushort_as_half(from[i]));
 }
 
+__global__ void fill_mask_kernel(const __grid_constant__ RuleMask rules, float* values) {
+  follow_earlier_kernels();
+  for (std::int64_t i = first_item(); i < rules.rows() * rules.keys; i += items_at_once())
+    values[i] = mask_value(rules, i / rules.keys, i % rules.keys);
+}
+
 /// What a thread moves at once.
 struct alignas(16) Piece {
   std::uint32_t words[4];
@@ -92,31 +105,50 @@ struct Rows {
   T* first = nullptr;
   std::int64_t sequence = 0, head = 0, token = 0;  // strides in pieces
 
-  [[nodiscard]] __device__ T& at(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t piece) const {
-    return first[b * sequence + h * head + t * token + piece];
-  }
+  [[nodiscard]] __device__ T* row(std::int64_t b, std::int64_t h) const { return first + b * sequence + h * head; }
 };
 
-struct Work {
-  std::int64_t batch, heads, tokens, pieces;  // of a row
+/// Move, in pieces of T.
+template <class T>
+struct RowMove {
+  Rows<const T> from;
+  Rows<T> to;
+  std::int64_t batch = 0, heads = 0, pieces = 0;  // of a row
+  std::int64_t end = 0;                           // no token from here on is written
+  Counts counts{};
+};
 
-  [[nodiscard]] __host__ __device__ std::int64_t count() const { return batch * heads * tokens * pieces; }
+template <class T>
+struct RowMoves {
+  RowMove<T> at[kMovesAtOnce];
 };
 
 [[nodiscard]] __device__ std::int64_t count_of(const Counts& counts, std::int64_t b) {
   return counts.of_sequence == nullptr ? counts.most : min(counts.most, std::int64_t{counts.of_sequence[b]});
 }
 
-/// Copies tokens before the sequence's count; where `from` is null, zeroes those from it on.
+/// CTAs (x, y, z): tokens of heads y, y + gridDim.y, ... of move z. A row takes so many threads as it has pieces, and a CTA as many
+/// rows at once as have room.
 template <class T>
-__global__ void rows_kernel(Rows<const T> from, Rows<T> to, Work work, Counts counts) {
+__global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ RowMoves<T> moves) {
   follow_earlier_kernels();
-  for (std::int64_t i = first_item(); i < work.count(); i += items_at_once()) {
-    const std::int64_t piece = i % work.pieces, row = i / work.pieces;
-    const std::int64_t token = row % work.tokens, head = row / work.tokens % work.heads, b = row / work.tokens / work.heads;
-    const bool before = token < count_of(counts, b);
-    if (from.first != nullptr && before) to.at(b, head, token, piece) = from.at(b, head, token, piece);
-    if (from.first == nullptr && !before) to.at(b, head, token, piece) = T{};
+  const RowMove<T>& move = moves.at[blockIdx.z];
+  const unsigned row_threads = move.pieces < kThreads ? static_cast<unsigned>(move.pieces) : kThreads;
+  const unsigned rows_at_once = kThreads / row_threads;
+  const unsigned row = threadIdx.x / row_threads;
+  if (row >= rows_at_once) return;
+  for (std::int64_t head = blockIdx.y; head < move.batch * move.heads; head += gridDim.y) {
+    const std::int64_t b = head / move.heads;
+    const std::int64_t h = head - b * move.heads;
+    const std::int64_t count = max(std::int64_t{0}, count_of(move.counts, b));
+    const bool copies = move.from.first != nullptr;
+    const T* const from = copies ? move.from.row(b, h) : nullptr;
+    T* const to = move.to.row(b, h);
+    const std::int64_t end = copies ? count : move.end;
+    for (std::int64_t token = (copies ? 0 : count) + std::int64_t{blockIdx.x} * rows_at_once + row; token < end;
+         token += std::int64_t{gridDim.x} * rows_at_once)
+      for (std::int64_t piece = threadIdx.x % row_threads; piece < move.pieces; piece += row_threads)
+        to[token * move.to.token + piece] = copies ? from[token * move.from.token + piece] : T{};
   }
 }
 
@@ -136,20 +168,36 @@ Rows<T> rows_of(const TensorView& view) {
           pieces(view.strides.token)};
 }
 
-template <class T>
-void launch_rows(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
-                 const Counts& counts) {
-  const std::int64_t row_bytes = extent.dim * bytes_of(to.dtype);
-  const Work work{extent.batch, extent.heads, tokens, row_bytes / static_cast<std::int64_t>(sizeof(T))};
-  launch(stream, work.count(), rows_kernel<T>, rows_of<const T>(from), rows_of<T>(to), work, counts);
+std::int64_t row_bytes_of(const Move& move) { return move.extent.dim * bytes_of(move.to.dtype); }
+
+bool in_pieces(const Move& move) {
+  return in_pieces(move.to, row_bytes_of(move)) && (move.from.data == nullptr || in_pieces(move.from, row_bytes_of(move)));
 }
 
-void move_rows(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, std::int64_t tokens,
-               const Counts& counts) {
-  const std::int64_t row_bytes = extent.dim * bytes_of(to.dtype);
-  const bool pieces = in_pieces(to, row_bytes) && (from.data == nullptr || in_pieces(from, row_bytes));
-  if (pieces) return launch_rows<Piece>(stream, from, to, extent, tokens, counts);
-  launch_rows<std::uint8_t>(stream, from, to, extent, tokens, counts);
+template <class T>
+void launch_moves(const Stream& stream, std::span<const Move> moves) {
+  RowMoves<T> all;
+  std::int64_t heads = 0;
+  std::int64_t ctas_of_head = 0;
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    const Move& move = moves[i];
+    const bool copies = move.from.data != nullptr;
+    const std::int64_t pieces = row_bytes_of(move) / static_cast<std::int64_t>(sizeof(T));
+    all.at[i] = {.from = rows_of<const T>(move.from),
+                 .to = rows_of<T>(move.to),
+                 .batch = move.extent.batch,
+                 .heads = move.extent.heads,
+                 .pieces = pieces,
+                 .end = move.end,
+                 .counts = move.tokens};
+    heads = std::max(heads, move.extent.batch * move.extent.heads);
+    ctas_of_head = std::max(ctas_of_head, (copies ? move.tokens.most : move.end) * pieces / kThreads + 1);
+  }
+  if (heads == 0) return;
+  const std::int64_t y = std::min(heads, kMostCtasInY);
+  const std::int64_t x = std::min(ctas_of_head, std::max<std::int64_t>(1, kManyCtas / y));
+  launch_grid(stream, dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(moves.size())), move_kernel<T>,
+              all);
 }
 
 }  // namespace
@@ -172,12 +220,18 @@ void copy(const Stream& stream, const void* from, void* to, std::size_t bytes) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)), "cudaMemcpyAsync");
 }
 
-void copy_tokens(const Stream& stream, const TensorView& from, const TensorView& to, const Extent& extent, const Counts& tokens) {
-  move_rows(stream, from, to, extent, tokens.most, tokens);
+void move_tokens(const Stream& stream, std::span<const Move> moves) {
+  for (; !moves.empty(); moves = moves.subspan(std::min(moves.size(), kMovesAtOnce))) {
+    const auto some = moves.first(std::min(moves.size(), kMovesAtOnce));
+    if (std::all_of(some.begin(), some.end(), [](const Move& move) { return in_pieces(move); }))
+      launch_moves<Piece>(stream, some);
+    else
+      launch_moves<std::uint8_t>(stream, some);
+  }
 }
 
-void zero_tokens(const Stream& stream, const TensorView& to, const Extent& extent, const Counts& begins, std::int64_t end) {
-  move_rows(stream, {.dtype = to.dtype}, to, extent, end, begins);
+void fill_mask(const Stream& stream, const RuleMask& rules, float* values) {
+  launch(stream, rules.rows() * rules.keys, fill_mask_kernel, rules, values);
 }
 
 std::shared_ptr<const float> keep(const std::vector<float>& values) {

@@ -60,6 +60,7 @@ struct Sizes {
   bool even = false;          // Q_b = S for all
 
   const std::int32_t* totals = nullptr;  // T_b, where the node runs
+  const std::int32_t* cached = nullptr;  // on a GPU where each brings one: tokens before the call, which then counts them itself
   // On the CPU: what the host reads.
   std::vector<std::int32_t> totals_read{};
   std::vector<std::int64_t> new_tokens{};  // Q_b
@@ -179,10 +180,20 @@ void GroupQueryAttention::check_past(const Run& run, Sizes& sizes) const {
 /// What the host cannot know is left to the kernels: they clamp a length to the cache, and a sequence of which they had to gets
 /// no new token.
 void GroupQueryAttention::count_on_gpu(Run& run, Sizes& sizes) const {
+  const Tensor lengths = run.input(kSeqlensK);
   auto* const totals = run.scratch_of<std::int32_t>(sizes.batch);
-  gpu::count(run.stream(), {.values = run.input(kSeqlensK).data, .plus = 1}, sizes.batch, totals);
   sizes.totals = totals;
   sizes.even = !run.input(kQuerySeqlens) && (sizes.tokens == 1 || sizes.batch == 1);
+  const Tensor past = run.input(kPastKey);
+  const auto in_place = [&](std::size_t past_index, std::size_t present_index) {
+    return past && run.input(past_index).data == run.output(present_index, past.shape).data;
+  };
+  if (sizes.even && sizes.tokens == 1 && sizes.capacity == sizes.past_capacity && in_place(kPastKey, kPresentKey) &&
+      in_place(kPastValue, kPresentValue)) {
+    sizes.cached = lengths.as<std::int32_t>();  // one below the totals
+    return;
+  }
+  gpu::count(run.stream(), {.values = lengths.data, .plus = 1}, sizes.batch, totals);
 }
 
 void GroupQueryAttention::read_lengths(const Run& run, Sizes& sizes) const {
@@ -246,6 +257,7 @@ void GroupQueryAttention::set_cache(Run& run, const Sizes& sizes, Problem& probl
   const Shape shape{sizes.batch, heads, sizes.capacity, sizes.head_dim};
   const Strides strides = bhsd(heads, sizes.capacity, sizes.head_dim);
   const Extent extent{sizes.batch, heads, sizes.head_dim};
+  std::vector<Move> moves;
   for (const auto& [view, past_index, present_index] :
        {std::tuple(&problem.k, kPastKey, kPresentKey), std::tuple(&problem.v, kPastValue, kPresentValue)}) {
     const Tensor past = run.input(past_index);
@@ -256,9 +268,10 @@ void GroupQueryAttention::set_cache(Run& run, const Sizes& sizes, Problem& probl
     if (past.data == view->data) continue;
     const Strides past_strides = bhsd(heads, sizes.past_capacity, sizes.head_dim);
     const Counts there{.most = sizes.past_capacity, .of_sequence = sizes.totals};
-    if (past) copy_tokens(run, {.data = past.data, .dtype = dtype, .strides = past_strides}, *view, extent, there);
-    zero_tokens(run, *view, extent, {.most = sizes.capacity, .of_sequence = sizes.totals}, sizes.capacity);
+    if (past) moves.push_back(copy_of({.data = past.data, .dtype = dtype, .strides = past_strides}, *view, extent, there));
+    moves.push_back(zeroes_of(*view, extent, {.most = sizes.capacity, .of_sequence = sizes.totals}, sizes.capacity));
   }
+  move_tokens(run, moves);
   grouped_.set_scales(run, problem);
 }
 
@@ -276,7 +289,8 @@ void GroupQueryAttention::decode_each(Run& run, const Sizes& sizes, const Proble
     if (problem.scores.mask != nullptr)
       one.scores.mask = from_sequence({problem.scores.mask, problem.scores.mask_dtype, problem.scores.mask_strides}, b).data;
     if (one.q_tokens > 0) run.decode(one);
-    zero_tokens(run, rows, {1, grouped_.q_heads(), sizes.head_dim}, {.most = sizes.new_tokens[at]}, sizes.tokens);
+    const Extent extent{1, grouped_.q_heads(), sizes.head_dim};
+    move_tokens(run, {{zeroes_of(rows, extent, {.most = sizes.new_tokens[at]}, sizes.tokens)}});
   }
 }
 
@@ -314,6 +328,7 @@ void GroupQueryAttention::compute(Run& run) const {
                   .kv_capacity = static_cast<std::int32_t>(sizes.capacity),
                   .kv_lengths = sizes.totals};
   grouped_.set_new_tokens(run, sizes.tokens, problem);
+  problem.append.cached_lengths = sizes.cached;
   problem.o = {.data = output.data, .dtype = problem.q.dtype, .strides = bshd(sizes.tokens, width, sizes.head_dim)};
   set_cache(run, sizes, problem);
   if (sizes.batch == 0 || sizes.tokens == 0) return;

@@ -26,6 +26,7 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo* info, 
   return guarded(where, [&] {
     const Node node(*info, kPlace, kInfers);
     where = text("lean_attention: ", Kernel::kName, " node '", node.name(), "': ");
+    node.refuse_unknown(Kernel::kName);
     *kernel = new MadeKernel<Kernel>{where, Kernel(node)};
   });
 }

@@ -20,6 +20,7 @@ struct Ops {
 
 [[nodiscard]] Ops group_query_attention();  // com.microsoft
 [[nodiscard]] Ops attention();              // ONNX, opset 23 and newer
+[[nodiscard]] Ops built_in_attention();     // the same under ONNX's own name
 [[nodiscard]] Ops multi_head_attention();   // com.microsoft
 [[nodiscard]] Ops paged_attention();        // com.microsoft
 

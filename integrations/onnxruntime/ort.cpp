@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 
 #include "gpu.hpp"
+#include "half.hpp"
 #include "integrations/runtime/call.hpp"
 #include "integrations/runtime/device.hpp"
 
@@ -64,13 +64,6 @@ Tensor read(const OrtValue* value) {
   Tensor tensor = describe(*info);
   check(api().GetTensorMutableData(const_cast<OrtValue*>(value), &tensor.data));
   return tensor;
-}
-
-float from_half(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16;
-  const std::uint32_t rest = static_cast<std::uint32_t>(half & 0x7fffU) << 13;
-  if ((half & 0x7c00U) == 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | rest);
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest) * 0x1p112F));
 }
 
 /// Threads that the process may use. The interface does not say how many the runtime's pool has; more workers than threads cost
@@ -203,8 +196,7 @@ std::vector<float> to_floats(const Tensor& tensor, const char* what) {
       std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_half);
       return floats;
     case DType::kBFloat16:
-      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(),
-                     [](std::uint32_t bits) { return std::bit_cast<float>(bits << 16); });
+      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_bfloat16);
       return floats;
     default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", tensor.type, ": allowed float32, float16, bfloat16"));
   }

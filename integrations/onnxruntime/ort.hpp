@@ -81,6 +81,12 @@ template <class Body>
   }
 }
 
+/// What the runtime's own operators have and ours do not know, with blanks between: "Operator.attribute", and "Operator@opset" for a
+/// later definition. The interface of a kernel lists no attributes, so each is asked for by its name. Added to those of earlier calls.
+void add_unknown(const std::string& words);
+/// The opset of a later definition of the operator; "" where there is none.
+[[nodiscard]] std::string unknown_definition(const std::string& op);
+
 /// The processor that a node runs on: its tensors are in that one's memory, but for inputs that their definition keeps on the host.
 enum class Place { kCpu, kGpu };
 
@@ -125,6 +131,8 @@ class Node {
   [[nodiscard]] bool flag(const char* name, bool otherwise) const;
   [[nodiscard]] float number(const char* name, float otherwise) const;
   [[nodiscard]] std::string string(const char* name, const std::string& otherwise) const;
+  /// Throws Error, naming it, where the model sets an attribute of the operator that is not known here.
+  void refuse_unknown(const std::string& op) const;
   [[nodiscard]] bool has_input(std::size_t index) const;
   [[nodiscard]] bool has_output(std::size_t index) const;
   [[nodiscard]] ONNXTensorElementDataType input_type(std::size_t index) const;

@@ -161,10 +161,7 @@ Sizes PagedAttention::sizes_of(Run& run) const {
 
 /// For all the host knows without the hint, one sequence may bring all new tokens.
 void PagedAttention::count_on_gpu(Run& run, Sizes& sizes) const {
-  auto* const totals = run.scratch_of<std::int32_t>(sizes.batch);
-  gpu::count(run.stream(), {.values = run.input(kPastSeqlens).data, .starts = run.input(kCuSeqlens).as<std::int32_t>()},
-             sizes.batch, totals);
-  sizes.totals = totals;
+  sizes.totals = run.scratch_of<std::int32_t>(sizes.batch);  // counted by the call
   sizes.most_fresh = sizes.tokens;
   const Tensor bounds = run.input(kMetadata);
   if (!bounds) return;
@@ -244,6 +241,7 @@ void PagedAttention::compute(Run& run) const {
                   .total_q_tokens = sizes.tokens,
                   .kv_lengths = sizes.totals};
   grouped_.set_new_tokens(run, 0, problem);
+  if (run.on_gpu()) problem.append.cached_lengths = run.input(kPastSeqlens).as<std::int32_t>();
   set_pages(run, sizes, problem);
   const std::int64_t width = grouped_.q_heads() * sizes.head_dim;
   const Tensor output = run.output(kOutput, {sizes.tokens, width});

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-import lean_attention
+import lean_attention.ort
 from lean_attention import _core
 
 
@@ -32,6 +32,15 @@ def self_test() -> tuple[int, float]:
     return len(shapes), worst
 
 
+def _operators() -> str:
+    """Whether the build has the operators for ONNX Runtime (docs/onnxruntime.md)."""
+    try:
+        lean_attention.ort.library_path()
+    except ImportError:
+        return "not in this build"
+    return "in this build"
+
+
 def main() -> int:
     machine = _core.machine()
     print(f"lean-attention {lean_attention.__version__}, Python {platform.python_version()}, {platform.machine()}")
@@ -39,6 +48,7 @@ def main() -> int:
     print(f"  threads    {machine['threads']}, {machine['executor']}")
     built = "in this build" if machine["cuda_built"] else "not in this build"
     print(f"  cuda       {built}, {machine['cuda_devices']} devices")
+    print(f"  onnx ops   {_operators()}")
     for package in ("numpy", "torch", "transformers", "jax", "cupy"):
         found = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if found and package != "cupy" else "found" if found else "not installed"

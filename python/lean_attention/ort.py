@@ -8,13 +8,16 @@ operators serve to the domain, and says why it left the others. docs/onnxruntime
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-from typing import Any
+from typing import Any, Optional
 
 __all__ = ["Report", "library_path", "register", "rewrite"]
 
 DOMAIN = "lean_attention"
 OVERRIDE_KEY = "lean_attention.override"
+UNKNOWN_KEY = "lean_attention.unknown"
+NEWEST_OPSET, NEWEST_DEFINITION = 28, 25  # of ONNX's that were looked at, and where Attention changed last
 # (domain, name) that the operators serve.
 SERVED = frozenset(
     [("", "Attention"), *(("com.microsoft", name) for name in ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention"))]
@@ -53,10 +56,27 @@ def register(session_options: Any, override: bool = False) -> None:
     """Makes the operators known to sessions that are made with session_options, an onnxruntime.SessionOptions. Once for each.
 
     override: under the built-in names too (``GroupQueryAttention`` of com.microsoft, ONNX's ``Attention``, ...): every
-    such node of the model is then ours, and one that asks what we do not do is refused when the session is made.
+    such node of the model is then ours, and one that asks what we do not do is refused when the session is made, also what
+    only the installed ONNX Runtime knows.
     """
+    unknown = _unknown()
+    if unknown is not None:  # else the library takes no release that is newer than it
+        session_options.add_session_config_entry(UNKNOWN_KEY, " ".join(unknown))
     session_options.add_session_config_entry(OVERRIDE_KEY, "1" if override else "0")
     session_options.register_custom_ops_library(library_path())
+
+
+@functools.lru_cache
+def _unknown() -> Optional[tuple[str, ...]]:
+    """What the installed ONNX Runtime's own operators have and ours do not know, "Operator.attribute" and "Operator@opset"; None if it
+    does not say."""
+    try:
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+    except ImportError:
+        return None
+    schemas = [schema for schema in get_all_operator_schema() if (schema.domain, schema.name) in SERVED]
+    attributes = {f"{x.name}.{name}" for x in schemas for name in x.attributes if name not in ATTRIBUTES[x.name]}
+    return tuple(sorted(attributes | {f"{x.name}@{x.since_version}" for x in schemas if x.since_version > NEWEST_DEFINITION}))
 
 
 @dataclasses.dataclass
@@ -90,7 +110,7 @@ def rewrite(model: Any) -> tuple[Any, Report]:
         if (node.domain, node.op_type) not in SERVED:
             continue
         name = node.name or f"{node.op_type} {place}"
-        reason = _unknown_attribute(node) or _refusal(node)
+        reason = _newer_opset(node, changed.opset_imports) or _unknown_attribute(node) or _refusal(node)
         if reason:
             report.left[name] = reason
         else:
@@ -99,6 +119,12 @@ def rewrite(model: Any) -> tuple[Any, Report]:
     if report.rewritten:
         changed.opset_imports[DOMAIN] = 1
     return (onnx_ir.to_proto(changed) if as_proto else changed), report
+
+
+def _newer_opset(node: Any, imports: Any) -> str:
+    """A later opset may mean something else by the same name; "" for one that was looked at."""
+    opset = imports.get("", 0) if node.domain == "" else 0
+    return f"opset {opset}: allowed 23 to {NEWEST_OPSET}" if opset > NEWEST_OPSET else ""
 
 
 def _unknown_attribute(node: Any) -> str:

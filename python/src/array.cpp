@@ -261,9 +261,11 @@ Array from_capsule(Reference capsule, const char* name) {
     }
     array = from_dlpack(managed->tensor, name);
     array.writable = (managed->flags & dlpack::kReadOnlyFlag) == 0;
+  } else if (PyCapsule_IsValid(capsule.get(), "dltensor")) {
+    array = from_dlpack(static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.get(), "dltensor"))->tensor, name);
   } else {
-    array = from_dlpack(static_cast<const dlpack::ManagedTensor*>(checked(PyCapsule_GetPointer(capsule.get(), "dltensor")))->tensor,
-                        name);
+    raise(PyExc_TypeError, "%s: its __dlpack__ returned %R: a capsule of DLPack that nobody has taken yet is needed", name,
+          capsule.get());
   }
   array.owner = std::move(capsule);
   return array;

@@ -57,6 +57,10 @@ Status adopt(const StructName& name, const TStruct* given, std::size_t oldest_by
     return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
                   "too large: set it with the struct's _init function");
   }
+  if (bytes % alignof(TStruct) != 0) {  // it would end inside a field
+    return refuse(StatusCode::kInvalidArgument, name.size, static_cast<std::int64_t>(bytes),
+                  "no struct has that size: set it with the struct's _init function");
+  }
   const auto* raw = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(TStruct); i < bytes; ++i) {
     if (raw[i] != 0) {
@@ -110,7 +114,7 @@ Problem to_cpp(const lean_problem& c) noexcept {
           .pages = {c.page_tokens, c.page_count, c.block_table, c.block_table_stride, c.page_indptr, c.page_indices},
           .scores = scores_of(c),
           .append = {input(c.append_k), input(c.append_v), c.rotary_cos, c.rotary_sin, c.rotary_dim, c.rotary_interleaved != 0,
-                     c.rotary_absolute != 0},
+                     c.rotary_absolute != 0, c.append_cached_lengths},
           .k_scales = c.k_scales,
           .v_scales = c.v_scales,
           .scales_per_head = c.scales_per_head != 0};

@@ -14,6 +14,24 @@ namespace {
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr std::int64_t kMostLengths = (std::int64_t{1} << 31) - 1;
 
+/// What is written must not be what others still read; merged_o may be o, each of whose rows is read first.
+Status check_overlaps(const ExchangedStates& states) noexcept {
+  const std::int64_t lse_bytes = states.rows * bytes_of(DType::kFloat32);
+  const std::int64_t o_bytes = states.rows * states.value_dim * bytes_of(states.dtype);
+  const auto apart = [](const void* a, std::int64_t a_bytes, const void* b, std::int64_t b_bytes) {
+    return !overlap(a, a_bytes, b, b_bytes);
+  };
+  if (!apart(states.merged_lse, lse_bytes, states.lse, lse_bytes) || !apart(states.merged_lse, lse_bytes, states.o, o_bytes))
+    return refuse(kInvalid, "merged_lse", reinterpret_cast<std::intptr_t>(states.merged_lse), "must not overlap lse or o");
+  const bool in_place = states.merged_o == states.o;
+  if ((!in_place && !apart(states.merged_o, o_bytes, states.o, o_bytes)) ||
+      !apart(states.merged_o, o_bytes, states.lse, lse_bytes) || !apart(states.merged_o, o_bytes, states.merged_lse, lse_bytes)) {
+    return refuse(kInvalid, "merged_o", reinterpret_cast<std::intptr_t>(states.merged_o),
+                  "must be o, or overlap none of o, lse and merged_lse");
+  }
+  return {};
+}
+
 Status check_states(const ExchangedStates& states) noexcept {
   if (states.rows < 0 || states.rows > fixup::kMaxExchangedRows)
     return refuse(kInvalid, "rows", states.rows, "allowed 0 to 2^31 - 1");
@@ -33,7 +51,6 @@ Status check_states(const ExchangedStates& states) noexcept {
     if (states.rows > 0 && pointer == nullptr) return refuse(kInvalid, name, 0, "must not be null");
     if (!aligned_to(pointer, alignment)) return refuse(kInvalid, name, alignment, "must be a multiple of this many bytes");
   }
-  if (states.rows > 0 && states.merged_lse == states.lse) return refuse(kInvalid, "merged_lse", 0, "must not be lse");
   return {};
 }
 
@@ -69,6 +86,7 @@ std::size_t exchange_bytes(std::int32_t ranks, std::int64_t rows, std::int32_t v
 Status exchange_states(const Exchange& exchange, const ExchangedStates& states, const Options& options) noexcept {
   if (const Status status = check_states(states); !status.ok()) return status;
   if (const Status status = check_exchange(exchange, states.rows, states.value_dim, states.dtype); !status.ok()) return status;
+  if (const Status status = check_overlaps(states); !status.ok()) return status;
   const BackendEntry* backend = nullptr;
   if (const Status status = find_backend(options, backend); !status.ok()) return status;
   if (backend->exchange == nullptr)

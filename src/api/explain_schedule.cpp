@@ -6,6 +6,7 @@
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
 #include "lean/lean.hpp"
+#include "problem/append.hpp"
 
 namespace lean {
 namespace {
@@ -32,6 +33,7 @@ std::size_t explain_schedule(const Problem& problem, const Options& options, Sch
                              std::size_t buffer_bytes) {
   const Options resolved = resolve(options);
   if (!supports(problem, resolved).ok()) return 0;
+  count_new_tokens(problem);
   const std::string text = explanation_of(problem, resolved, format);
   if (text.empty()) return 0;  // not a ScheduleFormat
   if (buffer != nullptr && buffer_bytes > 0) {

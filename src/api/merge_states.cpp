@@ -12,6 +12,28 @@
 namespace lean {
 namespace {
 
+/// What is written must not be what another row, or another thread, still reads.
+Status refuse_overlaps(const softmax::FinishedStates& states) noexcept {
+  const std::int64_t lse_bytes = states.rows * bytes_of(DType::kFloat32);
+  const std::int64_t o_bytes = states.rows * states.value_dim * bytes_of(states.dtype);
+  const struct {
+    const char* name;
+    const void* data;
+    std::int64_t bytes;
+  } arrays[] = {{"o_a", states.o_a, o_bytes},
+                {"lse_a", states.lse_a, lse_bytes},
+                {"o_b", states.o_b, o_bytes},
+                {"lse_b", states.lse_b, lse_bytes}};
+  for (int written = 0; written < 2; ++written) {
+    for (int other = written + 1; other < 4; ++other) {
+      if (!overlap(arrays[written].data, arrays[written].bytes, arrays[other].data, arrays[other].bytes)) continue;
+      return refuse(StatusCode::kInvalidArgument, arrays[other].name, reinterpret_cast<std::intptr_t>(arrays[other].data),
+                    written == 0 ? "must not overlap o_a, which is written" : "must not overlap lse_a, which is written");
+    }
+  }
+  return {};
+}
+
 Status refuse_states(const softmax::FinishedStates& states) noexcept {
   if (states.rows < 0) return refuse(StatusCode::kInvalidArgument, "rows", states.rows, "allowed 0 or more");
   if (states.value_dim < 1) return refuse(StatusCode::kInvalidArgument, "value_dim", states.value_dim, "allowed 1 or more");
@@ -32,7 +54,7 @@ Status refuse_states(const softmax::FinishedStates& states) noexcept {
   }
   if (checked_product(states.rows, std::int64_t{states.value_dim} * bytes_of(DType::kFloat32)) < 0)
     return refuse(StatusCode::kInvalidArgument, "rows", states.rows, "every byte offset must fit 63 bits");
-  return {};
+  return refuse_overlaps(states);
 }
 
 }  // namespace

@@ -6,18 +6,13 @@
 #include <cstdio>
 #include <initializer_list>
 
+#include "base/alignment.hpp"
 #include "base/message.hpp"
 
 namespace lean {
 namespace {
 
 bool misaligned(const void* pointer) noexcept { return reinterpret_cast<std::uintptr_t>(pointer) % kWorkspaceAlignment != 0; }
-
-bool overlaps(const void* a, std::size_t a_bytes, const void* b) noexcept {
-  const auto begin = reinterpret_cast<std::uintptr_t>(a);
-  const auto at = reinterpret_cast<std::uintptr_t>(b);
-  return at >= begin && at - begin < a_bytes;
-}
 
 }  // namespace
 
@@ -41,16 +36,17 @@ Status check_workspace(const Problem& problem, const Workspace& workspace, const
   if (const Status s = check_memory("workspace.scratch", workspace.scratch, workspace.scratch_bytes, need.scratch_bytes); !s.ok()) {
     return s;
   }
-  if (overlaps(workspace.state, workspace.state_bytes, workspace.scratch) ||
-      overlaps(workspace.scratch, workspace.scratch_bytes, workspace.state)) {
+  const auto state_bytes = static_cast<std::int64_t>(workspace.state_bytes);
+  const auto scratch_bytes = static_cast<std::int64_t>(workspace.scratch_bytes);
+  if (overlap(workspace.state, state_bytes, workspace.scratch, scratch_bytes)) {
     return refuse(StatusCode::kInvalidArgument, "workspace.scratch",
                   static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(workspace.scratch)),
                   "must not overlap workspace.state");
   }
   for (const void* tensor : {static_cast<const void*>(problem.o.data), static_cast<const void*>(problem.lse.data), problem.q.data,
                              problem.k.data, problem.v.data, problem.append.k.data, problem.append.v.data}) {
-    if (tensor != nullptr && (overlaps(workspace.scratch, workspace.scratch_bytes, tensor) ||
-                              overlaps(workspace.state, workspace.state_bytes, tensor))) {
+    if (tensor != nullptr &&
+        (overlap(workspace.scratch, scratch_bytes, tensor, 1) || overlap(workspace.state, state_bytes, tensor, 1))) {
       return refuse(StatusCode::kInvalidArgument, "workspace", static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor)),
                     "must not overlap a tensor");
     }

@@ -21,6 +21,34 @@ LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, std::int32
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b));
 }
 
+/// What is divided by again and again, and known before: a division is a product with its reciprocal, rounded up. For L the power
+/// of two's exponent at or above the value, 2^(31 + L) / value fits 32 bits, and rounding adds less than value <= 2^L to that times
+/// value, so that the quotient of any number below 2^31 is exact.
+class Divisor {
+ public:
+  Divisor() = default;
+  /// 0 < value < 2^31.
+  explicit constexpr Divisor(std::int32_t value) noexcept : value_(value) {
+    while ((std::int64_t{1} << shift_) < value) ++shift_;
+    reciprocal_ = static_cast<std::uint32_t>(((std::uint64_t{1} << (31 + shift_)) + static_cast<std::uint32_t>(value) - 1) /
+                                             static_cast<std::uint32_t>(value));
+  }
+
+  [[nodiscard]] LEAN_HD constexpr std::int32_t value() const noexcept { return value_; }
+  /// a / value for 0 <= a < 2^31.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t quotient_of(std::int32_t a) const noexcept {
+    const std::uint32_t twice = static_cast<std::uint32_t>(a) << 1;
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>((std::uint64_t{twice} * reciprocal_) >> 32) >> shift_);
+  }
+
+ private:
+  std::int32_t value_ = 1;
+  std::uint32_t reciprocal_ = std::uint32_t{1} << 31;
+  std::int32_t shift_ = 0;
+};
+
+LEAN_HD [[nodiscard]] constexpr std::int32_t quotient(std::int32_t a, const Divisor& b) noexcept { return b.quotient_of(a); }
+
 /// The smaller and the larger of two values: of one type, or in 64 bits.
 template <typename T>
 LEAN_HD [[nodiscard]] constexpr T min_of(T a, T b) noexcept {

@@ -16,6 +16,20 @@ namespace lean {
 
 LEAN_HD [[nodiscard]] constexpr bool appends(const Problem& problem) noexcept { return problem.append.k.data != nullptr; }
 
+/// Writes the length of a sequence where the call is told how many tokens were there before it: nothing reads it earlier.
+LEAN_HD inline void count_new_tokens(const Problem& problem, std::int64_t sequence) noexcept {
+  const std::int32_t* const cached = problem.append.cached_lengths;
+  if (cached == nullptr) return;
+  const std::int64_t tokens = std::int64_t{cached[sequence]} + LengthSource(problem).q_tokens(sequence);
+  const_cast<std::int32_t*>(problem.kv_lengths)[sequence] = static_cast<std::int32_t>(min_of(tokens, std::int64_t{INT32_MAX}));
+}
+
+/// Of all sequences, whose arrays the host can reach.
+inline void count_new_tokens(const Problem& problem) noexcept {
+  if (problem.append.cached_lengths == nullptr) return;
+  for (std::int64_t b = 0; b < problem.batch; ++b) count_new_tokens(problem, b);
+}
+
 /// The first new token of the sequence, kv_end where there is none. A sequence whose lengths had to be clamped gets none: its new
 /// tokens would take the place of old ones.
 LEAN_HD [[nodiscard]] constexpr std::int32_t first_new_token(const Problem& problem, const Sequence& lengths) noexcept {

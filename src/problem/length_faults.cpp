@@ -2,8 +2,13 @@
 // read.
 #include "problem/length_faults.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
 #include "base/message.hpp"
 #include "lean/lean.hpp"
+#include "problem/append.hpp"
 #include "problem/length_fault_text.hpp"
 
 namespace lean {
@@ -38,6 +43,59 @@ const char* what_most_is(Array array) noexcept {
   }
 }
 
+/// A set of page ids in 32 KB of the stack: nothing is allocated, and a larger pool is gone through piece by piece.
+class PageSet {
+ public:
+  static constexpr std::int64_t kPages = std::int64_t{1} << 18;
+
+  /// Whether `page` of [first, first + kPages) had been added before.
+  [[nodiscard]] bool add(std::int64_t page) noexcept {
+    std::uint64_t& word = words_[static_cast<std::size_t>(page / 64)];
+    const std::uint64_t bit = std::uint64_t{1} << (page % 64);
+    const bool had = (word & bit) != 0;
+    word |= bit;
+    return had;
+  }
+
+ private:
+  std::array<std::uint64_t, kPages / 64> words_{};
+};
+
+/// The first page id among those in [first, first + PageSet::kPages) to which the call would append twice. Lengths and ids are right.
+LengthFault first_shared_page(const Problem& problem, std::int64_t first) noexcept {
+  const PagedKv& pages = problem.pages;
+  const bool table = pages.block_table != nullptr;
+  const LengthSource lengths_of(problem);
+  PageSet written;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence lengths = lengths_of(b);
+    const std::int32_t begin = first_new_token(problem, lengths);
+    if (begin >= lengths.kv_end) continue;
+    const std::int32_t* const ids = page_ids(pages, lengths, b);
+    for (std::int32_t page = begin / pages.page_tokens; page <= (lengths.kv_end - 1) / pages.page_tokens; ++page) {
+      const std::int64_t place = std::int64_t{ids[page]} - first;
+      if (place < 0 || place >= PageSet::kPages || !in_pool(pages, ids[page]) || !written.add(place)) continue;
+      return {.array = table ? Array::kBlockTable : Array::kPageIndices,
+              .rule = Rule::kUnshared,
+              .seen = ids[page],
+              .page = table ? page : 0,
+              .index = table ? b : lengths.first_page + page};
+    }
+  }
+  return {};
+}
+
+/// The same of all pages. What a sequence writes, no other may write or read.
+LengthFault first_shared_page(const Problem& problem) noexcept {
+  const PagedKv& pages = problem.pages;
+  const bool listed = pages.block_table != nullptr || (pages.page_indptr != nullptr && pages.page_indices != nullptr);
+  LengthFault fault;
+  if (!appends(problem) || !is_paged(pages) || !listed) return fault;
+  for (std::int64_t first = 0; first < pages.page_count && !fault.found(); first += PageSet::kPages)
+    fault = first_shared_page(problem, first);
+  return fault;
+}
+
 }  // namespace
 
 bool is_page_id(const LengthFault& fault) noexcept {
@@ -55,6 +113,9 @@ Status status_of(const LengthFault& fault, const char* what_was_done) noexcept {
     case Rule::kLongest:
       std::snprintf(allowed, sizeof(allowed), "the sequence must not be longer than q_tokens or kv_capacity%s", what_was_done);
       break;
+    case Rule::kUnshared:
+      std::snprintf(allowed, sizeof(allowed), "this call appends to that page already: pages of new tokens must not be shared");
+      break;
     case Rule::kMost:
       std::snprintf(allowed, sizeof(allowed), "allowed 0 to %" PRId64 "%s%s", fault.most, what_most_is(fault.array), what_was_done);
       break;
@@ -68,8 +129,10 @@ Status status_of(const LengthFault& fault, const char* what_was_done) noexcept {
 }
 
 Status check_lengths(const Problem& problem) noexcept {
-  const LengthFault fault = first_bad_length(problem);
-  return status_of(fault.found() ? fault : first_bad_page(problem));
+  count_new_tokens(problem);
+  LengthFault fault = first_bad_length(problem);
+  if (!fault.found()) fault = first_bad_page(problem);
+  return status_of(fault.found() ? fault : first_shared_page(problem));
 }
 
 }  // namespace lean

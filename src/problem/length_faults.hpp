@@ -26,10 +26,11 @@ struct LengthFault {
     kPageIndices
   };
   enum class Rule : std::uint32_t {
-    kMost,     // 0 to `most`
-    kZero,     // a cumulative array's first entry
-    kAscends,  // no smaller than the entry before
-    kLongest,  // no further from the entry before than a sequence may be long
+    kMost,      // 0 to `most`
+    kZero,      // a cumulative array's first entry
+    kAscends,   // no smaller than the entry before
+    kLongest,   // no further from the entry before than a sequence may be long
+    kUnshared,  // a page that one sequence alone appends to, once
   };
 
   Array array = Array::kNone;  // kNone: everything is right

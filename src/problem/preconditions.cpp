@@ -285,6 +285,16 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return as_int(p.kv_lengths); },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) || p.kv_lengths != nullptr ||
                                            p.cu_kv_tokens != nullptr || (paged(p) && p.pages.page_indptr != nullptr); }},
+    Precondition<Problem>{kInvalid, "append.cached_lengths", "must be null where nothing is appended",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
+                 [](P p) noexcept { return p.append.cached_lengths == nullptr || appends(p); }},
+    Precondition<Problem>{kInvalid, "append.cached_lengths", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
+                 [](P p) noexcept { return aligned(p.append.cached_lengths, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "append.cached_lengths", "needs kv_lengths, another array, which the call writes",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
+                 [](P p) noexcept { return p.append.cached_lengths == nullptr ||
+                                           (p.kv_lengths != nullptr && p.kv_lengths != p.append.cached_lengths); }},
     Precondition<Problem>{kInvalid, "append.k.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.k.dtype); },
                  [](P p) noexcept { return !appends(p) || p.append.k.dtype == p.q.dtype; }},

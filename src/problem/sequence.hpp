@@ -57,6 +57,12 @@ class BasicLengthSource {
         kv_capacity_(problem.kv_capacity),
         page_tokens_(problem.pages.page_tokens) {}
 
+  /// n_q alone, which no length of keys is read for.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t q_tokens(std::int64_t sequence) const noexcept {
+    if (!kCumulative || cu_q_tokens_ == nullptr) return q_tokens_;
+    return span_of(cu_q_tokens_, sequence, total_q_tokens_, q_tokens_).tokens;
+  }
+
   [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
     Sequence s;
     s.q_tokens = q_tokens_;

@@ -33,39 +33,45 @@ struct TileSpan {
 
 /// The tiles of a sequence's full row blocks where each sees as far to the right as a causal limit lets its last row, and all of
 /// what lies before: a stair, of which every sum is known without a walk. Block i has (i + offset) / width tiles, at least 1 and at
-/// most `highest`.
-struct TileStair {
-  std::int64_t offset = 0;
-  std::int64_t width = 0;  // blocks of a step; 0: the blocks are no such stair
-  std::int64_t highest = 1;
+/// most `highest`. In 64 bits, or in 32 with a width whose reciprocal is known (StairShape).
+template <typename TInt, typename TWidth>
+struct BasicTileStair {
+  TInt offset = 0;
+  TWidth width{};  // blocks of a step
+  TInt highest = 1;
 
-  [[nodiscard]] LEAN_HD constexpr bool known() const noexcept { return width > 0; }
-
-  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(std::int64_t block) const noexcept {
-    return static_cast<std::int32_t>(clamp_to(quotient(block + offset, width), 1, highest));
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(TInt block) const noexcept {
+    const TInt steps = quotient(max_of(TInt{0}, block + offset), width);
+    return static_cast<std::int32_t>(max_of(TInt{1}, min_of(steps, highest)));
   }
   /// The first block with so many tiles, if there were no end of blocks.
-  [[nodiscard]] LEAN_HD constexpr std::int64_t first_with(std::int64_t tiles) const noexcept {
-    return max_of(0, tiles * width - offset);
+  [[nodiscard]] LEAN_HD constexpr TInt first_with(TInt tiles) const noexcept {
+    return max_of(TInt{0}, tiles * value_of(width) - offset);
   }
   /// Tiles of the first `blocks` together.
-  [[nodiscard]] LEAN_HD constexpr std::int64_t tiles_before(std::int64_t blocks) const noexcept {
-    const std::int64_t rises = min_of(first_with(1), blocks);
-    const std::int64_t flat = min_of(first_with(highest), blocks);
-    const std::int64_t between = flat > rises ? below(flat + offset) - below(rises + offset) : 0;
+  [[nodiscard]] LEAN_HD constexpr TInt tiles_before(TInt blocks) const noexcept {
+    const TInt rises = min_of(first_with(1), blocks);
+    const TInt flat = min_of(first_with(highest), blocks);
+    const TInt between = flat > rises ? below(flat + offset) - below(rises + offset) : 0;
     return rises + between + (blocks - max_of(rises, flat)) * highest;
   }
 
  private:
   /// Of all j < x, j / width together.
-  [[nodiscard]] LEAN_HD constexpr std::int64_t below(std::int64_t x) const noexcept {
-    const std::int64_t steps = quotient(x, width);
-    return steps * (steps - 1) / 2 * width + steps * (x - steps * width);
+  [[nodiscard]] LEAN_HD constexpr TInt below(TInt x) const noexcept {
+    const TInt steps = quotient(x, width);
+    return (steps * (steps - 1) >> 1) * value_of(width) + steps * (x - steps * value_of(width));
   }
+  [[nodiscard]] LEAN_HD static constexpr TInt value_of(TInt of_width) noexcept { return of_width; }
+  [[nodiscard]] LEAN_HD static constexpr TInt value_of(const Divisor& of_width) noexcept { return of_width.value(); }
 };
+
+/// width 0: the blocks are no such stair.
+using TileStair = BasicTileStair<std::int64_t, std::int64_t>;
 
 struct LineShape {
   static constexpr bool kOneBlock = false;
+  static constexpr bool kStair = false;
 
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;
@@ -127,6 +133,7 @@ struct LineShape {
 template <std::int32_t kTileTokens>
 struct OneBlockShape {
   static constexpr bool kOneBlock = true;
+  static constexpr bool kStair = false;
 
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;

@@ -129,6 +129,32 @@ class LineRules {
     return output;
   }
 
+  /// Units of so many full row blocks of so many tiles together, and of the first `blocks` of a stair.
+  [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(std::int32_t blocks, TUnits tiles) const noexcept {
+    const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
+    return TUnits{blocks} * cost_model_.segment_units + tiles * tile_cost;
+  }
+  template <typename TStair>
+  [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TStair& stair, std::int32_t blocks) const noexcept {
+    return stair_cost(blocks, static_cast<TUnits>(stair.tiles_before(blocks)));
+  }
+
+  /// The last of a stair's row blocks that begins at or before a place in its head, found by halving.
+  template <typename TStair>
+  [[nodiscard]] LEAN_HD constexpr std::int32_t stair_block(const TStair& stair, std::int32_t blocks, TUnits place) const noexcept {
+    std::int32_t low = 0;
+    for (std::int32_t high = blocks - 1; low < high;) {
+      const std::int32_t middle = (low + high + 1) >> 1;
+      const TUnits begin = measure_ == Measure::kCost ? stair_cost(stair, middle) : TUnits{middle};
+      if (begin <= place) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+
  protected:
   [[nodiscard]] LEAN_HD constexpr SequenceWork work_of(std::int64_t sequence) const noexcept {
     return schedule::work_of(lengths_(sequence));
@@ -153,48 +179,47 @@ class LineRules {
             .max_output_cost = output.cost};
   }
 
-  /// One kv head of the sequence.
+  /// One kv head of the sequence: the loop at the end, in fewer instructions where a shape is known to be simple.
   [[nodiscard]] LEAN_HD constexpr Sums sum_head(const SequenceWork& work) const noexcept {
-    if constexpr (TShape::kOneBlock) {  // the loop below, in fewer instructions
-      return shape_.row_blocks(work) == 0 ? Sums{} : sum_block(work, 0, 1);
-    }
-    Sums head;
     const std::int32_t blocks = shape_.row_blocks(work);
-    if constexpr (kTakesStairs && !TShape::kOneBlock) {
-      if (blocks >= kLongStair) {
-        if (const TileStair stair = shape_.stair_of(work); stair.known()) {
-          return sum_stair(stair, blocks - 1).plus(sum_block(work, blocks - 1, 1));
+    if constexpr (TShape::kOneBlock) {
+      return blocks == 0 ? Sums{} : sum_block(work, 0, 1);
+    } else if constexpr (TShape::kStair) {
+      return blocks == 0 ? Sums{} : sum_stair(shape_.stair_of(work), blocks);
+    } else {
+      if constexpr (kTakesStairs) {
+        if (blocks >= kLongStair) {
+          if (const TileStair stair = shape_.stair_of(work); stair.width > 0) {
+            return sum_stair(stair, blocks - 1).plus(sum_block(work, blocks - 1, 1));
+          }
         }
       }
+      Sums head;
+      for (std::int32_t block = 0; block < blocks; ++block) {
+        // Full blocks of a sequence without limits are alike: sum the first, and the last, which may be shorter.
+        const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
+        const std::int32_t copies = skip ? blocks - 1 - block : 1;
+        head = head.plus(sum_block(work, block, copies));
+        block += copies - 1;
+      }
+      return head;
     }
-    for (std::int32_t block = 0; block < blocks; ++block) {
-      // Full blocks of a sequence without limits are alike: sum the first, and the last, which may be shorter.
-      const bool skip = shape_.same_tiles_in_all_blocks(work) && block > 0 && block < blocks - 1;
-      const std::int32_t copies = skip ? blocks - 1 - block : 1;
-      head = head.plus(sum_block(work, block, copies));
-      block += copies - 1;
-    }
-    return head;
   }
 
   /// Blocks of a sequence: fewer are as soon summed one by one.
   static constexpr std::int32_t kLongStair = 4;
 
-  /// Units of the first `blocks` full row blocks of a stair.
-  [[nodiscard]] LEAN_HD constexpr TUnits stair_cost(const TileStair& stair, std::int64_t blocks) const noexcept {
-    const TUnits tile_cost = cost_model_.tile_cost(shape_.q_rows);
-    return static_cast<TUnits>(blocks) * cost_model_.segment_units + static_cast<TUnits>(stair.tiles_before(blocks)) * tile_cost;
-  }
-
-  /// What sum_block() says of each of them, added up.
-  [[nodiscard]] LEAN_HD constexpr Sums sum_stair(const TileStair& stair, std::int32_t blocks) const noexcept {
+  /// What sum_block() says of each of a stair's full row blocks, added up.
+  template <typename TStair>
+  [[nodiscard]] LEAN_HD constexpr Sums sum_stair(const TStair& stair, std::int32_t blocks) const noexcept {
     const std::int32_t tile_cost = cost_model_.tile_cost(shape_.q_rows);
     const std::int32_t charge = cost_model_.segment_units;
     const auto cost_of = [&](std::int32_t tiles) { return charge + TUnits{tiles} * tile_cost; };
     const std::int32_t fewest = stair.tiles(0);
     const std::int32_t most = stair.tiles(blocks - 1);
-    Sums sums{.cost = stair_cost(stair, blocks),
-              .tiles = static_cast<TUnits>(stair.tiles_before(blocks)),
+    const auto tiles = static_cast<TUnits>(stair.tiles_before(blocks));
+    Sums sums{.cost = stair_cost(blocks, tiles),
+              .tiles = tiles,
               .outputs = blocks,
               .max_output_tiles = most,
               .min_output_cost = cost_of(fewest),
@@ -302,25 +327,14 @@ class WorkLine : public LineRules<TLengths, TUnits> {
     TUnits begin = 0;
   };
 
-  /// A block at or before that of a place in a head: of a stair that itself, found by halving.
+  /// A block at or before that of a place in a head: of a stair that itself.
   [[nodiscard]] LEAN_HD constexpr Place place_in_head(const SequenceWork& work, TUnits place) const noexcept {
     const std::int32_t blocks = shape_.row_blocks(work);
     if (!kTakesStairs || blocks < Rules::kLongStair) return {};
     const TileStair stair = shape_.stair_of(work);
-    if (!stair.known()) return {};
-    const auto begin_of = [&](std::int32_t block) {
-      return measure_ == Measure::kCost ? this->stair_cost(stair, block) : TUnits{block};
-    };
-    std::int32_t low = 0;
-    for (std::int32_t high = blocks - 1; low < high;) {
-      const std::int32_t middle = (low + high + 1) / 2;
-      if (begin_of(middle) <= place) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return {low, begin_of(low)};
+    if (stair.width == 0) return {};
+    const std::int32_t block = this->stair_block(stair, blocks, place);
+    return {block, measure_ == Measure::kCost ? this->stair_cost(stair, block) : TUnits{block}};
   }
 
   using Rules::make_output;

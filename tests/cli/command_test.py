@@ -67,6 +67,12 @@ class OneStyle(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(f"lean schedule: --lens = {item}: {LENGTHS}", done.stderr)
 
+    def test_what_is_of_a_trace_goes_with_one(self):
+        for option, value in (("--batch", "3"), ("--pick", "spread")):
+            done = lean("schedule", "--lens", "5", option, value)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn("goes with --trace", done.stderr)
+
     def test_an_empty_value_never_means_as_without_the_option(self):
         for command, option in (("run", "--lens"), ("run", "--preset"), ("run", "--trace"), ("demo", "--trace"), ("demo", "--svg"),
                                 ("schedule", "--svg"), ("schedule", "--html"), ("simulate", "--measured"),
@@ -363,7 +369,8 @@ class Suites(unittest.TestCase):
                                  (("--suite", "paper", "--tier", "a", "--backend", "cuda"), "only one of --suite and --tier"),
                                  (("--resume",), "--resume goes with --out"), (("--trace", "x.csv"), "--trace goes with --suite ragged"),
                                  (("--tier", "a"), "--tier goes with --backend cuda"), (("--rows", "nothing"), "no row's id"),
-                                 (("--row-seconds", "1", "--backend", "cuda"), "--row-seconds goes with --backend cpu")):
+                                 (("--row-seconds", "1", "--backend", "cuda"), "--row-seconds goes with --backend cpu"),
+                                 (("--kv-mib", "5", "--suite", "models"), "--kv-mib goes with --suite cpu")):
             done = lean("bench", "--list", *arguments)
             with self.subTest(arguments=arguments):
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)

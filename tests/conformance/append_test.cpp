@@ -128,6 +128,59 @@ TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
   }
 }
 
+/// K and V of the first `tokens` tokens of a sequence, as the cache holds them now.
+std::vector<double> cached(const TestProblem& built, std::int64_t sequence, std::int64_t tokens) {
+  std::vector<double> elements;
+  for (std::int32_t head = 0; head < built.problem().kv_heads; ++head) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int32_t i = 0; i < built.problem().head_dim; ++i) {
+        elements.push_back(built.k({sequence, head, t, i}));
+        elements.push_back(built.v({sequence, head, t, i}));
+      }
+    }
+  }
+  return elements;
+}
+
+/// A call that is told how many tokens were there before it finds the lengths by itself: the bits of a call that is given them.
+void expect_bits_of_given_lengths(const Case& c) {
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  const Options options = options_of(c, executor);
+  if (!served(built, options)) return;
+  ASSERT_TRUE(run(built, options));
+  const auto bits = built.output_bits();
+  const auto cache = cached(built, 0, c.lens[0]);
+  Problem told = built.problem();
+  const auto bytes = static_cast<std::size_t>(told.batch) * sizeof(std::int32_t);
+  const GuardedBuffer before(bytes, c.guard);
+  const GuardedBuffer lengths(bytes, c.guard);  // poison
+  for (std::int64_t b = 0; b < told.batch; ++b) before.as<std::int32_t>()[b] = told.kv_lengths[b] - LengthSource(told)(b).q_tokens;
+  told.append.cached_lengths = before.as<std::int32_t>();
+  told.kv_lengths = lengths.as<std::int32_t>();
+  built.restore_cache();
+  built.poison_outputs();
+  const TestWorkspace workspace(told, options);
+  ASSERT_TRUE(decode_and_wait(told, options, workspace.get()).ok());
+  EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+  EXPECT_EQ(cached(built, 0, c.lens[0]), cache) << reproducer(c);
+  EXPECT_TRUE(std::equal(c.lens.begin(), c.lens.end(), lengths.as<std::int32_t>())) << reproducer(c);
+  EXPECT_TRUE(before.intact() && lengths.intact());
+}
+
+TEST(Conformance, AppendCountsNewTokensWhereItIsToldOfThoseBefore) {
+  if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";
+  for (const std::int32_t page_tokens : {0, 16}) {
+    for (const auto& n_q : {std::vector<std::int32_t>{1}, {3}, {5, 0, 1, 37}}) {
+      for (const std::int32_t rotary_dim : {0, 64}) {
+        Case c{.lens = {613, 40, 3, 97}, .n_q = n_q, .page_tokens = page_tokens, .causal = true, .append = true};
+        c.rotary_dim = rotary_dim;
+        expect_bits_of_given_lengths(c);
+      }
+    }
+  }
+}
+
 /// Scores under rotary embedding depend on the distance of two positions: turning both by the same angle changes nothing but
 /// rounding. And positions count from the first valid token, so left padding does not matter.
 TEST(Conformance, RotaryPositionsCountFromTheFirstValidToken) {
@@ -230,20 +283,6 @@ TEST(Conformance, ARefusedCallAppendsNothing) {
   built.problem().scores.softcap = -1.0F;
   EXPECT_EQ(decode(built.problem(), options_of(c, executor), workspace.get()).code, StatusCode::kInvalidArgument);
   EXPECT_TRUE(built.outputs_untouched());
-}
-
-/// K and V of the first `tokens` tokens of a sequence, as the cache holds them now.
-std::vector<double> cached(const TestProblem& built, std::int64_t sequence, std::int64_t tokens) {
-  std::vector<double> elements;
-  for (std::int32_t head = 0; head < built.problem().kv_heads; ++head) {
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      for (std::int32_t i = 0; i < built.problem().head_dim; ++i) {
-        elements.push_back(built.k({sequence, head, t, i}));
-        elements.push_back(built.v({sequence, head, t, i}));
-      }
-    }
-  }
-  return elements;
 }
 
 /// Lengths that lie never make a call write over older tokens, or outside the cache. The oracle reads lengths by the same rule, so

@@ -111,6 +111,14 @@ TEST_F(CApi, R25_TheStickyMessageNamesTheEntry) {
   EXPECT_EQ(lean_sticky_status(&c_workspace_, &options_).code, LEAN_OK);
 }
 
+TEST_F(CApi, TokensBeforeTheCallGoWithAppendedOnes) {
+  const std::int32_t before[] = {1, 0, 1};
+  problem_.append_cached_lengths = before;
+  const lean_status status = lean_supports(&problem_, &options_);
+  EXPECT_EQ(status.code, LEAN_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(status.message).rfind("append.cached_lengths = ", 0), 0U) << status.message;
+}
+
 TEST_F(CApi, R31_NullPointersAreRefused) {
   std::size_t bytes = 0;
   EXPECT_EQ(lean_supports(nullptr, &options_).code, LEAN_INVALID_ARGUMENT);
@@ -136,6 +144,11 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   for (const std::size_t size : {std::size_t{4097}, std::size_t{1} << 31, SIZE_MAX}) {  // nothing behind the struct is looked at
     problem_.struct_size = size;
     EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT);
+  }
+  for (std::size_t size = offsetof(lean_problem, alibi_sequence_stride) + 1; size < sizeof(lean_problem); ++size) {
+    if (size % alignof(lean_problem) == 0) continue;  // else it ends inside a field
+    problem_.struct_size = size;
+    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_INVALID_ARGUMENT) << size;
   }
   for (const std::size_t size : {std::size_t{0}, std::size_t{3}, SIZE_MAX}) {
     lean_options options = options_;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 
 namespace lean::support {
@@ -43,9 +44,11 @@ std::vector<std::pair<const char*, void (*)(Case&)>> features() {
           {"peaks", [](Case& c) { c.causal = true, c.input = Input::kPeaks; }}};
 }
 
+/// Each variant's own dims, and fewer.
 TEST(Conformance, ManyRowsWithEveryFeature) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const std::int32_t head_dim : {64, 128}) {
+    using Dims = std::vector<std::int32_t>;
+    for (const std::int32_t head_dim : full_or_reduced(Dims{40, 64, 72, 96, 128, 136, 192, 200, 256}, Dims{64, 96, 200})) {
       for (const auto& [name, add] : features()) {
         Case c = chunk_case(dtype, head_dim);
         add(c);
@@ -58,12 +61,41 @@ TEST(Conformance, ManyRowsWithEveryFeature) {
 TEST(Conformance, ManyRowsOfPages) {
   for (const std::int32_t page_tokens : {16, 24, 64, 128, 256}) {  // 24 holds no whole boxes
     for (const std::int32_t window : {-1, 77}) {
-      Case c = chunk_case(DType::kBFloat16, 128);
+      for (const std::int32_t head_dim : {80, 96, 128, 184, 192, 256}) {
+        Case c = chunk_case(DType::kBFloat16, head_dim);
+        c.page_tokens = page_tokens;
+        c.csr = page_tokens == 64;
+        c.causal = true;
+        c.window_left = window;
+        EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << window << ", " << head_dim;
+      }
+    }
+  }
+}
+
+/// Values with dims of their own, fewer than the keys' or more: DeepSeek's prefill (192 and 128), and what is filled up to it.
+TEST(Conformance, ManyRowsOfValuesWithDimsOfTheirOwn) {
+  for (const auto& [head_dim, value_dim] :
+       {std::pair{192, 128}, {160, 64}, {192, 136}, {128, 192}, {64, 128}, {96, 40}, {256, 128}, {72, 8}}) {
+    for (const auto& [name, add] : features()) {
+      Case c = chunk_case(DType::kBFloat16, head_dim);
+      c.value_dim = value_dim;
+      add(c);
+      EXPECT_TRUE(run_and_check(c)) << name << ", " << head_dim << ", " << value_dim;
+    }
+    for (const std::int32_t page_tokens : {16, 24, 64}) {
+      Case c = chunk_case(DType::kFloat16, head_dim);
+      c.value_dim = value_dim;
       c.page_tokens = page_tokens;
-      c.csr = page_tokens == 64;
       c.causal = true;
-      c.window_left = window;
-      EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << window;
+      EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << head_dim << ", " << value_dim;
+    }
+    for (const std::int32_t n_q : {1, 3}) {  // decode steps have no other kernel
+      Case c = chunk_case(DType::kBFloat16, head_dim);
+      c.value_dim = value_dim;
+      c.n_q = {n_q};
+      c.lens = {1100, 40, 0};
+      EXPECT_TRUE(run_and_check(c)) << n_q << ", " << head_dim << ", " << value_dim;
     }
   }
 }
@@ -72,11 +104,13 @@ TEST(Conformance, ManyRowsOfPages) {
 TEST(Conformance, ManyRowsOnAnyNumberOfWorkers) {
   for (const std::int32_t workers : {1, 2, 7, 40}) {
     for (const bool causal : {false, true}) {
-      Case c = chunk_case(DType::kFloat16, 128);
-      c.workers = workers;
-      c.causal = causal;
-      c.lens = {1100, 40};
-      EXPECT_TRUE(run_and_check(c)) << workers;
+      for (const std::int32_t head_dim : {88, 128, 192, 256}) {
+        Case c = chunk_case(DType::kFloat16, head_dim);
+        c.workers = workers;
+        c.causal = causal;
+        c.lens = {1100, 40};
+        EXPECT_TRUE(run_and_check(c)) << workers << ", " << head_dim;
+      }
     }
   }
 }

@@ -2,7 +2,9 @@
 // the same.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "backends/reference/load.hpp"
 #include "lean/lean.h"
@@ -94,6 +96,29 @@ TEST(Conformance, R07_AnEmptyStateChangesNothingHoweverItIsWritten) {
   }
   EXPECT_TRUE(std::isnan(merged({NAN, 0.0F}, {1.0F, 0.0F}).o)) << "not empty";
   EXPECT_TRUE(std::isnan(merged({1.0F, NAN}, {1.0F, 0.0F}).o));
+}
+
+/// Four arrays of three rows in one piece of memory, of which each may be moved into another.
+TEST(Conformance, R29_MergedStatesMayNotOverlap) {
+  constexpr std::int64_t kRows = 3;
+  constexpr std::int32_t kDims = 2;
+  struct Arrays {
+    float o_a[kRows * kDims], lse_a[kRows], o_b[kRows * kDims], lse_b[kRows];
+  };
+  Arrays x{};
+  const auto refusal = [](float* o_a, float* lse_a, const float* o_b, const float* lse_b) {
+    const Status status = merge_states(o_a, lse_a, o_b, lse_b, kRows, kDims, DType::kFloat32);
+    const std::string text = status.message;
+    return text.substr(0, text.find(' ')) + text.substr(std::min(text.size(), text.find(':')));
+  };
+  EXPECT_EQ(refusal(x.o_a, x.lse_a, x.o_b, x.lse_b), "");  // end to end
+  EXPECT_EQ(refusal(x.o_a, x.lse_a, x.o_a, x.lse_b), "o_b: must not overlap o_a, which is written");
+  EXPECT_EQ(refusal(x.o_a + 1, x.lse_a, x.o_a, x.lse_b), "lse_a: must not overlap o_a, which is written");
+  EXPECT_EQ(refusal(x.o_a, x.lse_a, x.o_a + 5, x.lse_b), "o_b: must not overlap o_a, which is written");
+  EXPECT_EQ(refusal(x.o_b, x.lse_a, x.lse_a + 1, x.lse_b), "o_b: must not overlap o_a, which is written");
+  EXPECT_EQ(refusal(x.o_a, x.lse_a, x.o_b, x.lse_a + 2), "lse_b: must not overlap lse_a, which is written");
+  EXPECT_EQ(refusal(x.o_a, x.lse_a, x.lse_a, x.lse_b), "o_b: must not overlap lse_a, which is written");
+  EXPECT_TRUE(merge_states(x.o_a, x.lse_a, x.o_a, x.lse_a, 0, kDims, DType::kFloat32).ok()) << "no rows";
 }
 
 TEST(Conformance, R11_HugeLogSumsMerge) {

@@ -282,6 +282,20 @@ TEST(Conformance, RandomCases) {
   }
 }
 
+/// Row blocks of many rows, with values as wide as keys or of dims of their own.
+TEST(Conformance, RandomCasesOfManyRows) {
+  const std::vector<CpuIsa> isas = available_isas();
+  for (std::uint64_t seed = 1; seed <= (on_cuda() ? 600U : full_or_reduced(60U, 10U)); ++seed) {
+    Case c = random_aligned_case(seed);
+    if (c.append || c.tree) continue;
+    Stream random(seed ^ 0x5A5A);
+    for (std::int32_t& n_q : c.n_q) n_q = static_cast<std::int32_t>(1 + random.between(65, 300) / (c.q_heads / c.kv_heads));
+    if (random.chance(40)) c.value_dim = static_cast<std::int32_t>(8 * random.between(1, 32));
+    c.isa = isas[seed % isas.size()];
+    EXPECT_TRUE(run_and_check(c));
+  }
+}
+
 /// Dims that a GPU has no matrix products for, in calls of every feature, layout and way to share the work out.
 TEST(Conformance, R06_OddAndWideDimsWithEverythingElse) {
   const std::pair<std::int32_t, std::int32_t> dims[] = {{59, 59},   {111, 111},         {192, 128},

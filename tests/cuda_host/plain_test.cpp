@@ -25,8 +25,8 @@ std::vector<std::pair<const char*, Change>> plain_calls() {
           {"d 111", [](Problem& p) { p.head_dim = 111; }},
           {"d 512", [](Problem& p) { p.head_dim = 512; }},
           {"d 576, dv 512", [](Problem& p) { p.head_dim = 576, p.value_dim = 512; }},
-          {"d 192, dv 128", [](Problem& p) { p.head_dim = 192, p.value_dim = 128; }},
-          {"dv 200", [](Problem& p) { p.value_dim = 200; }},
+          {"d 192, dv 124", [](Problem& p) { p.head_dim = 192, p.value_dim = 124; }},
+          {"dv 264", [](Problem& p) { p.value_dim = 264; }},
           {"dims of q apart", [](Problem& p) { p.q.strides.dim = 2; }},
           {"dims of k apart", [](Problem& p) { p.k.strides.dim = 2; }},
           {"dims of v backwards", [](Problem& p) { p.v.strides.dim = -1; }},
@@ -94,6 +94,10 @@ TEST(CudaHost, R28_ThePlainKernelFollowsTheKernelThatAppends) {
   EXPECT_NE(launches[0].kernel.find("append_kernel"), std::string_view::npos);
   EXPECT_TRUE(launches[1].plain());
   EXPECT_TRUE(launches[1].dependent);
+  p.append.cached_lengths = static_cast<const std::int32_t*>(address(14));
+  const std::vector<Call> counted = launches_of(asked);
+  ASSERT_EQ(counted.size(), 2U);
+  EXPECT_FALSE(counted[1].dependent);  // lengths are read at once, and the kernel ahead writes them
   p.append.rotary_cos = static_cast<const float*>(address(10));
   p.append.rotary_sin = static_cast<const float*>(address(11));
   p.append.rotary_dim = 32;

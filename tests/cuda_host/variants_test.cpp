@@ -6,6 +6,7 @@
 #include <functional>
 #include <iterator>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -158,7 +159,7 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   };
   to_a_new_device();
   const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 128).empty();
-  for (const std::int32_t head_dim : {64, 128}) {
+  for (const std::int32_t head_dim : {8, 64, 72, 96, 104, 128}) {
     EXPECT_FALSE(is_wide(chunk(16, {.head_dim = head_dim})));  // 64 rows, of 4 heads a token
     EXPECT_FALSE(is_wide(chunk(17, {.head_dim = head_dim})));  // a step's: 2 x 32 tiles of 68 rows are none for most workers
     EXPECT_FALSE(is_wide(chunk(32, {.batch = 4, .q_heads = 32, .kv_heads = 8, .head_dim = head_dim})));
@@ -167,12 +168,16 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
     EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .page_tokens = 16})), built);
     EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .token_major = true})), built);
   }
+  for (const std::int32_t head_dim : {136, 192, 200, 256}) {
+    EXPECT_FALSE(is_wide(chunk(16, {.head_dim = head_dim})));
+    EXPECT_EQ(is_wide(chunk(17, {.head_dim = head_dim})), built);  // 68 rows: no step of such dims has them
+    EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .page_tokens = 16})), built);
+    EXPECT_EQ(is_wide(chunk(1000, {.head_dim = head_dim, .token_major = true})), built);
+  }
   Problem windowed = chunk(100);
   windowed.scores.window_left = 300, windowed.scores.softcap = 30.0F;
   EXPECT_EQ(is_wide(windowed), built);
 
-  EXPECT_FALSE(is_wide(chunk(100, {.head_dim = 80})));
-  EXPECT_FALSE(is_wide(chunk(100, {.head_dim = 256})));
   EXPECT_FALSE(is_wide(chunk(100, {.kv_dtype = DType::kFloat8E4M3})));
   EXPECT_FALSE(is_wide(chunk(100, {.page_tokens = 24})));  // no whole boxes
   Problem sloped = chunk(100);
@@ -197,6 +202,100 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   }
 }
 
+/// A call of many rows is served by the narrowest wide kernel that holds its dims, whose queries, two tiles of keys and two of values
+/// fit the device; its workspace holds the row blocks of whoever may serve calls of these sizes.
+TEST(CudaHost, R17_WideKernelsOfEveryDimFitTheDeviceAndTheWorkspace) {
+  using cuda::Scope;
+  const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
+  to_a_new_device(hopper);
+  if (cuda::wide_kernels_for(DType::kBFloat16, 128).empty()) GTEST_SKIP() << "built without wide kernels";
+  std::set<std::string_view> kernels;
+  for (std::int32_t head_dim = 8; head_dim <= kWidestCudaHead; head_dim += 8) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      Problem problem = problem_of({.q_heads = 32, .head_dim = head_dim, .dtype = dtype, .kv_dtype = dtype});
+      problem.q_tokens = 512;
+      problem.q.strides.sequence = problem.o.strides.sequence = 512 * problem.q.strides.token;
+      problem.scores.causal = true;
+      const Asked asked{"a chunk", problem, cuda_options()};
+      const Workspace workspace = workspace_for(asked);
+      runtime().begin();
+      ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+      ASSERT_EQ(runtime().launches().size(), 1U);
+      const Call launch = runtime().launches().back();
+      const std::span<const cuda::KernelEntry> entries = cuda::wide_kernels_for(dtype, head_dim);
+      const cuda::KernelEntry* const entry = cuda::find_kernel(entries, cuda::Architecture::kSm90, Scope::kWideTile, 1);
+      ASSERT_NE(entry, nullptr);
+      const cuda::KernelConfig& config = entry->config;
+      EXPECT_NE(launch.kernel.find(name_of(config)), std::string_view::npos) << head_dim << ": " << launch.kernel;
+      EXPECT_GE(config.head_dim, head_dim);
+      for (const cuda::KernelRow& row : cuda::kWideRows) EXPECT_TRUE(row.head_dim < head_dim || row.head_dim >= config.head_dim);
+      EXPECT_LE(launch.shared_bytes, static_cast<std::size_t>(hopper.shared_bytes)) << head_dim;
+      const std::int32_t row_bytes = config.stage_row_bytes(config.head_dim);
+      EXPECT_GE(launch.shared_bytes, static_cast<std::size_t>((config.q_rows + 4 * config.tile_tokens) * row_bytes)) << head_dim;
+      const std::size_t slots = std::size_t{2} * 132 * 2;  // two a worker, and as many for bundles of partials
+      const auto partial = static_cast<std::size_t>(config.q_rows * (config.value_dim() + 2)) * sizeof(float);
+      EXPECT_GE(workspace_size(problem, cuda_options()).scratch_bytes, slots * partial) << head_dim;
+      kernels.insert(launch.kernel);
+    }
+  }
+  EXPECT_EQ(kernels.size(), 10U);
+}
+
+/// Values with dims of their own, whatever the call's rows, are a kernel's of few values or of many rows, if the build has it, the device
+/// has products of warpgroups and the call asks for nothing that it does not do; else the plain kernel's.
+TEST(CudaHost, R33_ValuesWithDimsOfTheirOwnHaveAKernelOfManyRows) {
+  const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
+  to_a_new_device(hopper);
+  const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 192).empty();
+  struct Served {
+    bool plain = false;
+    std::string kernel;
+  };
+  const auto serves = [](std::int32_t head_dim, std::int32_t value_dim,
+                         const std::function<void(Problem&, Options&)>& change = {}) {
+    Asked asked{"own values", problem_of({.head_dim = head_dim}), cuda_options()};
+    Problem& p = asked.problem;
+    p.value_dim = value_dim;
+    p.v.strides = {.sequence = std::int64_t{4096} * 2 * value_dim, .head = std::int64_t{4096} * value_dim, .token = value_dim};
+    p.o.strides = {.sequence = std::int64_t{8} * value_dim, .head = value_dim, .token = std::int64_t{8} * value_dim};
+    if (change) change(asked.problem, asked.options);
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    const Status status = decode(asked.problem, asked.options, workspace);
+    EXPECT_TRUE(status.ok()) << status.message;
+    EXPECT_EQ(runtime().launches().size(), 1U);
+    const Call launch = runtime().launches().back();
+    EXPECT_LE(launch.shared_bytes, std::size_t{227} * 1024);
+    return Served{launch.plain(), std::string(launch.kernel)};
+  };
+  struct Row {
+    std::int32_t head_dim, value_dim;
+    std::int32_t width;
+    cuda::Scope scope;
+  };
+  for (const Row& row : {Row{192, 128, 192, cuda::Scope::kFewValuesTile}, Row{160, 64, 192, cuda::Scope::kFewValuesTile},
+                         Row{192, 136, 192, cuda::Scope::kWideTile}, Row{128, 192, 192, cuda::Scope::kWideTile},
+                         Row{64, 128, 128, cuda::Scope::kWideTile}, Row{96, 64, 96, cuda::Scope::kWideTile},
+                         Row{256, 128, 256, cuda::Scope::kWideTile}, Row{16, 8, 64, cuda::Scope::kWideTile}}) {
+    const Served served = serves(row.head_dim, row.value_dim);
+    EXPECT_NE(served.plain, built) << row.head_dim << ", " << row.value_dim;
+    if (!built) continue;
+    const auto config = cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, row.width}, 128, row.scope);
+    EXPECT_NE(served.kernel.find(name_of(config)), std::string::npos) << row.head_dim << ": " << served.kernel;
+  }
+  EXPECT_NE(serves(192, 128, [](Problem& p, Options&) { p.scores.softcap = 30.0F, p.scores.window_left = 100; }).plain, built);
+  EXPECT_NE(serves(192, 128, [](Problem&, Options& o) { o.policy = Policy::fixed_split(4); }).plain, built);
+  EXPECT_TRUE(serves(192, 124).plain);
+  EXPECT_TRUE(serves(264, 128).plain);
+  EXPECT_TRUE(serves(192, 128, [](Problem& p, Options&) { p.scores.scale = -1.0F; }).plain);
+  EXPECT_TRUE(serves(192, 128, [](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }).plain);
+  EXPECT_TRUE(serves(192, 128, [](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }).plain);
+  for (const FakeDevice& device : {FakeDevice{.major = 8}, FakeDevice{.major = 10}}) {
+    to_a_new_device(device);
+    EXPECT_TRUE(serves(192, 128).plain) << device.major;
+  }
+}
+
 /// A call of multi-head latent attention: values are the first 512 of the keys' 576 dims, in the same memory.
 Asked latent_call(Shape shape = {}, std::int32_t q_tokens = 1) {
   if (shape.kv_heads == 2) shape.q_heads = 16, shape.kv_heads = 1;
@@ -216,7 +315,7 @@ bool is_latent(const Asked& asked) {
   runtime().begin();
   const Status status = decode(asked.problem, asked.options, workspace);
   EXPECT_TRUE(status.ok()) << status.message;
-  const Call& launch = runtime().launches().back();
+  const Call launch = runtime().launches().back();
   const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos;
   EXPECT_NE(latent, launch.plain()) << launch.kernel;
   if (latent) {

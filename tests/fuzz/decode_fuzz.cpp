@@ -66,14 +66,14 @@ Case valid_case(Bytes& bytes) {
   c.kv_heads = bytes.between(1, 3);
   c.q_heads = c.kv_heads * (bytes.chance(20) ? bytes.between(1, 17) : bytes.between(1, 4));
   c.head_dim = bytes.chance(50) ? bytes.between(1, bytes.chance(90) ? 256 : kMaxHeadDim) : 8 * bytes.between(1, 16);
-  c.value_dim = bytes.chance(40) ? bytes.between(1, 256) : 0;
+  c.value_dim = bytes.chance(40) ? (bytes.chance(50) ? bytes.between(1, 256) : 8 * bytes.between(1, 32)) : 0;
   const std::int64_t row = std::int64_t{c.kv_heads} * (c.head_dim > c.value_dim ? c.head_dim : c.value_dim);
   const std::int32_t sequences = bytes.between(1, 5);
   const auto longest = static_cast<std::int32_t>(kMaxElements / row / sequences);
   c.lens.clear();
   for (std::int32_t b = 0; b < sequences; ++b) c.lens.push_back(bytes.chance(10) ? 0 : bytes.between(1, longest));
   c.q_layout = random_layout(bytes, false);
-  c.n_q = {bytes.chance(60) ? 1 : bytes.between(1, 9)};
+  c.n_q = {bytes.chance(60) ? 1 : bytes.between(1, bytes.chance(80) ? 9 : 90)};
   if (is_packed(c.q_layout) && bytes.chance(50)) c.n_q.push_back(bytes.between(0, 7));
   if (bytes.chance(40)) {
     for (const std::int32_t length : c.lens) c.pad.push_back(bytes.between(0, length));

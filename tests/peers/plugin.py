@@ -23,7 +23,7 @@ MOST_WORK = float(os.environ["LEAN_PEERS_MOST_WORK"])
 #: Names of parameters whose product is a test's work; several names of one size: the largest.
 SIZES = (
     ("batch_size",), ("seqlen_q", "q_len", "qo_len", "seqlen", "unique_kv_len"), ("seqlen_k", "kv_len", "seq_len", "shared_kv_len"),
-    ("num_qo_heads", "num_heads"), ("d", "head_dim"),
+    ("num_qo_heads", "num_heads"), ("d", "head_dim"), ("num_blocks",),
 )  # fmt: skip
 
 
@@ -34,6 +34,7 @@ def pytest_configure() -> None:
         torch.cuda.synchronize = lambda *_: None
         torch.cuda.empty_cache = lambda: None
         torch.cuda.current_device = lambda: 0
+        torch.set_default_device = lambda *_: None
         torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda *_: None
 
 

@@ -84,6 +84,7 @@ def install() -> None:
 
     torch.autograd.grad = grad  # type: ignore[assignment]
     _flash_attention()
+    _vllm()
     _flashinfer()
 
 
@@ -152,12 +153,20 @@ def _flash_attention() -> None:
         padding.pad_input = lambda x, *args: x if isinstance(x, _NoGradient) else pad(x, *args)
 
 
+def _vllm() -> None:
+    """Its copy of flash-attention, of any version."""
+    _module("vllm")
+    _module("vllm.platforms", current_platform=types.SimpleNamespace(seed_everything=torch.manual_seed))
+    _module("vllm.vllm_flash_attn", flash_attn_varlen_func=_without_gradients(_door("flash_attn", "flash_attn_varlen_func")),
+            is_fa_version_supported=lambda version: True, fa_version_unsupported_reason=lambda version: "")  # fmt: skip
+
+
 def _flashinfer() -> None:
     wrappers = (
         "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper",
         "BatchPrefillWithRaggedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper", "merge_state", "merge_state_in_place",
         "merge_states", "fast_decode_plan", "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
-        "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+        "BatchPrefillWithSharedPrefixPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper",
     )  # fmt: skip
     doors = {name: _door("flashinfer", name) for name in wrappers}
     single = {name: _door("flashinfer", name) for name in ("single_decode_with_kv_cache", "single_prefill_with_kv_cache")}
@@ -166,9 +175,10 @@ def _flashinfer() -> None:
     doors.update(single)
     _module("flashinfer", **doors, append_paged_kv_cache=expected.append_paged_kv_cache,
             get_batch_indices_positions=expected.get_batch_indices_positions, get_seq_lens=expected.get_seq_lens)  # fmt: skip
-    for name in ("decode", "prefill", "cascade", "page"):
+    for name in ("decode", "prefill", "cascade", "page", "mla"):
         _module(f"flashinfer.{name}", **doors)
-    _module("flashinfer.jit")
+    for name in ("jit", "jit.attention", "jit.attention.variants", "jit.utils"):
+        _module(f"flashinfer.{name}")
     _module("flashinfer.fp4_quantization")
     _module(
         "flashinfer.utils", get_compute_capability=lambda *_: (9, 0), has_flashinfer_jit_cache=lambda: True,

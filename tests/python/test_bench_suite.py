@@ -212,6 +212,36 @@ def test_a_wrong_peer_is_reported_and_not_timed(fake, note):
     assert not subjects and notes["fake"].startswith(note)
 
 
+class Spoiling(Fake):
+    """Of two forms the one planned last takes the place of the other's plan."""
+
+    name = "spoiling"
+
+    def forms(self, row):
+        return [Form("bhsd"), Form("bshd")]
+
+    def prepare(self, row, tensors):
+        def plan():
+            self.planned = tensors.form
+
+        def call(i):
+            axis = 1 if tensors.form.kind == "bshd" else 2
+            q, k, v = tensors.q_bshd.transpose(1, 2), tensors.k[i].movedim(axis, 2), tensors.v[i].movedim(axis, 2)
+            out.copy_(torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).reshape(out.shape))
+            return out if self.planned == tensors.form else out.mul_(2)
+
+        out = tensors.output()
+        return Prepared(call, plan)
+
+
+def test_a_plan_that_another_one_has_spoilt_is_no_time():
+    peer = Spoiling()
+    subjects, notes = bench().measure(SMALL, [peer], {})
+    assert (not subjects and notes["spoiling"].startswith("after its turns wrong: ")) or subjects[0].form == peer.planned
+    peer.forms = lambda row: [Form("bhsd")]  # one plan alone is right to the end
+    assert bench().measure(SMALL, [peer], {})[0]
+
+
 def test_a_right_peer_is_timed_and_one_left_out_is_noted():
     subjects, notes = bench(rounds=3, cold_bytes=SMALL.kv_bytes * 3).measure(SMALL, [Fake()], {})
     assert len(subjects[0].us) == 3 and subjects[0].tensors.copies == 3 and not notes

@@ -160,6 +160,62 @@ def test_attention_is_that_of_the_cpu(form, queries):
     on_both("Attention", feeds, outputs, **attributes)
 
 
+def attention_feeds(queries, tokens, past, dim=64, value_dim=64):
+    random = np.random.default_rng(0)
+
+    def normal(*shape):
+        return random.standard_normal(shape).astype(np.float16)
+
+    feeds = dict(Q=normal(2, 6, queries, dim), K=normal(2, 2, tokens, dim), V=normal(2, 2, tokens, value_dim), attn_mask=None)
+    feeds.update(past_key=normal(2, 2, past, dim) if past else None, past_value=normal(2, 2, past, value_dim) if past else None)
+    return feeds
+
+
+@pytest.mark.parametrize("dim, value_dim", [(64, 64), (40, 40), (128, 64), (5, 7)])
+@pytest.mark.parametrize("queries, past", [(1, 300), (5, 29), (1, 1)])
+def test_attention_joins_past_and_new_tokens(queries, past, dim, value_dim):
+    """In pieces of 16 bytes where heads are that wide, else byte by byte; present is what was joined, to the bit."""
+    feeds, outputs = attention_feeds(queries, queries, past, dim, value_dim), ["Y", "present_key", "present_value"]
+    on_both("Attention", feeds, outputs, is_causal=1)
+    _, *present = run_node("Attention", feeds, outputs, provider=CUDA, is_causal=1)
+    for side, old, new in zip(present, ("past_key", "past_value"), "KV"):
+        np.testing.assert_array_equal(side, np.concatenate([feeds[old], feeds[new]], 2))
+    alone = run_node("Attention", feeds, ["Y"], provider=CUDA, is_causal=1)  # nobody asks for present
+    close(alone, run_node("Attention", feeds, ["Y"], is_causal=1))
+
+
+@pytest.mark.parametrize("window", [dict(left_window_size=2), dict(left_window_size=2, right_window_size=1), dict(right_window_size=0), {}])
+@pytest.mark.parametrize("queries, tokens, past", [(3, 5, 0), (5, 3, 4), (2, 6, 7), (4, 4, 0)])
+@pytest.mark.parametrize("mask", ["none", "all keys", "few keys", "of heads"])
+def test_attention_positions_count_from_the_past(mask, queries, tokens, past, window):
+    """Also where there are more or fewer new tokens than queries, or a mask is shorter than the keys."""
+    feeds, random, keys = attention_feeds(queries, tokens, past), np.random.default_rng(1), past + tokens
+    if mask == "of heads":
+        feeds["attn_mask"] = random.standard_normal((2, 6, queries, keys)).astype(np.float16)
+    elif mask != "none":
+        feeds["attn_mask"] = random.random((queries, keys - 2 * (mask == "few keys"))) < 0.8
+    for causal in (0, 1):
+        on_both("Attention", feeds, ["Y", "present_key", "present_value"] if past else ["Y"], is_causal=causal, **window)
+
+
+def test_attention_counts_back_from_valid_tokens_under_a_short_mask():
+    feeds = attention_feeds(2, 37, 0)
+    feeds["attn_mask"] = np.random.default_rng(1).random((2, 1, 2, 35)) < 0.8
+    feeds["nonpad_kv_seqlen"] = np.array([36, 12])
+    on_both("Attention", feeds, ["Y"], is_causal=1, left_window_size=20)
+
+
+@pytest.mark.parametrize("queries, past", [(1, 400), (6, 11)])
+def test_mha_joins_past_and_new_tokens(queries, past):
+    feeds = halved(mha_feeds("none", "rows", past, queries=queries, tokens=queries))
+    outputs = ["output", "present_key", "present_value"]
+    on_both("MultiHeadAttention", feeds, outputs, num_heads=3, unidirectional=1)
+    _, *present = run_node("MultiHeadAttention", feeds, outputs, provider=CUDA, num_heads=3)
+    for side, old, new in zip(present, ("past_key", "past_value"), ("key", "value")):
+        heads = feeds[new].reshape(2, queries, 3, 16).transpose(0, 2, 1, 3)
+        np.testing.assert_array_equal(side, np.concatenate([feeds[old], heads], 2))
+
+
 @pytest.mark.parametrize("layout, past", [("rows", 0), ("rows", 11), ("heads", 0)])
 @pytest.mark.parametrize("mask", ["none", "bias", "lengths", "keys"])
 def test_mha_is_that_of_the_cpu(mask, layout, past):

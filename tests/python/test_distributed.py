@@ -119,6 +119,21 @@ def test_pages_go_with_their_tokens(ranks_count, block, page):
         placement.local_block_table(table, block * 2, 0)
 
 
+def test_shares_that_are_none_are_refused_by_name():
+    placement, x = Placement(3, 4), torch.zeros(1, 2, 9, 4)
+    cu = torch.tensor([0, 5, 9])
+    for message, call in (
+        ("^rank = 3: allowed 0 to 2", lambda: placement.shard(x, 3)),
+        ("^rank = -1: ", lambda: placement.shard_packed(x, cu, -1, axis=2)),
+        (r"^cu_seqlens = \[0, 5, 12\]: .* 9 tokens of axis 2", lambda: placement.shard_packed(x, torch.tensor([0, 5, 12]), 0, axis=2)),
+        (r"^cu_seqlens = \[0, 7, 5, 9\]", lambda: placement.shard_packed(x, torch.tensor([0, 7, 5, 9]), 0, axis=2)),
+        (r"^cu_seqlens = \[1, 9\]", lambda: placement.shard_packed(x, torch.tensor([1, 9]), 0, axis=2)),
+        ("^page_tokens = 0", lambda: placement.local_block_table(torch.zeros(1, 3).int(), 0, 0)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("arguments, name", [((0,), "ranks"), ((2, 0), "block_tokens"), ((2, 1.5), "block_tokens")])
 def test_placements_that_are_none(arguments, name):
     with pytest.raises(ValueError, match=f"^{name} = "):
@@ -470,7 +485,15 @@ REFUSED = [
     (TypeError, "out: <class 'numpy.ndarray'>", dict(out=np.empty((3, 8, 1, 40), np.float32))),
     (ValueError, r"lse: shape \(2, 3, 8, 1\): expected \(3, 8, 1\)", dict(lse=torch.empty(2, 3, 8, 1))),
     (TypeError, "lse: torch.float64: expected torch.float32", dict(lse=torch.empty(3, 8, 1, dtype=torch.float64))),
-]
+    *((kind, name, {name: value}) for kind, name, value in (
+        (TypeError, "window", 5), (TypeError, "window", (5,)), (TypeError, "window", (1, 2, 3)), (TypeError, "window", (2.5, 1)),
+        (ValueError, "window", (-2, 0)), (ValueError, "window", (2**31, 0)), (ValueError, "scale", float("nan")),
+        (ValueError, "tree_mask", torch.ones(3, 1, 2).int()), (TypeError, "tree_mask", [1]), (TypeError, "mask", [1]),
+        (TypeError, "alibi_slopes", [0.5] * 8), (ValueError, "alibi_slopes", torch.ones(7)), (TypeError, "cu_seqlens_q", 5),
+        (RuntimeError, "alibi_slopes", torch.ones(8, requires_grad=True)),
+        (RuntimeError, "mask", torch.ones(3, 1, 1, 150, requires_grad=True)),
+    )),
+]  # fmt: skip
 
 
 def refusals() -> None:
@@ -528,9 +551,39 @@ def disagreements() -> None:
     assert torch.equal(context.decode(q, k, v, **arguments), expected)
 
 
+def wrong_appends() -> None:
+    """A refused call has written nothing; a token without a place of its own is written to no other's."""
+    context = ContextParallel(block_tokens=4)
+    q, new = torch.ones(2, 4, 1, 16), torch.ones(2, 2, 1, 16)
+    pages = torch.zeros(6, 2, 4, 16)
+    tables = {
+        "block_table\\[0, 0\\] = -1: allowed": [[-1, 1], [2, 3]],
+        "block_table\\[0, 0\\] = 99: allowed": [[99, 1], [2, 3]],
+        "block_table\\[1, 0\\] = 1: this call appends to that page already": [[1, 0], [1, 3]],
+    }
+    for message, table in tables.items():  # tokens 2 of both sequences, of rank 0's pages
+        k, v = pages.clone(), pages.clone()
+        with pytest.raises((ValueError, RuntimeError), match=message if context.rank == 0 else "refused on rank 0"):
+            context.decode(q, k, v, seqlens=[3, 3], block_table=torch.tensor(table).int(), append_k=new, append_v=new)
+        assert not k.any() and not v.any()
+    for change, message in (
+        (dict(seqlens=[17, 3]), "seqlens: 17 tokens are 9 of a shard, which has room for 8"),
+        (dict(softcap=-1.0), "softcap = -1"), (dict(append_v=new[:, :, :, :8]), "append_v"),
+        (dict(leftpad=[4, 0]), r"leftpad\[0\]|refused on rank"), (dict(append_k=[1]), "append_k"),
+    ):  # fmt: skip
+        k, v = torch.zeros(2, 2, 2, 8, 16)
+        with pytest.raises((ValueError, TypeError, RuntimeError), match=f"^{message}"):
+            context.decode(q, k, v, **{**dict(seqlens=[3, 3], append_k=new, append_v=new), **change})
+        assert not k.any() and not v.any(), message
+    k, v = torch.zeros(2, 2, 2, 8, 16)
+    context.decode(q, k, v, seqlens=[3, 3], leftpad=[3, 0], append_k=new, append_v=new)  # all of the first one is padding
+    assert [tuple(at) for at in k[:, 0, :, 0].nonzero().tolist()] == ([(1, 2)] if context.rank == 0 else [])
+
+
 def refusals_and_disagreements() -> None:
     refusals()
     disagreements()
+    wrong_appends()
 
 
 def test_wrong_calls_are_refused_on_every_rank():
@@ -567,7 +620,14 @@ def wrong_heads() -> None:
     heads = TensorParallel(8, 4)
     with pytest.raises(ValueError, match=f"^out: 1 heads: rank {heads.rank} has the model's"):  # and not broadcast
         heads.gather(torch.ones(2, 1, 1, 8))
+    with pytest.raises(RuntimeError, match="^out: requires a gradient"):
+        heads.gather(torch.ones(2, 4, 1, 8, requires_grad=True))
     q, k = torch.ones(1, 8, 1, 8), torch.ones(1, 4, 3, 8)
+    for shard, x, words in ((heads.shard_q, k, "x: 4 heads along axis 1: all 8"), (heads.shard_kv, q, "x: 8 heads along axis 1: all 4")):
+        with pytest.raises(ValueError, match=words):  # and not cut
+            shard(x)
+    with pytest.raises(TypeError, match="^kv_heads = 2.0: an integer"):
+        TensorParallel(8, 2.0)
     with pytest.raises(ValueError, match=f"^v: 4 heads: rank {heads.rank} has the model's"):
         heads.decode(heads.shard_q(q), heads.shard_kv(k), k)
 
@@ -592,6 +652,8 @@ def without_peer_memory() -> list:
     context.reset_exchange()
     with pytest.raises(ValueError, match="^exchange = 'nvlink': allowed all_gather, all_to_all, fused"):
         ContextParallel(exchange="nvlink")
+    with pytest.raises(TypeError, match="^fused_limit: <class 'int'>"):
+        ContextParallel(exchange="fused", fused_limit=1)
     with pytest.raises(ValueError, match="^fused_limit"):
         ContextParallel(exchange="fused", fused_limit=datetime.timedelta(seconds=-1))
     return peer_memory_that_fails()

@@ -225,6 +225,15 @@ def test_what_an_array_raises_comes_through(error):
         decode(FailsInside(error), k, v)
 
 
+@pytest.mark.parametrize("returned", [None, 5, "capsule", (1,)])
+def test_what_is_no_capsule_is_named(returned):
+    q, k, v = arrays()
+    broken = FailsInside(None)
+    broken.__class__ = type("Broken", (FailsInside,), {"__dlpack__": lambda self, **_: returned})
+    with pytest.raises(TypeError, match="^k: its __dlpack__ returned .*: a capsule of DLPack"):
+        decode(q, broken, v)
+
+
 def test_an_array_without_a_shape_needs_out():
     q, k, v = arrays()
     bare = type("Bare", (), {"__dlpack__": lambda self, **_: q.__dlpack__(), "__dlpack_device__": lambda self: (1, 0)})()

@@ -321,6 +321,24 @@ def test_flashinfer_states():
     assert torch.equal(o[1], parts[0][0][1]) and torch.equal(s[1], parts[0][1][1])
     empty, empty_s = merge_state(*parts[1], *parts[1])
     assert torch.equal(empty, torch.zeros(3, 6, 40)) and (empty_s == -math.inf).all()
+    positive = (parts[1][0], torch.full((3, 6), math.inf))  # FlashAttention's word for no keys
+    for merged in (merge_state(*positive, *parts[0]), merge_state(*parts[0], *positive)):
+        assert torch.equal(merged[0], parts[0][0]) and torch.equal(merged[1], parts[0][1])
+    assert merge_state(parts[0][0], torch.full((3, 6), math.nan), *parts[0])[0].isnan().all()  # not empty
+
+
+def test_flashinfer_states_that_do_not_fit_are_refused_by_name():
+    v, s = torch.zeros(2, 4, 8), torch.zeros(2, 4)
+    for message, call in (
+        (r"^v, s: shapes .*one state or more", lambda: merge_states(v[:, None][:, :0], s[:, None][:, :0])),
+        (r"^v_a, v_b: .*torch.float16", lambda: merge_state(v, s, v.half(), s)),
+        (r"^s_a, s_b: shapes \(2, 4\), \(2, 1\)", lambda: merge_state(v, s, v, s[:, :1])),
+        (r"^mask: shape \(1,\): expected \(2,\)", lambda: merge_state_in_place(v, s, v, s, mask=torch.tensor([True]))),
+        (r"^q: shape \(1, 2, 4, 8\)", lambda: single_decode_with_kv_cache(v, v, v)),
+        (r"^k: shape \(4, 8\)", lambda: single_prefill_with_kv_cache(v, v[0], v[0])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_flashinfer_takes_what_means_nothing():

@@ -111,6 +111,14 @@ def test_flashinfer_refuses_by_name():
     assert wrapper.run(part, part, part, part, lse=lse).shape == part.shape and not lse.isnan().any()
     with pytest.raises(NotImplementedError, match="page_table"):
         wrapper.run(part, part, part, part, page_table=one)
+    with pytest.raises(TypeError, match="^q_pe: torch.float16: q_nope's torch.float32 is needed"):
+        wrapper.run(part, part.half(), part, part)
+    with pytest.raises(TypeError, match="^kpe_cache: torch.float8_e4m3fn: ckv_cache's torch.float32 is needed"):
+        wrapper.run(part, part, part, part.to(torch.float8_e4m3fn))
+    for name, value in (("ckv_scale", 0.5), ("kpe_scale", torch.ones(1)), ("kpe_scale", 0.0)):  # 0 is a scale, 1 is none
+        with pytest.raises(NotImplementedError, match=f"^{name}: float8 rows"):
+            wrapper.run(part, part, part, part, **{name: value})
+    wrapper.run(part, part, part, part, ckv_scale=1.0, kpe_scale=None)
     with pytest.raises(ValueError, match="kpe_cache: shape"):
         wrapper.run(part, part, part, torch.zeros(2, 5, 8))
     with pytest.raises(NotImplementedError, match="cutlass"):

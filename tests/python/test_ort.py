@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -303,6 +305,41 @@ def test_an_older_onnx_runtime_is_told_what_is_missing():
     assert entry(None, ctypes.byref(base)) == 77
     assert told[0][0] == 9
     assert told[0][1].startswith(b"lean_attention: this is ONNX Runtime 1.21.2: allowed 1.22 and newer")
+
+
+LATER_RELEASE = """
+import ctypes, sys
+import lean_attention.ort
+runtime = ctypes.CDLL(sys.argv[1])
+runtime.OrtGetApiBase.restype = ctypes.POINTER(ctypes.c_void_p * 2)
+get_api = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p * 285), ctypes.c_uint32)(runtime.OrtGetApiBase().contents[0])
+version = ctypes.CFUNCTYPE(ctypes.c_char_p)(lambda: b"1.33.0")
+base = (ctypes.c_void_p * 2)(ctypes.cast(get_api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p))
+api = get_api(21).contents  # functions are only ever added at its end
+create_options = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))(api[10])
+add_entry = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)(api[130])
+message_of = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(api[2])
+entry = ctypes.CDLL(lean_attention.ort.library_path()).RegisterCustomOps
+entry.restype = ctypes.c_void_p
+for entries in ({}, {b"lean_attention.override": b"1"}, {b"lean_attention.override": b"1", b"lean_attention.unknown": b""}):
+    options = ctypes.c_void_p()
+    assert not create_options(ctypes.byref(options))
+    for key, value in entries.items():
+        assert not add_entry(options, key, value)
+    status = entry(options, ctypes.byref(base))
+    print(message_of(status).decode() if status else "taken")
+"""
+
+
+def test_a_later_release_is_overridden_where_somebody_says_what_it_has():
+    """In a process of its own, with a copy of the runtime that says to be the next release."""
+    runtimes = sorted(pathlib.Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.1*"))
+    if not runtimes:
+        pytest.skip("this onnxruntime has no library of its own")
+    done = subprocess.run([sys.executable, "-c", LATER_RELEASE, str(runtimes[0])], text=True, capture_output=True, check=False)
+    own, overriding, vouched = done.stdout.splitlines() or [done.stderr, "", ""]
+    assert (own, vouched) == ("taken", "taken")
+    assert overriding.startswith('lean_attention: lean_attention.override = "1" with ONNX Runtime 1.33: its operators are known up to 1.32')
 
 
 def test_library_exports_one_name():

@@ -50,17 +50,21 @@ def test_attention_node_tests_of_the_onnx_package(node_cases):
 @pytest.mark.parametrize("window", [dict(left_window_size=2), dict(left_window_size=2, right_window_size=1), dict(right_window_size=0), {}])
 @pytest.mark.parametrize("queries, tokens, past", [(3, 5, 0), (5, 3, 0), (5, 3, 4), (2, 6, 7), (1, 1, 9), (4, 4, 0)])
 @pytest.mark.parametrize("causal", [0, 1])
-def test_attention_positions_count_from_the_past(causal, queries, tokens, past, window):
-    """Also where there are more or fewer new tokens than queries, which the library's own rules do not say."""
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_attention_positions_count_from_the_past(lacks, causal, queries, tokens, past, window):
+    """Also where there are more or fewer new tokens than queries, or a mask lacks the last key, which the library's own rules do not
+    say."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((2, heads, n, 8)).astype(np.float32) for heads, n in ((4, queries), (2, tokens), (2, tokens)))
     old = [random.standard_normal((2, 2, past, 8)).astype(np.float32) if past else None for _ in range(2)]
     feeds = {"Q": q, "K": k, "V": v, "attn_mask": random.random((queries, past + tokens)) < 0.8, "past_key": old[0], "past_value": old[1]}
+    if lacks and past + tokens > 2:
+        feeds["attn_mask"] = feeds["attn_mask"][:, :-1]
     outputs = ["Y", "present_key", "present_value"] if past else ["Y"]
     ours = run_node("Attention", feeds, outputs, is_causal=causal, **window)
     position, key = past + np.arange(queries)[:, None], np.arange(past + tokens)
     left, right = window.get("left_window_size", -1), window.get("right_window_size", -1)
-    seen = feeds["attn_mask"].copy()
+    seen = np.pad(feeds["attn_mask"], ((0, 0), (0, past + tokens - feeds["attn_mask"].shape[1])))
     seen &= (key <= position) | (not causal)
     seen &= ((position - key) <= left) | (left < 0)
     seen &= ((key - position) <= right) | (right < 0)

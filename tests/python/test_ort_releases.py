@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from oracle import attention  # noqa: E402
 from ort_models import ERRORS, MICROSOFT, OWN, RELEASE, model_of, needs_operators, run_node, session_of  # noqa: E402
 from test_ort import GQA_OUTPUTS, GqaCase  # noqa: E402
+
+import lean_attention.ort  # noqa: E402
 
 pytestmark = needs_operators
 
@@ -50,6 +52,25 @@ def test_a_node_is_refused_when_the_session_is_made():
     attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, sliding_window_cache=1)
     with pytest.raises(ERRORS, match="sliding_window_cache = 1: the cache is as long as the sequence here"):
         session_of(model_of("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, **attributes))
+
+
+def test_what_the_release_defines_is_known():
+    """What fails here with a new release is to be served or refused by name (docs/how-to-add.md)."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    assert lean_attention.ort._unknown() == ()
+    schemas = [x for x in get_all_operator_schema() if (x.domain, x.name) in lean_attention.ort.SERVED]
+    assert len({x.name for x in schemas}) >= 2  # the oldest have no PagedAttention, and Attention of com.microsoft alone
+    most = {"GroupQueryAttention": (17, 4), "Attention": (7, 4), "MultiHeadAttention": (10, 4), "PagedAttention": (17, 3)}
+    for schema in schemas:
+        inputs, outputs = most[schema.name]
+        assert len(schema.inputs) <= inputs and len(schema.outputs) <= outputs
+
+
+def test_what_the_installed_onnx_defines_is_known():
+    newest = onnx.defs.onnx_opset_version()
+    assert newest <= lean_attention.ort.NEWEST_OPSET
+    assert onnx.defs.get_schema("Attention", newest).since_version <= lean_attention.ort.NEWEST_DEFINITION
 
 
 @pytest.mark.skipif(RELEASE >= (1, 28), reason="the operator says the type of each output")

@@ -30,6 +30,19 @@ TEST(CheckLengths, R25_NamesTheEntryItsValueAndWhatIsAllowed) {
   EXPECT_EQ(found(p), "cu_q_tokens[2] = 9: allowed 0 to 8 (all tokens there are)");
 }
 
+TEST(CheckLengths, R25_CountsNewTokensWhereTheCallDoes) {
+  const std::array<std::int32_t, 2> cached = {8, INT32_MAX};
+  std::array<std::int32_t, 2> lengths = {-99, -99};
+  Problem p = two_sequences();
+  p.q_tokens = 4, p.kv_lengths = lengths.data(), p.append.cached_lengths = cached.data();
+  EXPECT_EQ(found(p), "kv_lengths[1] = 2147483647: allowed 0 to 12 (the tokens there is room for)");
+  EXPECT_EQ(lengths[0], 12);
+  const std::array<std::int32_t, 2> cumulative = {0, 1};
+  p.batch = 1, p.cu_q_tokens = cumulative.data(), p.total_q_tokens = 1;
+  EXPECT_EQ(found(p), "");
+  EXPECT_EQ(lengths[0], 9);
+}
+
 TEST(CheckLengths, R26_NamesThePageIdThatACallWouldRead) {
   const std::array<std::int32_t, 6> table = {-7, 5, 99, 0, 6, -1};
   Problem p = two_sequences();
@@ -50,6 +63,33 @@ TEST(CheckLengths, R26_NamesThePlaceAmongTheIdsOfAllSequences) {
   EXPECT_EQ(found(p), "pages.page_indices[3] = 3: allowed 0 to 2");
   p.pages.page_indices = nullptr;
   EXPECT_EQ(found(p), "") << "on a device, perhaps";
+}
+
+/// What two sequences write in one call would be whatever the later of two workers left there.
+TEST(CheckLengths, R29_NamesThePageThatTwoSequencesAppendTo) {
+  std::array<std::int32_t, 6> table = {9, 300001, -1, 9, 300001, -1};
+  const std::string shared = ": this call appends to that page already: pages of new tokens must not be shared";
+  float row = 0.0F;
+  Problem p = two_sequences();  // 8 and 5 tokens
+  p.q_tokens = 1;
+  p.pages = {.page_tokens = 4, .page_count = 300002, .block_table = table.data(), .block_table_stride = 3};
+  EXPECT_EQ(found(p), "") << "nothing is appended: pages may be shared";
+  p.append.k.data = p.append.v.data = &row;
+  EXPECT_EQ(found(p), "pages.block_table[1, 1] = 300001" + shared);
+  EXPECT_EQ(check_lengths(p).code, StatusCode::kBadPageIndex);
+  table[4] = 300000;
+  EXPECT_EQ(found(p), "") << "the page before, which both read, is nobody's to write";
+  p.q_tokens = 2;
+  EXPECT_EQ(found(p), "") << "tokens 3 and 4 of the second are in its own pages; 6 and 7 of the first in its last";
+  p.q_tokens = 5;
+  EXPECT_EQ(found(p), "pages.block_table[1, 0] = 9" + shared);
+  table[3] = 11, table[1] = 9;
+  EXPECT_EQ(found(p), "pages.block_table[0, 1] = 9" + shared) << "one sequence, one page twice";
+  const std::array<std::int32_t, 3> begins = {0, 2, 4};
+  const std::array<std::int32_t, 4> ids = {0, 1, 2, 1};
+  p.q_tokens = 1;
+  p.pages = {.page_tokens = 4, .page_count = 3, .page_indptr = begins.data(), .page_indices = ids.data()};
+  EXPECT_EQ(found(p), "pages.page_indices[3] = 1" + shared);
 }
 
 }  // namespace

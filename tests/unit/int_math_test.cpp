@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <type_traits>
+#include <vector>
 
 #include "support/random.hpp"
 
@@ -38,6 +39,31 @@ TEST(IntMath, MinMaxAndClamp) {
   EXPECT_EQ(clamp_to(15, 0, 10), 10);
   EXPECT_EQ(clamp_to(7, 0, 10), 7);
   EXPECT_EQ(clamp_to(INT64_MIN, 3, 3), 3);
+}
+
+TEST(IntMath, R20_DivisorsDivideExactlyUpToTheLargestNumber) {
+  const std::int32_t largest = INT32_MAX;
+  std::vector<std::int32_t> divisors = {largest, largest - 1, largest / 2, largest / 2 + 1};
+  for (std::int32_t d = 1; d <= 1000; ++d) divisors.push_back(d);
+  for (std::int32_t bit = 10; bit < 31; ++bit) {
+    for (const std::int32_t near : {-1, 0, 1}) divisors.push_back((1 << bit) + near);
+  }
+  for (const std::int32_t d : divisors) {
+    const Divisor divisor(d);
+    ASSERT_EQ(divisor.value(), d);
+    const auto check = [&](std::int64_t a) {
+      if (a < 0 || a > largest) return;
+      ASSERT_EQ(quotient(static_cast<std::int32_t>(a), divisor), a / d) << a << " / " << d;
+    };
+    for (std::int64_t a = 0; a < 70; ++a) ASSERT_NO_FATAL_FAILURE(check(a));
+    for (std::int64_t multiple = 1; multiple <= largest / d; multiple = 2 * multiple + 1) {
+      for (const std::int64_t near : {-1, 0, 1}) ASSERT_NO_FATAL_FAILURE(check(multiple * d + near));
+    }
+    for (const std::int64_t near : {-1, 0}) {  // the last whole multiple, where rounding is worst, and the largest number
+      ASSERT_NO_FATAL_FAILURE(check(std::int64_t{largest / d} * d + near));
+      ASSERT_NO_FATAL_FAILURE(check(largest + near));
+    }
+  }
 }
 
 TEST(IntMath, R20_ShareBeginIsExactForAnyTotal) {

@@ -27,34 +27,68 @@ TEST(KernelRows, EveryRowSaysWhyAndByWhichMeasurement) {
   EXPECT_GT(seen.size(), 60U);
 }
 
-/// What LEAN_CUDA_WIDE leaves out is no row that a call needs: every family and row block has one without it.
-TEST(KernelRows, WideRowsStandBesideOthersOfAsManyRows) {
+/// What LEAN_CUDA_WIDE leaves out is no row that a call needs: every width has one without it, or the plain kernel.
+TEST(KernelRows, WideRowsStandBesideOthersOfTheirDims) {
+  std::int32_t narrower = 0;
   for (const KernelRow& wide : kWideRows) {
     EXPECT_STRNE(wide.reason.why, "");
     EXPECT_STRNE(wide.reason.measured, "");
-    if (wide.scope == Scope::kLatentTile) continue;  // calls of its dims have a workspace of its own, or the plain kernel
-    EXPECT_NE(std::ranges::find(kHeadDims, wide.head_dim), std::end(kHeadDims)) << wide.head_dim;
-    const ArchitectureRows& oldest = *std::prev(std::end(kKernelRows));
-    EXPECT_TRUE(std::ranges::any_of(oldest.begin(), oldest.end(),
-                                    [&](const KernelRow& row) {
-                                      return row.kv_bytes == wide.kv_bytes && row.head_dim == wide.head_dim &&
-                                             row.q_rows == wide.q_rows;
-                                    }))
-        << wide.head_dim << ": the workspace is any call's, of as many rows";
+    EXPECT_GE(wide.head_dim, narrower) << "a call takes the first that holds its dims";
+    narrower = wide.head_dim;
+    EXPECT_EQ(wide.scope == Scope::kLatentTile, wide.head_dim > kWidestCudaHead);
+    const auto has_row = [&](const NamedFamily& named) { return named.family.has(wide); };
+    EXPECT_EQ(std::ranges::count_if(kFamilies, has_row) + std::ranges::count_if(kWideFamilies, has_row), 2) << "fp16 and bf16";
   }
 }
 
-/// Families without other rows have latent ones and nothing else, and widths that no other family has.
-TEST(KernelRows, LatentFamiliesHaveLatentRows) {
-  for (const NamedFamily& named : kLatentFamilies) {
+/// Families without other rows have wide or latent ones and nothing else, and widths that no other family has.
+TEST(KernelRows, WideFamiliesHaveWideRows) {
+  for (const NamedFamily& named : kWideFamilies) {
     EXPECT_EQ(std::ranges::find(kHeadDims, named.family.head_dim), std::end(kHeadDims)) << named.name;
-    EXPECT_GT(named.family.head_dim, kLatentValueDim) << named.name;
     for (const ArchitectureRows& table : kKernelRows) {
       EXPECT_FALSE(std::ranges::any_of(table, [&](const KernelRow& row) { return named.family.has(row); })) << named.name;
     }
-    const auto is_own = [&](const KernelRow& row) { return row.scope == Scope::kLatentTile && named.family.has(row); };
-    EXPECT_EQ(std::ranges::count_if(kWideRows, is_own), 1) << named.name;
+    std::set<Scope> scopes;
+    for (const KernelRow& row : kWideRows) {
+      if (named.family.has(row)) EXPECT_TRUE(scopes.insert(row.scope).second) << named.name;
+    }
+    EXPECT_FALSE(scopes.empty()) << named.name;
   }
+}
+
+/// Beside its queries a wide variant's shared memory holds two tiles of keys and two of values, and what merges has whole slices of
+/// its partials' rows.
+TEST(KernelRows, WideVariantsHoldFourStagesBesideTheirQueries) {
+  for (const KernelRow& row : kWideRows) {
+    if (row.scope == Scope::kLatentTile) continue;
+    const KernelConfig config = config_of(Architecture::kSm90, row, DType::kBFloat16);
+    const std::int32_t queries = config.query_places() * config.q_rows * config.stage_row_bytes(config.head_dim);
+    EXPECT_LE(queries + kWideStages * config.mean_stage_bytes(config.head_dim), (227 - 8) * 1024) << row.head_dim;
+    EXPECT_EQ(config.summed_dims(), config.few_values() ? kFewValueDim : row.head_dim);
+    EXPECT_GE(config.value_dim(), config.summed_dims());
+    EXPECT_TRUE(config.value_dim() == 64 || config.value_dim() % 128 == 0) << config.value_dim();
+    EXPECT_EQ(config.row_warps(), 8);
+    EXPECT_EQ(config.token_warps(), 1);
+    EXPECT_EQ(sum_roundings(config.tile()), config.tile_tokens / 4) << row.head_dim;
+  }
+}
+
+/// Stages follow each other without a gap, whichever of K and V has fewer columns.
+TEST(KernelRows, StagesOfKeysAndValuesLieEndToEnd) {
+  bool uneven = false;
+  for (const KernelRow& row : kWideRows) {
+    const KernelConfig config = config_of(Architecture::kSm90, row, DType::kBFloat16);
+    const std::int32_t mean = config.mean_stage_bytes(config.head_dim);
+    std::int32_t end = 0;
+    for (std::int32_t stage = 0; stage < kWideStages; ++stage) {
+      EXPECT_EQ(config.stage_place(mean, stage), end) << row.head_dim << ", " << stage;
+      EXPECT_EQ(end % 1024, 0) << "where a swizzle begins";
+      end += config.tile_tokens * config.column_bytes() * (stage % 2 == 0 ? config.columns() : config.value_columns());
+    }
+    EXPECT_EQ(end, kWideStages * mean);
+    uneven = uneven || config.value_columns() != config.columns();
+  }
+  EXPECT_TRUE(uneven);
 }
 
 /// A latent variant's partials and outputs are of the values' dims, its sums those of a warp that takes every token of a tile, and the

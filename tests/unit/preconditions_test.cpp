@@ -244,6 +244,21 @@ const std::vector<Breaker>& breakers() {
        }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.k.data = memory[5]; }},
       {"append.v.data", "both be given", [](Problem& p) { p.append.v.data = memory[5]; }},
+      {"append.cached_lengths", "nothing is appended",
+       [](Problem& p) {
+         make_appending(p);
+         p.append = {.cached_lengths = kInts + 1};
+       }},
+      {"append.cached_lengths", "aligned",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.cached_lengths = off_by_one_byte(kInts);
+       }},
+      {"append.cached_lengths", "another array",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.cached_lengths = p.kv_lengths;
+       }},
       {"append.k.dtype", "equal q.dtype",
        [](Problem& p) {
          make_appending(p);

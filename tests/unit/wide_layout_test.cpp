@@ -47,14 +47,27 @@ std::uint32_t stored(std::uint32_t begin, std::int32_t rows, std::int32_t row, s
 
 constexpr std::uint32_t kBegin = 5 * 1024;  // columns begin at any multiple of 1024 bytes
 
+/// The wide variants, of one type.
+std::vector<KernelConfig> configs() {
+  std::vector<KernelConfig> found;
+  for (const KernelRow& row : kWideRows) found.push_back(config_of(kWideRows.architecture, row, DType::kFloat16));
+  return found;
+}
+
 TEST(WideLayout, PiecesOfARowLieApartAndFillTheColumns) {
-  for (const KernelRow& config : kWideRows) {
+  for (const KernelConfig& config : configs()) {
+    const std::int32_t stage_bytes = config.tile_tokens * config.stage_row_bytes(config.head_dim);
     std::set<std::uint32_t> places;
     for (std::int32_t row = 0; row < config.tile_tokens; ++row) {
-      for (std::int32_t piece = 0; piece < config.head_dim / 8; ++piece) places.insert(piece_place(config.tile_tokens, row, piece));
+      for (std::int32_t piece = 0; piece < config.columns() * kPieces; ++piece)
+        places.insert(piece_place(config.tile_tokens, row, piece));
     }
-    EXPECT_EQ(places.size(), static_cast<std::size_t>(config.tile_tokens * config.head_dim / 8));
-    EXPECT_EQ(*places.rbegin(), static_cast<std::uint32_t>(config.tile_tokens * config.head_dim * 2 - 16));
+    EXPECT_EQ(places.size(), static_cast<std::size_t>(stage_bytes / 16));
+    EXPECT_EQ(*places.rbegin(), static_cast<std::uint32_t>(stage_bytes - 16));
+    EXPECT_EQ(stage_bytes % 1024, 0) << "columns and stages begin where a swizzle does";
+    EXPECT_EQ(config.tile_tokens % kAtomRows, 0);
+    EXPECT_GE(config.columns() * kColumnBytes, config.head_dim * 2);
+    EXPECT_LT((config.columns() - 1) * kColumnBytes, config.head_dim * 2);
   }
 }
 
@@ -75,20 +88,30 @@ TEST(WideLayout, DescriptorsSayWhatThePtxIsaAsksFor) {
   EXPECT_EQ(d.base_offset, 0U);
   EXPECT_EQ(d.swizzle, 1U);
   EXPECT_EQ(Descriptor(descriptor(0x7FFF0, 16)).start, 0x3FFF0U) << "18 bits of a shared address";
+  for (std::uint32_t begin = 0; begin < 227 * 1024; begin += 1024) {  // wherever a stage may lie, and whatever of it is meant
+    for (const std::uint32_t bytes : {0U, 16U, 96U, 2048U, 14'336U, 16'384U + 96U, 73'728U}) {
+      if (begin + bytes >= 227 * 1024) continue;
+      EXPECT_EQ(further(descriptor(begin, 16'384), bytes), descriptor(begin + bytes, 16'384)) << begin << " + " << bytes;
+    }
+  }
 }
 
 /// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens, from where they were stored.
 TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
-  for (const KernelRow& config : kWideRows) {
-    for (const std::int32_t rows : {config.q_rows, config.tile_tokens}) {
-      for (std::int32_t first = 0; first < rows; first += 64) {  // a warpgroup's rows, or some tokens
-        for (std::int32_t step = 0; step < config.head_dim / 16; ++step) {
-          const auto begin = kBegin + static_cast<std::uint32_t>(first * kColumnBytes);
-          const Descriptor d(descriptor(begin + step_place(rows, step), 16));
-          for (std::int32_t row = 0; row < 64; ++row) {
-            for (std::int32_t k = 0; k < 16; ++k)
-              ASSERT_EQ(along_sum(d, row, k), stored(kBegin, rows, first + row, 16 * step + k)) << row << ' ' << step;
-          }
+  struct Factor {
+    std::int32_t rows;   // as it lies
+    std::int32_t first;  // of those that a product reads
+    std::int32_t count;
+  };
+  for (const KernelConfig& config : configs()) {
+    for (const Factor& factor : {Factor{config.q_rows, 0, 64}, Factor{config.q_rows, config.q_rows - 64, 64},
+                                 Factor{config.tile_tokens, 0, config.tile_tokens}}) {
+      for (std::int32_t step = 0; step < config.head_dim / 16; ++step) {
+        const auto begin = kBegin + static_cast<std::uint32_t>(factor.first * kColumnBytes);
+        const Descriptor d(descriptor(begin + step_place(factor.rows, step), 16));
+        for (std::int32_t row = 0; row < factor.count; ++row) {
+          for (std::int32_t k = 0; k < 16; ++k)
+            ASSERT_EQ(along_sum(d, row, k), stored(kBegin, factor.rows, factor.first + row, 16 * step + k)) << row << ' ' << step;
         }
       }
     }
@@ -97,12 +120,11 @@ TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
 
 /// Every run of P V reads all dims of 16 tokens, or of a latent tile a warpgroup's half of the values' dims in the keys' stage.
 TEST(WideLayout, ProductsOfWeightsAndValuesReadWhatWasStored) {
-  for (const KernelRow& row : kWideRows) {
-    const KernelConfig config = config_of(Architecture::kSm90, row, DType::kFloat16);
+  for (const KernelConfig& config : configs()) {
     const auto column_bytes = static_cast<std::uint32_t>(config.tile_tokens * kColumnBytes);
-    const std::int32_t own_dims = config.value_dim() / config.value_warps();
+    const std::int32_t own_dims = config.summed_dims() / config.value_warps();
     EXPECT_LE(own_dims, 256) << "columns of a product";
-    for (std::int32_t first = 0; first < config.value_dim(); first += own_dims) {
+    for (std::int32_t first = 0; first < config.summed_dims(); first += own_dims) {
       for (std::int32_t run = 0; run < config.tile_tokens / 16; ++run) {
         const Descriptor d(descriptor(kBegin + value_place(first, column_bytes) + run_place(run), column_bytes));
         for (std::int32_t k = 0; k < 16; ++k) {

@@ -12,8 +12,12 @@ from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import refuse
 from lean_attention.torch_ops import into
 
+_OF_FLOAT8 = "float8 rows whose two parts have scales of their own are not read here: bfloat16, float16 and float32 caches are"
 _RUN_REFUSED = {
     "profiler_buffer": "what happens inside a kernel is not recorded here",
+    "ckv_scale": _OF_FLOAT8,
+    "kpe_scale": _OF_FLOAT8,
+    "ckv_scale_arr": _OF_FLOAT8,
     "kv_len": "lengths and tables are plan()'s, as for every backend but cutlass",
     "page_table": "lengths and tables are plan()'s, as for every backend but cutlass",
 }
@@ -95,6 +99,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         kv_len: Optional[torch.Tensor] = None,
         page_table: Optional[torch.Tensor] = None,
         return_lse_base_on_e: bool = False,
+        *,
+        ckv_scale: Any = None,
+        kpe_scale: Any = None,
+        ckv_scale_arr: Any = None,
         **others: Any,
     ) -> Any:
         """Attention of q over the pages that plan() was told.
@@ -105,15 +113,19 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             out, lse: results go there if given.
             return_lse: return (out, lse) instead of out.
             return_lse_base_on_e: the log-sum-exp in base e, not 2.
-            profiler_buffer, kv_len, page_table: refused.
+            profiler_buffer, kv_len, page_table, ckv_scale, kpe_scale, ckv_scale_arr: refused.
 
         Returns:
             out in q_nope's shape, or (out, lse ``[qo_indptr[B], heads]``), -inf for rows that see no key.
 
         Raises:
             ValueError: sizes are not those of plan().
+            TypeError: the two parts of q, or of the cache, have different types.
         """
-        asked = dict(others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table)
+        asked = dict(
+            others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, ckv_scale=ckv_scale, kpe_scale=kpe_scale,
+            ckv_scale_arr=ckv_scale_arr,
+        )  # fmt: skip
         refuse("run", asked, RUN_HINTS, _RUN_REFUSED)
         if self._sizes is None:
             raise RuntimeError("run(): call plan() first")
@@ -127,6 +139,9 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         if given != of_keys:
             shapes = f"{tuple(ckv_cache.shape)}, {tuple(kpe_cache.shape)}"
             raise ValueError(f"ckv_cache, kpe_cache: shapes {shapes}: plan() was told (ckv dims, kpe dims, page) = {of_keys}")
+        for name, part, whole, whole_name in (("q_pe", q_pe, q_nope, "q_nope"), ("kpe_cache", kpe_cache, ckv_cache, "ckv_cache")):
+            if part.dtype != whole.dtype:  # torch would find a third type for both
+                raise TypeError(f"{name}: {part.dtype}: {whole_name}'s {whole.dtype} is needed")
         tables = self._kept
         k, indices = _keys_of(ckv_cache, kpe_cache, tables["indices"])
         k = k.unsqueeze(2)

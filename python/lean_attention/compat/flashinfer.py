@@ -250,6 +250,9 @@ def single_prefill_with_kv_cache(
     reasons = dict(packed_custom_mask="give custom_mask", kv_cache_sf="nvfp4 K/V is not computed here")
     refuse("single_prefill_with_kv_cache", dict(others, packed_custom_mask=packed_custom_mask), (), reasons)
     layout = check_layout(kv_layout)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name}: shape {tuple(x.shape)}: q [n_q, Hq, d], for single_decode [Hq, d], and k, v of 3 axes are needed")
     k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
     encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
     refuse_gains(pos_encoding_mode, causal or q.shape[0] == 1)

@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 
 
+_MOST_SEEN = 1 << 14
+
+
 def timeout_of(group: Any) -> datetime.timedelta:
     """How long collectives of a group wait for a rank: what init_process_group() or new_group() was given."""
     for device in ("cpu", "cuda"):
@@ -49,7 +52,7 @@ class Agreement:
         names = list(dict.fromkeys(name for answer in answers for name in answer))
         for name in names:
             self._compare(name, [answer.get(name) for answer in answers])
-        self._seen.add(key)
+        remember(key, self._seen)
 
     def gather(self, what: str, value: Any) -> list:
         """Every rank's value, by rank, on every rank; `what` it is for.
@@ -77,6 +80,13 @@ class Agreement:
             raise RuntimeError(failure(what, self.ranks, self.timeout, error)) from error
 
 
+def remember(kind: tuple, seen: set) -> None:
+    """Adds a kind of call. A caller whose numbers never repeat must not fill the memory; all ranks forget in the same call."""
+    if len(seen) >= _MOST_SEEN:
+        seen.clear()
+    seen.add(kind)
+
+
 def listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
@@ -92,6 +102,8 @@ def described(value: Any) -> Any:
     """What of an argument must be the same on all ranks, as plain values: a tensor's type and shape, a number itself."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.device.type
+    if isinstance(value, float) and value != value:
+        return "nan"  # which equals itself, as the number does not
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, (tuple, list)) and all(isinstance(each, (bool, int, float)) for each in value):

@@ -11,9 +11,9 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-from lean_attention._decode import decode
+from lean_attention._decode import check_lengths, decode
 from lean_attention._options import Options
-from lean_attention.distributed._agreement import Agreement, described, failure, timeout_of
+from lean_attention.distributed._agreement import Agreement, described, failure, remember, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
 from lean_attention.distributed._local_call import (
@@ -24,12 +24,14 @@ from lean_attention.distributed._local_call import (
     as_lengths,
     check_arguments,
     check_results,
+    check_rules,
     global_lengths,
     kv_head_axis,
     local_call,
 )
 from lean_attention.distributed._peer_memory import PeerExchange
 from lean_attention.distributed._placement import Placement
+from lean_attention.torch_ops import refuse_gradients
 
 FUSED = "fused"
 _OF_A_RANK = ("block_table", "page_indices")  # their sizes, and those of k and v but heads and dims, are a rank's own
@@ -82,11 +84,14 @@ class ContextParallel:
         self._agreement.reach({**asked, "fused_limit": fused_limit})
         if exchange not in (*EXCHANGES, FUSED):
             raise ValueError(f"exchange = {exchange!r}: allowed {', '.join((*EXCHANGES, FUSED))}")
+        if not isinstance(fused_limit, datetime.timedelta):
+            raise TypeError(f"fused_limit: {type(fused_limit)}: a datetime.timedelta is needed")
         if fused_limit < datetime.timedelta(0):
             raise ValueError(f"fused_limit = {fused_limit}: allowed 0 or more")
         self._peers = PeerExchange(self._agreement, self.rank, fused_limit)
         self.placement = Placement(self.ranks, block_tokens)
         self.exchange = exchange
+        self._accepted: set = set()  # kinds of call whose rules decode() takes
         self._last_message: Any = None  # shapes and type of what was exchanged last in host memory
 
     def shard(self, x: torch.Tensor, axis: int = 2) -> torch.Tensor:
@@ -137,7 +142,8 @@ class ContextParallel:
                 that, whose rows then are NaN (check_exchange()).
             NotImplementedError, TypeError: as decode().
         """
-        self._agreement.reach(self._asked(q, k, v, arguments), again=self._has_another_message(q, v))
+        asked = self._asked(q, k, v, arguments)
+        self._agreement.reach(asked, again=self._has_another_message(q, v))
         for name, x in (("q", q), ("k", k), ("v", v)):
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name}: {type(x)}: a torch tensor is needed")
@@ -154,7 +160,8 @@ class ContextParallel:
         lengths = global_lengths(arguments, form, q.device)
         refusal, state = None, None
         try:
-            call = self._own_call(form, lengths, k, v, arguments)
+            self._check_rules(asked, q, k, v, arguments)
+            call = self._own_call(form, lengths, q, k, v, arguments)
             if self.exchange == FUSED:
                 whole = self._peers.decode(q, k, v, call, self._wants_lse(arguments))
                 if whole is not None:
@@ -190,14 +197,23 @@ class ContextParallel:
                 f"exchange = 'fused': {missing}: states are exchanged by 'all_gather'", RuntimeWarning, stacklevel=3
             )
 
+    def _check_rules(self, asked: dict[str, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """Once for each kind of call; whether a tensor needs a gradient is not of its kind."""
+        refuse_gradients(q, k, v, arguments)
+        if (kind := tuple(asked.items())) not in self._accepted:
+            check_rules(q, k, v, arguments)
+            remember(kind, self._accepted)
+
     def _own_call(
-        self, form: Form, lengths: Lengths, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
+        self, form: Form, lengths: Lengths, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]
     ) -> dict[str, Any]:
         """decode()'s arguments for this rank's shard, to which new tokens are appended."""
         shard = Shard(self.placement, self.rank)
-        if arguments.get("append_k") is not None:
-            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         call = local_call(shard, form, lengths, k, arguments)
+        if arguments.get("append_k") is not None:
+            if q.device.type == "cpu":  # what is refused is refused before the cache is written
+                check_lengths(q, k, v, **call)
+            append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
         if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
             call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
         return call

@@ -8,12 +8,14 @@ whatever the length. Distances of single keys (a window of several queries, ALiB
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Optional
 
 import torch
 
 from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, lse_shape, refuse_unknown
+from lean_attention._decode import supports
 from lean_attention.distributed._placement import Placement
 
 _WORD = 32  # bits
@@ -100,6 +102,8 @@ class Form:
         if q.dim() not in ((3,) if packed else (3, 4)):
             raise ValueError(f"q: {q.dim()} axes: {'3 with cu_seqlens_q' if packed else '3 or 4'} are needed")
         bshd = layout == "bshd"
+        if packed and not hasattr(arguments["cu_seqlens_q"], "__len__"):
+            raise TypeError(f"cu_seqlens_q: {type(arguments['cu_seqlens_q'])}: a tensor or a list is needed")
         if packed:
             tokens = arguments.get("max_seqlen_q")
             tokens = q.shape[0 if bshd else 1] if tokens is None else tokens
@@ -128,7 +132,7 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
             raise NotImplementedError(f"{name}: {_SEVERAL}")
     if several and arguments.get("causal"):
         raise NotImplementedError(f"causal: {_SEVERAL}")
-    if several and max(arguments.get("window") or (-1,)) >= 0:
+    if several and max(_window_of(arguments)) >= 0:
         raise NotImplementedError(f"window: {_SEVERAL}")
     appends = [arguments.get(name) is not None for name in ("append_k", "append_v")]
     if appends[0] != appends[1]:
@@ -136,6 +140,19 @@ def check_arguments(arguments: dict[str, Any], form: Form, k: torch.Tensor, plac
     for name in ("cu_seqlens_q", "cu_seqlens_k", "page_indptr"):
         if any(appends) and arguments.get(name) is not None:
             raise NotImplementedError(f"append_k: with {name}: tokens are appended to dense k, or to pages by block_table")
+
+
+#: What decode() would be asked in other shapes or types, or not at all: a mask is over whole sequences, new tokens are of the cache's type.
+_NOT_OF_RULES = ("mask", "out", "lse", "return_lse", "max_seqlen_k", "append_k", "append_v", "rotary_interleaved", "rotary_absolute")
+
+
+def check_rules(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> None:
+    """Refuses what decode() refuses of these arguments, in its words. Reads no contents."""
+    if arguments.get("mask") is not None and not isinstance(arguments["mask"], torch.Tensor):
+        raise TypeError(f"mask: {type(arguments['mask'])}: a torch tensor is needed")
+    asked = supports(q, k, v, **{name: value for name, value in arguments.items() if name not in _NOT_OF_RULES})
+    if not asked:
+        raise (NotImplementedError if asked.code == "unsupported" else ValueError)(asked.reason)
 
 
 def check_results(q: torch.Tensor, v: torch.Tensor, form: Form, arguments: dict[str, Any]) -> None:
@@ -156,6 +173,18 @@ def check_results(q: torch.Tensor, v: torch.Tensor, form: Form, arguments: dict[
             raise TypeError(f"{name}: {given.dtype}: expected {dtype}")
         if given.device != q.device:
             raise ValueError(f"{name}: on {given.device}: expected {q.device}, where q is")
+
+
+def _window_of(arguments: dict[str, Any]) -> tuple[int, int]:
+    """(left, right), -1 for all."""
+    window = arguments.get("window")
+    if window is None:
+        return -1, -1
+    try:
+        left, right = window
+        return operator.index(left), operator.index(right)
+    except (TypeError, ValueError):
+        raise TypeError(f"window: {window!r}: a pair (left, right) of integers is needed, -1 for all") from None
 
 
 def page_tokens(k: torch.Tensor, arguments: dict[str, Any], form: Form) -> Optional[int]:
@@ -181,7 +210,7 @@ def global_lengths(arguments: dict[str, Any], form: Form, device: torch.device) 
     if ends is None:
         ends = as_lengths("cu_seqlens_k", arguments["cu_seqlens_k"], form.batch + 1, device).diff()
     given = starts = as_lengths("leftpad", arguments.get("leftpad"), form.batch, device)
-    left = (arguments.get("window") or (-1, -1))[0]
+    left = _window_of(arguments)[0]
     if form.q_tokens == 1 and left >= 0:
         first = (ends - 1 - left).clamp(min=0)
         starts = first if given is None else torch.maximum(first, given)
@@ -204,7 +233,7 @@ def local_call(shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, argu
         call["max_seqlen_k"] = shard.placement.capacity(call["max_seqlen_k"])
     if shard.rank != 0:
         call.pop("sinks", None)  # they count once
-    window = tuple(arguments.get("window") or (-1, -1))
+    window = _window_of(arguments)
     windowed = form.q_tokens > 1 and max(window) >= 0
     causal = bool(arguments.get("causal")) and form.q_tokens > 1
     tree = arguments.get("tree_mask")

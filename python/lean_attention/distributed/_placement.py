@@ -65,6 +65,7 @@ class Placement:
 
         Ragged sequences of a padded batch are sharded by the same call. What stands past the last token is 0.
         """
+        self._check_rank(rank)
         tokens = x.shape[axis]
         held = torch.arange(self.local_tokens(tokens, rank), device=x.device)
         shape = list(x.shape)
@@ -79,7 +80,10 @@ class Placement:
         """`rank`'s tokens of sequences packed end to end along `axis` of `x`, by their `cu_seqlens` ``[B + 1]``, and the shards' own
         cumulative lengths. Waits for a device.
         """
+        self._check_rank(rank)
         bounds = cu_seqlens.tolist()
+        if bounds[:1] != [0] or bounds[-1] > x.shape[axis] or any(end < begin for begin, end in zip(bounds, bounds[1:])):
+            raise ValueError(f"cu_seqlens = {bounds}: must ascend from 0, up to the {x.shape[axis]} tokens of axis {axis}")
         held = [
             begin + self.token_at(torch.arange(self.local_tokens(end - begin, rank)), rank)
             for begin, end in zip(bounds, bounds[1:])
@@ -107,10 +111,16 @@ class Placement:
 
     def need_whole_pages(self, page_tokens: int) -> None:
         """Raises ValueError where a page of `page_tokens` tokens would lie on several ranks."""
+        if not isinstance(page_tokens, int) or page_tokens < 1:
+            raise ValueError(f"page_tokens = {page_tokens!r}: an integer of 1 or more is needed")
         if self.block_tokens % page_tokens != 0:
             raise ValueError(
                 f"block_tokens = {self.block_tokens}: must be a multiple of the page size, {page_tokens}: a page lies on one rank"
             )
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank = {rank}: allowed 0 to {self.ranks - 1}")
 
     def _pages(self, page_tokens: int) -> Placement:
         """How pages are placed where these tokens are."""

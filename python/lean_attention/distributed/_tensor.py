@@ -55,6 +55,9 @@ class TensorParallel:
             raise ValueError("group: this process is not in it")
         self._agreement = Agreement(self.group, timeout)
         self._agreement.reach({"q_heads": q_heads, "kv_heads": kv_heads, "context": context is not None})
+        for name, heads in (("q_heads", q_heads), ("kv_heads", kv_heads)):
+            if not isinstance(heads, int):
+                raise TypeError(f"{name} = {heads!r}: an integer is needed")
         if kv_heads < 1 or q_heads < kv_heads or q_heads % kv_heads != 0:
             raise ValueError(f"q_heads = {q_heads}: must be a multiple of kv_heads = {kv_heads}, which must be 1 or more")
         self._all_q_heads, self._group_size = q_heads, q_heads // kv_heads
@@ -69,11 +72,11 @@ class TensorParallel:
 
     def shard_q(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """This rank's query heads of a tensor `x` with all of them along `axis`, as a view: q, sinks, alibi_slopes, a mask."""
-        return x.narrow(axis, self.q_heads.start, len(self.q_heads))
+        return self._run_of(x, axis, self.q_heads, self._all_q_heads)
 
     def shard_kv(self, x: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """This rank's K/V heads of a tensor `x` with all of them along `axis`, as a view: k, v, k_scale, v_scale."""
-        return x.narrow(axis, self.kv_heads.start, len(self.kv_heads))
+        return self._run_of(x, axis, self.kv_heads, self._all_kv_heads)
 
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         """lean_attention.decode() of this rank's heads: q has those of `q_heads`, k and v those of `kv_heads`.
@@ -96,7 +99,10 @@ class TensorParallel:
 
         Raises:
             ValueError: `out` has another number of heads than this rank's; or its other axes or its type differ between ranks.
+            RuntimeError: `out` requires a gradient, which the exchange would lose.
         """
+        if torch.is_grad_enabled() and out.requires_grad:
+            raise RuntimeError("out: requires a gradient, and gather() has no backward pass: call under torch.no_grad()")
         if out.shape[axis] != len(self.q_heads):
             raise ValueError(f"out: {out.shape[axis]} heads: {self._says_heads(self.q_heads)}")
         others = (str(out.dtype), tuple(out.movedim(axis, 0).shape[1:]), out.device.type)
@@ -116,6 +122,12 @@ class TensorParallel:
                 parts.append(received[rank, : len(dealt) * self._group_size])
                 heads += len(dealt) * self._group_size
         return torch.cat(parts).movedim(0, axis).contiguous()
+
+    @staticmethod
+    def _run_of(x: torch.Tensor, axis: int, heads: range, all_heads: int) -> torch.Tensor:
+        if x.shape[axis] != all_heads:
+            raise ValueError(f"x: {x.shape[axis]} heads along axis {axis}: all {all_heads} of the model are needed")
+        return x.narrow(axis, heads.start, len(heads))
 
     def _dealt(self, kv_heads: int, rank: int) -> range:
         """The K/V heads of a rank: a run of them, or one where there are fewer heads than ranks."""

@@ -11,6 +11,7 @@
 #include "base/message.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
+#include "problem/append.hpp"
 #include "problem/length_faults.hpp"
 #include "problem/sequence.hpp"
 #include "problem/token_shard.hpp"
@@ -78,6 +79,7 @@ class WorkspaceLease {
 
 /// Reads the lengths of all sequences; one sticky code for those that had to be clamped, and which the first was.
 Lengths read_lengths(const Problem& problem, std::byte* memory, fixup::StateHeader& header) noexcept {
+  count_new_tokens(problem);
   const BasicLengthSource<true, OneLoad> source(problem);
   auto* const sequences = reinterpret_cast<Sequence*>(memory);
   bool clamped = false;

@@ -9,7 +9,8 @@ namespace lean::cuda {
 
 /// Enqueues a kernel that writes the rows of new tokens to the cache and, where there is a rotary embedding, every query to its row
 /// of the output, rotated: nobody stores a row there before all who read its queries are done. Tokens whose page lies outside the
-/// pool are left out. The kernel lets dependents start at once, and writes no lengths. `dependent_launch`: as
+/// pool are left out. The kernel lets dependents start at once, and writes no lengths but
+/// what append.cached_lengths makes of kv_lengths. `dependent_launch`: as
 /// Options::dependent_launch. `stream` is a cudaStream_t.
 [[nodiscard]] Status enqueue_append(const Problem& problem, bool dependent_launch, void* stream) noexcept;
 

@@ -15,6 +15,7 @@
 #include "lean/limits.hpp"
 #include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
+#include "schedule/stair_line.hpp"
 #include "softmax/scale.hpp"
 
 namespace lean::cuda {
@@ -75,12 +76,13 @@ TileRules rules_of(const Problem& problem, const Options& options) noexcept {
 
 Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, bool flat) noexcept {
   const KernelConfig& config = entry.config;
-  const std::int32_t dims = config.fills_rows() ? config.head_dim : shape.head_dim;
-  Ring ring{.stage_bytes = config.tile_tokens * config.stage_row_bytes(dims)};
+  Ring ring{.stage_bytes = config.mean_stage_bytes(config.fills_rows() ? config.head_dim : shape.head_dim)};
   std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
-  const std::int32_t enough = config.latent() ? kLatentRingBytes : config.wide() ? kWideRingBytes : kTmaRingBytes;
+  const std::int32_t of_wide = config.latent() ? kLatentRingBytes : max_of(kWideRingBytes, kWideStages * ring.stage_bytes);
+  const std::int32_t enough = config.wide() ? of_wide : kTmaRingBytes;
   if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, enough);
   ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
+  if (config.few_values()) ring.stages -= ring.stages % 2;  // a place is K's or V's, whoever's turn it is
   return ring;
 }
 
@@ -133,6 +135,9 @@ Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
 }
 
+/// Rows of a kv head, those of a last block that do not exist among them, that wide kernels count in 31 bits.
+bool counts_rows(const Problem& shape) noexcept { return schedule::row_capacity(shape) <= INT32_MAX - 128; }
+
 /// Whether wide kernels have whatever the call asks for beside its dims and rows.
 bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
@@ -140,14 +145,19 @@ bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const 
   return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.copies.boxes && plan.vector_queries;
 }
 
-/// The wide kernel that can serve a call of many rows; kWideRule says where it does.
-const KernelEntry* wide_kernel(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
-  if (!plan.device.warpgroups || in_chunks(plan.options) || schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
-  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
-                                               Scope::kWideTile, schedule::row_capacity(shape));
-  if (entry == nullptr || shape.head_dim != entry->config.head_dim) return nullptr;
-  if (!asks_no_more_than_wide(shape, rules, plan)) return nullptr;
+/// Such a kernel of calls of these sizes: what a workspace is measured by, which is before anybody knows where tensors lie.
+const KernelEntry* sized_wide_kernel(Scope scope, const Problem& shape, const CallPlan& plan) noexcept {
+  if (!plan.device.warpgroups || in_chunks(plan.options) || plan.options.fixup != Fixup::kLastArriver) return nullptr;
+  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(), scope,
+                                               schedule::row_capacity(shape));
+  if (entry == nullptr || !counts_rows(shape)) return nullptr;
   return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+}
+
+/// The wide kernel that can serve calls of many rows of these sizes; kWideRule says where it does.
+const KernelEntry* wide_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  if (schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
+  return sized_wide_kernel(Scope::kWideTile, shape, plan);
 }
 
 /// Whether it has enough to do to be faster than a decode step that serves the call too: at the capacity, which is what is known
@@ -158,15 +168,18 @@ bool outruns_steps(const KernelEntry& wide, const Problem& shape, const CallPlan
   return tiles >= std::int64_t{kWideRule.fewest_step_tiles} * plan.options.workers;
 }
 
-/// The latent kernel that serves calls of these sizes if their values lie in the keys' memory: what a workspace is measured by, which
-/// is before anybody knows where tensors lie.
-const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
-  if (!plan.device.warpgroups || in_chunks(plan.options) || plan.options.fixup != Fixup::kLastArriver) return nullptr;
-  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(),
-                                               Scope::kLatentTile, schedule::row_capacity(shape));
-  if (entry == nullptr || shape.head_dim != entry->config.head_dim || value_dim_of(shape) != entry->config.value_dim())
-    return nullptr;
-  return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
+/// The kernel of calls of these sizes whose values have dims of their own, whatever their rows: a latent one if they lie in the keys'
+/// memory, which is not looked at, one of few values, or a wide one that holds the dims of both.
+const KernelEntry* values_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  const std::int32_t value_dim = value_dim_of(shape);
+  if (value_dim == shape.head_dim || shape.head_dim % 8 != 0 || value_dim % 8 != 0) return nullptr;
+  const KernelEntry* const latent = sized_wide_kernel(Scope::kLatentTile, shape, plan);
+  if (latent != nullptr && shape.head_dim == latent->config.head_dim && value_dim == latent->config.summed_dims()) return latent;
+  Problem of_both = shape;
+  of_both.head_dim = max_of(shape.head_dim, value_dim);
+  const KernelEntry* const few = sized_wide_kernel(Scope::kFewValuesTile, of_both, plan);
+  if (few != nullptr && value_dim <= few->config.summed_dims()) return few;
+  return sized_wide_kernel(Scope::kWideTile, of_both, plan);
 }
 
 bool same_rows(const TensorView& a, const TensorView& b) noexcept {
@@ -175,8 +188,9 @@ bool same_rows(const TensorView& a, const TensorView& b) noexcept {
 }
 
 /// Whether such a kernel serves this call; else the plain kernel does.
-bool is_latent(const Problem& problem, const CallPlan& plan) noexcept {
-  if (latent_kernel(problem, plan) == nullptr || !same_rows(problem.k, problem.v) || !lies_well(problem)) return false;
+bool has_values_kernel(const Problem& problem, const CallPlan& plan) noexcept {
+  const KernelEntry* const entry = values_kernel(problem, plan);
+  if (entry == nullptr || (entry->config.latent() && !same_rows(problem.k, problem.v)) || !lies_well(problem)) return false;
   return asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
 }
 
@@ -190,6 +204,21 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
   return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
          schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
                                 cost_model(entry.config), options.workers);
+}
+
+/// Packed queries are so many together, however they are shared out; others as many in each sequence as in the longest.
+std::int64_t most_outputs(const KernelEntry& entry, const Problem& shape) noexcept {
+  const std::int64_t outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  if (shape.cu_q_tokens == nullptr) return outputs;
+  const std::int64_t blocks = max_of(shape.total_q_tokens, 0) * (shape.q_heads / shape.kv_heads) / entry.config.q_rows;
+  return min_of(outputs, (blocks + shape.batch) * shape.kv_heads);
+}
+
+/// Whatever the lengths: row blocks are a stair under the policy that most calls ask for, and 32 bits count them.
+bool is_stair(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  return options.policy.kind == Policy::Kind::kLean &&
+         schedule::is_stair(line_of(entry, shape), cost_model(entry.config), most_outputs(entry, shape), shape.q_tokens,
+                            shape.kv_capacity, options.workers);
 }
 
 /// Whether a step's kernel has whatever the call asks for: its traits, one by one.
@@ -216,10 +245,11 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
-  // Any call's kernel, and a latent one, walk a flat line under `lean` only, where it is what most calls ask for.
-  const bool may_be_flat = entry.config.any_call() || entry.config.latent();
-  const bool walks_flat = entry.config.step() || (may_be_flat && plan.options.policy.kind == Policy::Kind::kLean);
-  launch.flat = walks_flat && (entry.config.step() || is_flat(entry, shape, plan.options));
+  // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
+  const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
+  launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
+                (entry.config.wide() && is_stair(entry, shape, plan.options));
+  if (launch.flat && entry.config.wide()) launch.stair_width = schedule::stair_width_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
@@ -227,6 +257,13 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
 
 fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
   return fixup::workspace_layout(shape, options.policy, entry.config.tile(), options.workers);
+}
+
+/// Has the workspace of a kernel that may serve such calls asked for.
+void reserve(LaunchPlan& launch, const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  const fixup::WorkspaceLayout layout = workspace_of(entry, shape, options);
+  launch.reserved.state_bytes = max_of(launch.reserved.state_bytes, layout.state_bytes());
+  launch.reserved.scratch_bytes = max_of(launch.reserved.scratch_bytes, layout.scratch_bytes());
 }
 
 /// Works out what follows from a launch's kernel.
@@ -242,32 +279,34 @@ void plan_kernel(LaunchPlan& launch, const KernelEntry& entry, const Problem& sh
 LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const CallPlan& plan) noexcept {
   LaunchPlan launch{.queries = queries, .rules = rules_of(shape, plan.options)};
   if (plan.plain) launch.line = schedule::line_shape_of(shape, plan.plain_tile.q_rows, plan.plain_tile.tile_tokens);
-  if (const KernelEntry* const latent = latent_kernel(shape, plan); latent != nullptr) {
-    launch.reserved = workspace_of(*latent, shape, plan.options);
-    if (plan.latent) plan_kernel(launch, *latent, shape, plan);
+  if (const KernelEntry* const entry = values_kernel(shape, plan); entry != nullptr) {
+    reserve(launch, *entry, shape, plan.options);
+    if (plan.own_values) plan_kernel(launch, *entry, shape, plan);
   }
   if (!has_variants(shape)) return launch;
   const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
   bool fits = false;
   launch.any_call = any_call_kernel(kernels, shape, plan, fits);
   if (!fits) return launch;
-  launch.reserved = workspace_of(*launch.any_call, shape, plan.options);
+  const KernelEntry* const wide = wide_kernel(shape, plan);
+  reserve(launch, *launch.any_call, shape, plan.options);
+  if (wide != nullptr) reserve(launch, *wide, shape, plan.options);
   if (plan.plain) return launch;
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
-  const KernelEntry* const wide = wide_kernel(shape, launch.rules, plan);
-  const bool is_wide = wide != nullptr && plan.options.exchange == nullptr && (!is_step || outruns_steps(*wide, shape, plan));
+  const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && asks_no_more_than_wide(shape, launch.rules, plan);
+  const bool is_wide = may_be_wide && (!is_step || outruns_steps(*wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;
 }
 
 /// Query tokens of a call that a launch of its own serves, beside those of longer queries; 0: one launch serves all. Row blocks of
 /// prefill chunks are wide, and a CTA reads a tile for a few rows in one as slowly as for all: in a batch of both, decode rows have
-/// their own. Lengths are on the device, so each launch sees all sequences and passes over the other's. Latent row blocks are as wide
-/// for any rows.
+/// their own. Lengths are on the device, so each launch sees all sequences and passes over the other's. Values with dims of their own
+/// have row blocks as wide for any rows.
 std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcept {
-  if (problem.cu_q_tokens == nullptr || in_chunks(plan.options) || plan.latent) return 0;
+  if (problem.cu_q_tokens == nullptr || in_chunks(plan.options) || plan.own_values) return 0;
   const std::int32_t few = max_of(1, kFewRows / (problem.q_heads / problem.kv_heads));
   return few < problem.q_tokens ? few : 0;
 }
@@ -297,8 +336,8 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
                 .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes),
                 .plain_tile = plain_tile(problem)};
   if (options.workers == 0) plan.options.workers = device.multiprocessors;
-  plan.latent = is_latent(problem, plan);
-  plan.plain = !plan.latent && (!has_variants(problem) || !lies_well(problem));
+  plan.own_values = has_values_kernel(problem, plan);
+  plan.plain = !plan.own_values && (!has_variants(problem) || !lies_well(problem));
   plan_launches(problem, plan);
   if (plan.plain || !lacks_room(plan)) return plan;
   plan.plain = true;
@@ -311,7 +350,8 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// - for the same rows a step's row block is no larger than any call's, and so are its partials;
 /// - steps cut the line (is_flat()), so workers alone count their slots;
 /// - chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp);
-/// - a latent kernel's is its own, asked for wherever its calls' values lie;
+/// - a wide kernel's row block may be larger, and where values have dims of their own its workspace is all there is: either is asked
+///   for too, wherever tensors lie;
 /// - the plain kernel needs none, and where it serves for want of shared memory, it does so wherever tensors lie.
 /// Two launches follow each other, so the larger of their needs is enough; the first, of more rows, has as many counters as the
 /// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
@@ -319,8 +359,8 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 fixup::WorkspaceNeed CallPlan::need() const noexcept {
   fixup::WorkspaceNeed need;
   for (const LaunchPlan& launch : *this) {
-    need.state_bytes = max_of(need.state_bytes, launch.reserved.state_bytes());
-    need.scratch_bytes = max_of(need.scratch_bytes, launch.reserved.scratch_bytes());
+    need.state_bytes = max_of(need.state_bytes, launch.reserved.state_bytes);
+    need.scratch_bytes = max_of(need.scratch_bytes, launch.reserved.scratch_bytes);
   }
   return need;
 }

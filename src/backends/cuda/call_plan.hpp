@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "backends/cuda/plain.hpp"
+#include "base/int_math.hpp"
 #include "fixup/workspace.hpp"
 #include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
@@ -45,7 +46,8 @@ struct LaunchPlan {
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
   const KernelEntry* kernel = nullptr;    // serves them in this call; null: the call is plain
   schedule::LineShape line{};
-  bool flat = false;          // the line is, whatever the lengths, and the kernel walks it as such
+  bool flat = false;          // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
+  Divisor stair_width{};      // of a stair
   bool short_line = false;    // and warps build it
   schedule::EvenLine even{};  // and what is known of it, where it may be even
   TileRules rules{};
@@ -53,7 +55,8 @@ struct LaunchPlan {
   bool tensor_copies = false;  // tensor maps are to be made
   std::int64_t outputs = 0;
   fixup::WorkspaceLayout workspace{};  // of `kernel`: what the launch touches; the plain kernel touches the state's header alone
-  fixup::WorkspaceLayout reserved{};   // of `any_call`, or of the call's latent kernel: what is asked for
+  /// Of whatever may serve calls of these sizes, wherever tensors lie: what is asked for. The header is everybody's.
+  fixup::WorkspaceNeed reserved{.state_bytes = fixup::kStateHeaderBytes};
 
   [[nodiscard]] std::int64_t shared_bytes() const noexcept {
     return kernel->fixed_shared_bytes[flat ? 1 : 0] + std::int64_t{ring.stages} * ring.stage_bytes;
@@ -66,7 +69,7 @@ struct CallPlan {
   KvCopies copies{};
   bool vector_queries = false;  // eight neighbouring ones may be loaded at once, from where they lie once new tokens are appended
   bool plain = false;           // no variant serves the call's dims, how its rows lie, or fits the device: the plain kernel does
-  bool latent = false;          // values are the first dims of keys, in the same memory, and the latent kernel serves the call
+  bool own_values = false;      // values have dims of their own, and a latent, few-values or wide kernel serves the call
   tile::TileConfig plain_tile{};
   LaunchPlan launches[2]{};
   std::int32_t launch_count = 1;

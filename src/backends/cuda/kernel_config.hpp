@@ -6,6 +6,7 @@
 
 #include "backends/cuda/architecture.hpp"
 #include "backends/cuda/scope.hpp"
+#include "backends/cuda/wide_layout.hpp"
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
 #include "lean/problem.hpp"
@@ -21,8 +22,8 @@ inline constexpr std::int32_t kMmaDims = 16;     // dims of one matrix product o
 inline constexpr std::int32_t kMmaTokens = 16;   // tokens of one matrix product of P V
 inline constexpr std::int32_t kPieceBytes = 16;  // what is copied, and read, at once
 
-/// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1).
-inline constexpr std::int32_t kLatentValueDim = 512;
+/// Bytes of the queries of a row block that have two places in shared memory, at most; longer ones leave room for one.
+inline constexpr std::int32_t kTwoPlacesBytes = 32 * 1024;
 
 /// Tensor copies lay a tile down in columns of so many bytes, one behind the other.
 [[nodiscard]] constexpr std::int32_t stage_column_bytes(std::int32_t row_bytes) noexcept { return min_of(128, row_bytes); }
@@ -43,6 +44,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
   [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
+  [[nodiscard]] constexpr bool few_values() const noexcept { return traits().value_dim > 0 && !latent(); }
   [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.
   [[nodiscard]] constexpr bool copies_runs() const noexcept { return traits().copies == Copies::kRuns; }
@@ -51,12 +53,20 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
   [[nodiscard]] constexpr bool exchanges() const noexcept { return traits().exchanges; }
 
-  /// dv, of accumulators, partials and outputs.
-  [[nodiscard]] constexpr std::int32_t value_dim() const noexcept { return latent() ? kLatentValueDim : head_dim; }
+  /// Dims of the values that are summed.
+  [[nodiscard]] constexpr std::int32_t summed_dims() const noexcept {
+    return traits().value_dim > 0 ? traits().value_dim : head_dim;
+  }
+  /// The same of partials, whose rows are whole slices of a merge (kernel/output/row_slice.cuh): the rest of the last holds nothing.
+  [[nodiscard]] constexpr std::int32_t value_dim() const noexcept {
+    return summed_dims() <= 64 ? summed_dims() : static_cast<std::int32_t>(round_up(summed_dims(), 128));
+  }
   /// Warps beside each other that have the same rows and tokens, each with its own dims of the values.
   [[nodiscard]] constexpr std::int32_t value_warps() const noexcept { return latent() ? 2 : 1; }
   /// Places for the queries of a segment: of two, those of the next come while one is computed.
-  [[nodiscard]] constexpr std::int32_t query_places() const noexcept { return latent() ? 1 : 2; }
+  [[nodiscard]] constexpr std::int32_t query_places() const noexcept {
+    return wide() && q_rows * stage_row_bytes(head_dim) > kTwoPlacesBytes ? 1 : 2;
+  }
 
   /// Tokens are the rows of matrix products and queries their columns: half the products of 16 rows.
   [[nodiscard]] constexpr bool narrow() const noexcept { return q_rows == kNarrowRows; }
@@ -65,12 +75,25 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool looks_for_even_lines() const noexcept {
     return step() && !chunks_only() && (copies_runs() || narrow());
   }
-  /// Bytes of a row of K or V in a stage, where it begins at a multiple of kPieceBytes.
+  /// Bytes of a row of K or V in a stage, where it begins at a multiple of kPieceBytes; products of warpgroups read whole columns.
   [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {
-    return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), kPieceBytes));
+    return static_cast<std::int32_t>(round_up(dims * bytes_of(dtype), wide() ? wide::kColumnBytes : kPieceBytes));
   }
   [[nodiscard]] constexpr std::int32_t column_bytes() const noexcept { return stage_column_bytes(stage_row_bytes(head_dim)); }
   [[nodiscard]] constexpr std::int32_t columns() const noexcept { return stage_row_bytes(head_dim) / column_bytes(); }
+  /// The same of a stage that holds values.
+  [[nodiscard]] constexpr std::int32_t value_columns() const noexcept {
+    return few_values() ? stage_row_bytes(summed_dims()) / column_bytes() : columns();
+  }
+  /// Bytes from a stage to the next: of K and V in turn, one with the other, where values have fewer columns.
+  [[nodiscard]] constexpr std::int32_t mean_stage_bytes(std::int32_t dims) const noexcept {
+    return tile_tokens * (few_values() ? (columns() + value_columns()) * column_bytes() / 2 : stage_row_bytes(dims));
+  }
+  /// Bytes from the ring's begin to a stage, which lie `stage_bytes` apart in the mean: K in every other one, V between them.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t stage_place(std::int32_t stage_bytes, std::int32_t index) const noexcept {
+    const std::int32_t more = few_values() && index % 2 != 0 ? columns() - value_columns() : 0;
+    return index * stage_bytes + more * column_bytes() * tile_tokens / 2;
+  }
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / (row_warps() * value_warps()); }
@@ -141,8 +164,9 @@ struct KernelConfig {
 /// experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
 /// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
 /// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
-/// their last tiles. A latent tile takes its read, 72 KB: a segment reads as much of queries, and its partial is 129 KB more, on the
-/// whole two tiles (by arithmetic, not measured).
+/// their last tiles. Of other dims tiles have 0.5 to 1.25 times as many products, and a segment's ends are shorter or longer likewise:
+/// four tiles there too, by arithmetic and not measured. A latent tile takes its read, 72 KB: a segment reads as much of queries, and
+/// its partial is 129 KB more, on the whole two tiles (by arithmetic, not measured).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
   schedule::CostModel model = cost_model(config.tile());
   if (config.step() && !config.kv_type().converted()) model.short_tiles = tiles_of_64_kb(config.tile(), 8);

@@ -62,6 +62,13 @@ inline constexpr Reason kBoxesFp8{"a third of the instructions of fp8 rows put p
                                   "experiments/h200-tensor-steps.jsonl"};
 inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, the products of one beside the other's softmax",
                                     "experiments/h100-wide-tile.jsonl"};
+inline constexpr Reason kWarpgroups96{"a quarter of 128 dims is not multiplied for nothing", "h200-prefill.jsonl"};
+inline constexpr Reason kWarpgroups192{
+    "64 tokens: tall boxes of any page, and registers for scores and weights beside sums of 192 dims", "h200-prefill.jsonl"};
+inline constexpr Reason kWarpgroups256{
+    "64 tokens: two of keys and two of values fit beside the queries, and whole boxes of any page", "h200-prefill.jsonl"};
+inline constexpr Reason kFewValues{"values of 128 dims are not filled up to the keys' 192, and leave room for tiles of 128 tokens",
+                                   "h200-prefill.jsonl"};
 inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows, and 256 dims of the values a warpgroup",
                                 "experiments/h200-latent.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
@@ -156,7 +163,11 @@ inline constexpr KernelRow kSm90[] = {
 inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
     {kWideTile,    2, 64,  128, 128, 8, 112,  kWarpgroups},
+    {kWideTile,    2, 96,  128, 128, 8, 176,  kWarpgroups96},
     {kWideTile,    2, 128, 128, 128, 8, 176,  kWarpgroups},
+    {kWideTile,    2, 192, 128, 64,  8, 96,   kWarpgroups192},
+    {kFewValuesTile, 2, 192, 128, 128, 8, 32, kFewValues},
+    {kWideTile,    2, 256, 128, 64,  8, 512,  kWarpgroups256},
     {kLatentTile,  2, 576, 64,  64,  8, 96,   kLatent},
 };
 // clang-format on
@@ -223,15 +234,18 @@ inline constexpr NamedFamily kFamilies[] = {
     {"bf16_d64", {DType::kBFloat16, 64}},  {"bf16_d128", {DType::kBFloat16, 128}},  {"bf16_d256", {DType::kBFloat16, 256}},
     {"fp8_d64", {DType::kFloat8E4M3, 64}}, {"fp8_d128", {DType::kFloat8E4M3, 128}}, {"fp8_d256", {DType::kFloat8E4M3, 256}}};
 
-/// Families that have wide rows and no others: without LEAN_CUDA_WIDE their calls are the plain kernel's.
-inline constexpr NamedFamily kLatentFamilies[] = {{"f16_d576", {DType::kFloat16, 576}}, {"bf16_d576", {DType::kBFloat16, 576}}};
+/// Families that have wide rows and no others. Without LEAN_CUDA_WIDE their calls are a wider family's, and the plain kernel's where
+/// there is none.
+inline constexpr NamedFamily kWideFamilies[] = {{"f16_d96", {DType::kFloat16, 96}},   {"bf16_d96", {DType::kBFloat16, 96}},
+                                                {"f16_d192", {DType::kFloat16, 192}}, {"bf16_d192", {DType::kBFloat16, 192}},
+                                                {"f16_d576", {DType::kFloat16, 576}}, {"bf16_d576", {DType::kBFloat16, 576}}};
 
 /// A name that no family has does not compile.
 [[nodiscard]] consteval KernelFamily family_named(std::string_view name) {
   for (const NamedFamily& known : kFamilies) {
     if (known.name == name) return known.family;
   }
-  for (const NamedFamily& known : kLatentFamilies) {
+  for (const NamedFamily& known : kWideFamilies) {
     if (known.name == name) return known.family;
   }
   throw "no such family";
@@ -248,14 +262,15 @@ inline constexpr NamedFamily kLatentFamilies[] = {{"f16_d576", {DType::kFloat16,
           .scope = row.scope};
 }
 
-/// A warp of a wide kernel has 16 rows of all tokens, a warpgroup whole columns of 128 bytes a row of K, and of the values it sums.
+/// A warp of a wide kernel has 16 rows of all tokens, a product 16 dims of a row of K, and where values are shared out a warpgroup
+/// whole columns of 128 bytes of theirs.
 [[nodiscard]] constexpr bool wide_rows_hold() noexcept {
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kFloat16);
     const bool rows = row.q_rows * config.value_warps() == kMmaRows * row.consumer_warps && row.consumer_warps == 8;
-    const bool columns = row.head_dim * row.kv_bytes % 128 == 0 && row.tile_tokens % kMmaTokens == 0 &&
-                         config.value_dim() * row.kv_bytes % (128 * config.value_warps()) == 0 &&
-                         config.value_dim() <= row.head_dim;
+    const bool columns = row.head_dim % kMmaDims == 0 && row.tile_tokens % kMmaTokens == 0 &&
+                         (config.value_warps() == 1 || config.summed_dims() * row.kv_bytes % (128 * config.value_warps()) == 0) &&
+                         config.summed_dims() <= row.head_dim;
     if (!config.wide() || config.token_warps() != 1 || !rows || !columns) return false;
   }
   return true;

@@ -61,22 +61,22 @@ std::span<const KernelEntry> built_of_width(DType kv_dtype, std::int32_t width) 
   return {};
 }
 
-template <bool kWide>
-std::span<const KernelEntry> built_for(DType kv_dtype, std::int32_t head_dim) noexcept {
-  const auto* const width = std::ranges::find_if(kHeadDims, [&](std::int32_t dims) { return head_dim <= dims; });
-  if (width == std::end(kHeadDims)) return {};
-  return built_of_width<kFamilies, kWide>(kv_dtype, *width);
-}
-
 }  // namespace
 
 std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
-  return built_for<false>(kv_dtype, head_dim);
+  const auto* const width = std::ranges::find_if(kHeadDims, [&](std::int32_t dims) { return head_dim <= dims; });
+  if (width == std::end(kHeadDims)) return {};
+  return built_of_width<kFamilies, false>(kv_dtype, *width);
 }
 
 std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept {
-  return head_dim <= kWidestCudaHead ? built_for<true>(kv_dtype, head_dim)
-                                     : built_of_width<kLatentFamilies, true>(kv_dtype, head_dim);
+  for (const KernelRow& row : kWideRows) {
+    if (head_dim > row.head_dim) continue;
+    for (const auto& built : {built_of_width<kFamilies, true>, built_of_width<kWideFamilies, true>}) {
+      if (const std::span<const KernelEntry> kernels = built(kv_dtype, row.head_dim); !kernels.empty()) return kernels;
+    }
+  }
+  return {};
 }
 
 const KernelEntry* find_kernel(std::span<const KernelEntry> kernels, Architecture device, Scope scope, std::int64_t rows) noexcept {

@@ -30,8 +30,8 @@ template <KernelFamily kFamily>
 /// Those of K and V of this type and of the narrowest width that holds head_dim. None: another type, head_dim above all widths, or
 /// a family that is left out of the build (LEAN_CUDA_FAMILIES).
 [[nodiscard]] std::span<const KernelEntry> kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
-/// The same of wide kernels, and of latent ones by their own head_dim, which run where Device::warpgroups says so. None, too: of this
-/// type and width there are none, or the build is without them (LEAN_CUDA_WIDE).
+/// The same of wide and latent kernels, which run where Device::warpgroups says so: those of the narrowest width of their own that
+/// is built. None, too: the build is without them (LEAN_CUDA_WIDE).
 [[nodiscard]] std::span<const KernelEntry> wide_kernels_for(DType kv_dtype, std::int32_t head_dim) noexcept;
 
 /// The kernel of a scope that the device runs, from `kernels`: the first row block that holds `rows`, or the largest there is.

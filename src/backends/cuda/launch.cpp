@@ -53,12 +53,14 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
           .problem = after_append(problem),
           .shape = launch.line,
           .group_inverse = inverse_of(launch.line.group, kGroupInverseBits),
+          .group_divisor = Divisor(launch.line.group),
           .plan = {.queries = launch.queries,
                    .policy = options.policy,
                    .even = launch.even,
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
                    .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
                    .chunk_tiles = chunk_tiles_of(plan, launch),
+                   .stair_width = launch.stair_width,
                    .flat = launch.flat,
                    .short_line = launch.short_line,
                    .cumulative = has_cumulative_lengths(problem)},
@@ -127,13 +129,14 @@ Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchP
   return launch_pass(plan, launch, call, maps);
 }
 
-/// Only the first launch has the kernel that appends right ahead of it.
+/// Only the first launch has the kernel that appends right ahead of it. Where that one writes lengths, it is waited for.
 Status launch_all(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
   bool follows_append = false;
   if (appends(problem)) {
     const bool dependent = plan.options.dependent_launch;
     if (const Status status = enqueue_append(problem, dependent, plan.options.stream); !status.ok()) return status;
-    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock;
+    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock &&
+                     problem.append.cached_lengths == nullptr;
   }
   for (const LaunchPlan& launch : plan) {
     if (const Status status = launch_kernel(problem, plan, launch, workspace, follows_append); !status.ok()) return status;

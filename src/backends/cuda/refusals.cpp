@@ -37,7 +37,7 @@ Status refuse_problem(const Problem& problem) noexcept {
 
 Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept {
   const Options& options = plan.options;
-  const KernelEntry* const any_call = plan.latent ? plan.launches[0].kernel : plan.launches[0].any_call;
+  const KernelEntry* const any_call = plan.own_values ? plan.launches[0].kernel : plan.launches[0].any_call;
   if (!plan.plain && any_call == nullptr) {
     return refuse(kUnsupported, "head_dim", problem.head_dim,
                   "this build has no kernels for it and the type of k (LEAN_CUDA_FAMILIES)");

@@ -16,10 +16,17 @@ enum class Scope : std::int32_t {
   kAnyCall,
   kWideTile,
   kLatentTile,
-  kExchangedStep
+  kExchangedStep,
+  kFewValuesTile,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall,    Scope::kWideTile,    Scope::kLatentTile, Scope::kExchangedStep};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep,   Scope::kTensorStep,
+                                    Scope::kChunkStep,  Scope::kAnyCall,       Scope::kWideTile,
+                                    Scope::kLatentTile, Scope::kExchangedStep, Scope::kFewValuesTile};
+
+/// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
+/// of a tile of few values, whose keys have 64 more in the prefill of the same models.
+inline constexpr std::int32_t kLatentValueDim = 512;
+inline constexpr std::int32_t kFewValueDim = 128;
 
 /// How K and V come into a stage of the ring.
 enum class Copies : std::int32_t {
@@ -50,12 +57,13 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
-  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. General lines and the last arriver only,
+  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. Any line and the last arriver only,
   /// and of the rules of scores windows, causality and softcap.
   bool wide = false;
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
   /// warpgroups have the same rows and half the values' dims each.
   bool latent = false;
+  std::int32_t value_dim = 0;  // widest dv, where it is less than the variant's head_dim
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;
   Dims dims = Dims::kFewer;
@@ -104,15 +112,24 @@ struct ScopeTraits {
               .wide = true,
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,
-              .dims = Dims::kWhole,
+              .dims = Dims::kFilledUp,
               .producer_warps = 4};
     case Scope::kLatentTile:
       return {.name = "latent",
               .wide = true,
               .latent = true,
+              .value_dim = kLatentValueDim,
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,
               .dims = Dims::kWhole,
+              .producer_warps = 4};
+    case Scope::kFewValuesTile:
+      return {.name = "values",
+              .wide = true,
+              .value_dim = kFewValueDim,
+              .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kFilledUp,
               .producer_warps = 4};
     case Scope::kAnyCall: break;
   }

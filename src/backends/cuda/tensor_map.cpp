@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel_config.hpp"
 #include "base/int_math.hpp"
 #include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 namespace {
@@ -56,10 +57,11 @@ bool takes_strides(const TensorView& tensor) noexcept {
 
 /// Nothing outside what exists is ever asked for but pages outside the pool and dims that fill up a column, which become 0, so
 /// dimensions without a known length end nowhere.
-bool encode(const Problem& problem, const TensorView& tensor, std::int32_t column_bytes, std::int32_t rows,
-            TensorMap& map) noexcept {
+bool encode(const Problem& problem, bool keys, std::int32_t column_bytes, std::int32_t rows, TensorMap& map) noexcept {
   constexpr cuuint64_t kNoEnd = std::numeric_limits<std::int32_t>::max();
-  const auto row_bytes = static_cast<cuuint64_t>(problem.head_dim * bytes_of(tensor.dtype));
+  const TensorView& tensor = keys ? problem.k : problem.v;
+  const std::int32_t dims = keys ? problem.head_dim : value_dim_of(problem);
+  const auto row_bytes = static_cast<cuuint64_t>(dims * bytes_of(tensor.dtype));
   const bool pages = is_paged(problem.pages);
   const cuuint64_t extents[4] = {row_bytes, pages ? static_cast<cuuint64_t>(problem.pages.page_tokens) : kNoEnd,
                                  static_cast<cuuint64_t>(problem.kv_heads),
@@ -92,11 +94,10 @@ std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noe
 
 bool encode(const Problem& problem, std::int32_t column_bytes, std::int32_t tall_rows, TensorMaps& maps) noexcept {
   if (encode_function() == nullptr) return false;
-  const auto map_of = [&](const TensorView& tensor, std::int32_t rows, TensorMap& map) noexcept {
-    return encode(problem, tensor, column_bytes, rows, map);
+  const auto maps_of = [&](bool keys, BoxMaps& boxes) noexcept {
+    return encode(problem, keys, column_bytes, tall_rows, boxes.tall) && encode(problem, keys, column_bytes, kBoxRows, boxes.low);
   };
-  return map_of(problem.k, tall_rows, maps.k.tall) && map_of(problem.v, tall_rows, maps.v.tall) &&
-         map_of(problem.k, kBoxRows, maps.k.low) && map_of(problem.v, kBoxRows, maps.v.low);
+  return maps_of(true, maps.k) && maps_of(false, maps.v);
 }
 
 }  // namespace lean::cuda

@@ -48,6 +48,12 @@ inline constexpr std::int32_t kSteps = kColumnBytes / kStepBytes;
   return kSwizzle128 | kEightRows | std::uint64_t{column_bytes / 16} << 16 | (shared_address & 0x3FFFFU) / 16;
 }
 
+/// The descriptor of what begins so many bytes, a multiple of 16, behind a factor: one addition of 32 bits, since addresses of shared
+/// memory leave room above them.
+[[nodiscard]] LEAN_HD constexpr std::uint64_t further(std::uint64_t of_factor, std::uint32_t bytes) noexcept {
+  return (of_factor >> 32) << 32 | (static_cast<std::uint32_t>(of_factor) + bytes / 16);
+}
+
 /// An element of a product's 64 rows.
 struct Place {
   std::int32_t row = 0;

@@ -224,6 +224,7 @@ Answer empty_answer(const Problem& problem) {
 }  // namespace
 
 Answer decode(const Problem& problem, int threads) {
+  count_new_tokens(problem);
   Answer answer = empty_answer(problem);
   const std::int64_t items = problem.batch * problem.kv_heads;
   std::atomic<std::int64_t> next{0};

@@ -18,9 +18,7 @@ struct Asked {
 
   __device__ __forceinline__ explicit Asked(const DeviceCall& asked_call) : call(asked_call) {}
 
-  [[nodiscard]] __device__ __forceinline__ bool flat() const {
-    return kConfig.step() || ((kAnyCall || kConfig.latent()) && call.plan.flat);
-  }
+  [[nodiscard]] __device__ __forceinline__ bool flat() const { return kConfig.step() || call.plan.flat; }
   [[nodiscard]] __device__ __forceinline__ bool merge_only() const { return kAnyCall && call.fixup.pass == Pass::kMergeOnly; }
   [[nodiscard]] __device__ __forceinline__ bool last_arriver() const { return !kAnyCall || call.fixup.kind == Fixup::kLastArriver; }
   [[nodiscard]] __device__ __forceinline__ bool chunks() const {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
@@ -43,6 +44,29 @@ struct CtaArrival<true> {
   Exchange exchange;
 };
 
+/// What only kernels of many rows have. What waits rehearses: threads that wait for others run through what comes next with what is
+/// rehearsed here, whose results are looked at by nobody, so that its instructions have come from the L2 when they are needed.
+template <KernelConfig kConfig>
+struct CtaWide {
+  CtaWalk walks[2];                               // the second is rehearsed: a share that begins and ends inside one output
+  float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+  SegmentRecord rehearsed;                        // the consumers': a whole tile, and no row that is written
+
+  __device__ __forceinline__ void begin_rehearsal() {
+    rehearsed = {};
+    rehearsed.lengths.q_tokens = kConfig.tile_tokens;
+    rehearsed.lengths.kv_end = kConfig.tile_tokens;
+    rehearsed.token_end = kConfig.tile_tokens;
+    walks[1].plan = {};
+    walks[1].walk = {};
+    walks[1].walk.lengths.q_tokens = 8 * kConfig.q_rows;
+    walks[1].walk.lengths.kv_end = 16 * kConfig.q_rows;
+    walks[1].walk.share = {.begin = 100, .end = 150};  // of 208 units and more
+    walks[1].walk.place = 100;
+  }
+};
+struct Nothing {};
+
 template <KernelConfig kConfig>
 struct CtaShared {
   alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
@@ -52,12 +76,13 @@ struct CtaShared {
   std::uint64_t queries_full[kRecords];  // with queries_ahead()
   std::uint64_t queries_free;            // where one place holds the queries of one segment after the other
   std::uint64_t contributors_known[kRecords];
-  SegmentRecord records[kRecords];
+  SegmentRecord records[kRecords + (kConfig.wide() ? 1 : 0)];  // the last is written in a rehearsal
   DeviceCall call;  // for what is called, not inlined, and for what runs once a segment: read from here it is not kept in registers
   union {
     CtaFlatLine<kConfig> flat_line;  // until the walk begins
     CtaParts<kConfig> parts;
   };
+  std::conditional_t<kConfig.wide(), CtaWide<kConfig>, Nothing> wide;
   CtaArrival<kConfig.exchanges()> arrival;
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's
@@ -114,6 +139,9 @@ template <KernelConfig kConfig>
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
+inline constexpr std::uint32_t kTurnBarrier = 3;   // of many rows: which warpgroup's turn it is to ask for products; one each
+inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
+inline constexpr std::uint32_t kWalkBarrier = 7;   // of many rows: kSetupBarrier of the warp that builds a short line
 
 /// The consumer threads' own barrier.
 template <KernelConfig kConfig>
@@ -122,10 +150,10 @@ __device__ __forceinline__ void consumer_sync() {
 }
 
 /// Bytes of all but the ring. Behind the ring lies room for what is read, and selected away, past the last row of fewer dims than
-/// the variant's; of latent tiles there are no fewer.
+/// the variant's; wide tiles have whole columns.
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
-  constexpr std::int64_t kRowBytes = kConfig.latent() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
+  constexpr std::int64_t kRowBytes = kConfig.wide() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
   return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 

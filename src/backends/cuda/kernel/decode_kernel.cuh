@@ -22,7 +22,7 @@
 //   stage_full, _free    consumers, prod.  a tile has come; every consumer warp has read it
 //   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
 //   queries_full         consumers         bulk copies have brought the queries
-//   queries_free         producers         a latent tile's consumers have read those of the segment before, in the same place
+//   queries_free         producers         consumers have read those of the segment before, where both have one place
 //   contributors_known   consumers         the rest of the record is there, which a segment's end needs
 #pragma once
 
@@ -155,6 +155,9 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       ptx::prefetch_tensor_map(&maps.v.tall);
     }
     copy_call(call, memory.shared);
+    if constexpr (kConfig.wide()) {
+      if (threadIdx.x == 2 * kWarpThreads) memory.shared.wide.begin_rehearsal();
+    }
   }
   if (consumes) setup_done<kConfig>(call);
   if (call.launch.dependent) ptx::start_dependents();
@@ -168,11 +171,11 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   build_line<kConfig>(call);
   if constexpr (kConfig.wide()) {
     if (consumes) {
-      ptx::take_registers<kWideConsumerRegisters>();
-      if constexpr (kConfig.latent()) consumer_sync<kConfig>();  // a short line is not built by all threads together
+      ptx::take_registers<kWideConsumerRegisters<kConfig>>();
+      consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
-      ptx::give_up_registers<kWideProducerRegisters>();
+      ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
       visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
     }
   } else if (consumes) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel_config.hpp"
+#include "base/int_math.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/options.hpp"
 #include "lean/problem.hpp"
@@ -69,7 +70,8 @@ struct PlanArgs {
   std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
   AlikeShares alike;                  // for warm_l2()
   std::int32_t chunk_tiles = 0;       // fixed_chunk: tiles of a chunk; else 0
-  bool flat = false;                  // walked by a FlatCursor: flat whatever the lengths, and fits schedule::narrow_units()
+  Divisor stair_width;                // schedule::stair_width_of(), of many rows
+  bool flat = false;                  // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
   bool short_line = false;            // flat, and built by warps
   bool cumulative = false;            // lengths are, of some kind
 };
@@ -119,6 +121,7 @@ struct DeviceCall {
   Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
   schedule::LineShape shape;       // heads, group, tiles and row blocks
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
+  Divisor group_divisor;           // for more rows than that is for
   PlanArgs plan;
   TileArgs tile;
   OutputArgs output;

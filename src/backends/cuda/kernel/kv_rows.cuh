@@ -7,6 +7,7 @@
 #include "backends/cuda/kernel/device_call.hpp"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cuda {
@@ -22,6 +23,11 @@ struct HeadRows {
   const std::byte* first = nullptr;
   std::int64_t token_bytes = 0;
   std::int64_t page_bytes = 0;
+
+  /// The same, so many bytes on.
+  [[nodiscard]] __device__ __forceinline__ HeadRows from(std::int64_t bytes) const {
+    return {keys, first + bytes, token_bytes, page_bytes};
+  }
 };
 
 template <KernelConfig kConfig, bool kEndToEnd>
@@ -35,8 +41,10 @@ template <KernelConfig kConfig, bool kEndToEnd>
 
 /// Whether the problem's rows have a piece of the variant's: those of fewer dims end sooner, and the rest is 0.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ bool has_piece(const DeviceCall& call, std::int32_t piece) {
-  return !kConfig.fills_rows() || piece * kPieceBytes < call.problem.head_dim * bytes_of(kConfig.dtype);
+[[nodiscard]] __device__ __forceinline__ bool has_piece(const DeviceCall& call, std::int32_t piece, bool keys = true) {
+  if constexpr (!kConfig.fills_rows()) return true;
+  const std::int32_t dims = kConfig.wide() && !keys ? value_dim_of(call.problem) : call.problem.head_dim;
+  return piece * kPieceBytes < dims * bytes_of(kConfig.dtype);
 }
 
 }  // namespace lean::cuda

@@ -1,9 +1,11 @@
-// The work line as the device holds it: lengths from device memory, and the types of the two walks: the general one in 64 bits, and
-// the flat line's in 32, which every decode step has (schedule/flat_line.hpp). kernel/plan builds and walks them; shared memory has
+// The work line as the device holds it: lengths from device memory, and the types of the walks: the general one in 64 bits, and
+// those in 32, which every decode step has and nearly every call of many rows. kernel/plan builds and walks them; shared memory has
 // room for both while they are built.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/sticky.cuh"
@@ -11,6 +13,7 @@
 #include "schedule/even_line.hpp"
 #include "schedule/flat_line.hpp"
 #include "schedule/segments.hpp"
+#include "schedule/stair_line.hpp"
 #include "schedule/work_line.hpp"
 
 namespace lean::cuda {
@@ -45,11 +48,15 @@ class BasicDeviceLengths {
 
 using DeviceLengths = BasicDeviceLengths<true>;
 
-/// Any line, and the flat line that every decode step has (schedule/flat_line.hpp).
+/// Any line; and in 32 bits the flat line that every decode step has (schedule/flat_line.hpp), or of many rows the stair line
+/// (schedule/stair_line.hpp), which is built and walked as flat ones are, by rules and a cursor of its own.
 using DeviceLine = schedule::WorkLine<DeviceLengths>;
 using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
+template <KernelConfig kConfig>
+using FlatShape = std::conditional_t<kConfig.wide(), schedule::StairShape<kConfig.q_rows, kConfig.tile_tokens>,
+                                     schedule::OneBlockShape<kConfig.tile_tokens>>;
 template <KernelConfig kConfig, bool kCumulative>
-using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, schedule::OneBlockShape<kConfig.tile_tokens>>;
+using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, FlatShape<kConfig>>;
 using FlatPlan = schedule::BasicPlan<std::int32_t>;
 using FlatRange = schedule::BasicShares<std::int32_t>::Range;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
@@ -69,6 +76,14 @@ struct CtaLine {
   schedule::LineSums strip_rows[DeviceLine::kStrips / kWarpThreads];
   schedule::Plan plan;
   DeviceLine line;  // begun by one thread, built by all
+};
+
+/// A worker of many rows on its line: a stair line's plan and walk, or a general one's cursor and the segment that it found. One
+/// thread's, and not in registers, of which producers have few.
+struct CtaWalk {
+  FlatPlan plan;
+  schedule::StairWalk<std::int32_t, Sequence> walk;
+  alignas(DeviceCursor) std::byte general[sizeof(DeviceCursor)];
 };
 
 /// A flat line and its sums, where all threads build it.

@@ -13,11 +13,12 @@ inline constexpr std::int32_t kQueryBytes = 2;      // of an element
 inline constexpr std::int32_t kQueryPieceDims = 8;  // 16 bytes
 
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kQueryPieces = kConfig.head_dim / kQueryPieceDims;  // of a staged row
+inline constexpr std::int32_t kQueryPieces =  // of a staged row
+    (kConfig.wide() ? kConfig.stage_row_bytes(kConfig.head_dim) / kQueryBytes : kConfig.head_dim) / kQueryPieceDims;
 
 /// Bytes from a staged row of queries to the next: rows that bulk copies bring lie apart, so that ldmatrix meets no bank twice.
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kQueryRowBytes = kConfig.head_dim * kQueryBytes + (kConfig.bulk_queries() ? kPieceBytes : 0);
+inline constexpr std::int32_t kQueryRowBytes = kQueryPieces<kConfig> * kPieceBytes + (kConfig.bulk_queries() ? kPieceBytes : 0);
 
 /// Where 8 dims of a row are staged. Rows end to end are swizzled, which keeps ldmatrix free of bank conflicts.
 template <KernelConfig kConfig>

@@ -27,6 +27,9 @@ inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 /// of one end. Five tiles made up to 5 % more of long calls, and less of short ones (experiments/h100-wide-tile.jsonl).
 inline constexpr std::int32_t kWideRingBytes = 128 * 1024;
 
+/// Tiles of keys and of values, together, that a wide kernel's ring holds whatever their size.
+inline constexpr std::int32_t kWideStages = 4;
+
 /// Bytes of a latent kernel's ring: two tiles of 64 tokens of 576 dims, one that is read while the other comes. Beside its queries
 /// the shared memory holds no more.
 inline constexpr std::int32_t kLatentRingBytes = 144 * 1024;

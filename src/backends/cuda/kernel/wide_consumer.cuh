@@ -20,16 +20,14 @@
 
 namespace lean::cuda {
 
-/// Of which warpgroup it is the turn to ask for products: a named barrier each.
-inline constexpr std::uint32_t kTurnBarrier = 3;
-
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
 /// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
 /// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
-/// segment.
-inline constexpr int kWideConsumerRegisters = 192;
-inline constexpr int kWideProducerRegisters = 120;
-static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
+/// segment. Those of 256 dims have all three at once, 176: with 200 the compiler lets no products run beside anything else.
+template <KernelConfig kConfig>
+inline constexpr int kWideConsumerRegisters = kConfig.head_dim > 192 && !kConfig.latent() ? 208 : 192;
+template <KernelConfig kConfig>
+inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
 template <KernelConfig kConfig>
 class WideConsumer {
@@ -44,34 +42,47 @@ class WideConsumer {
     if (group() != 0) ptx::named_barrier_arrive(kTurnBarrier, kConfig.consumer_threads());
   }
 
+  /// Before the first segment comes one of nothing, while producers find out what the first is: a rehearsal. What runs once waits for
+  /// its instructions, which come from the L2 line after line; so they have come when they are needed.
   __device__ __forceinline__ void run() {
     CtaShared<kConfig>& shared = memory_.shared;
-    if (call_.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
-    for (PipelineState records(kRecords);; records.advance()) {
-      ptx::barrier_wait(&shared.record_full[records.index], records.phase);
-      const SegmentRecord& record = shared.records[records.index];
+    rehearses_ = ptx::opaque(1);  // else the compiler might make a copy of the loop for it
+    for (PipelineState records(kRecords);;) {
+      wait(shared.record_full[records.index], records.phase);
+      const SegmentRecord& record = rehearses_ != 0 ? shared.wide.rehearsed : shared.records[records.index];
       if (record.last) return end_track<kConfig>();
-      note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
+      if (rehearses_ == 0) note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
       WideTile<kConfig> tile(call_);
       tile.begin(record, ptx::shared_address(memory_.queries_of(records.index)));
-      ptx::barrier_wait(&shared.queries_full[records.index], records.phase);
+      wait(shared.queries_full[records.index], records.phase);
       // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
       if constexpr (kConfig.latent()) {
         take_latent_tiles(record, tile);
       } else {
-        if (record.token_begin < record.token_end) take_tiles(record, tile);
+        if (record.token_begin < record.token_end) {
+          take_tiles(record, tile);
+        } else if (kOnePlace) {
+          free_queries();
+        }
       }
       tile.finish();
+      if (rehearses_ != 0) {
+        begin_in_earnest();
+        continue;
+      }
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
       deliver<kConfig>(call_, records.index, tile);
       ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());
+      records.advance();
     }
   }
 
  private:
+  static constexpr bool kOnePlace = kConfig.query_places() == 1;
+
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
     return static_cast<std::int32_t>(ptx::thread_index()) / ptx::kWarpgroupThreads;
   }
@@ -83,41 +94,52 @@ class WideConsumer {
     consumer_sync<kConfig>();
   }
 
+  __device__ __forceinline__ void begin_in_earnest() {
+    rehearses_ = 0;
+    keys_ = PipelineState(call_.load.ring_stages);
+    values_ = keys_;
+    values_.advance();
+    if (call_.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
+  }
+
   [[nodiscard]] __device__ __forceinline__ static StagedTile tile_at(const SegmentRecord& record, std::int32_t token) {
     return {token, record.tokens_from(token, kConfig.tile_tokens)};
   }
 
+  /// The first tile goes the way of all others, so that what becomes of a tile is there once, and is fetched once. It has no output
+  /// to ask for beside its scores: its keys are multiplied instead, and what comes of that is cleared.
   __device__ __forceinline__ void take_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
-    StagedTile now = tile_at(record, record.token_begin);
-    const std::int32_t end = record.token_end;
-    await_keys(record, now);
-    take_turn();
-    tile.ask_for_scores(address_of(keys_));
-    pass_turn();
-    tile.template await_scores<0>();
-    release(keys_);
-    tile.update_softmax(memory_.shared, record, now);
-    tile.weigh();
+    StagedTile now{record.token_begin, 0};
 #pragma unroll 1
-    while (now.end() < end) {
+    do {
+      const bool first = now.tokens == 0;
       const StagedTile next = tile_at(record, now.end());
       await_keys(record, next);
-      await_values(record, now);
+      if (!first) await_values(record, now);
+      const std::uint64_t queries = tile.queries_at();
+      const std::uint64_t keys = tile.keys_at(address_of(keys_));
+      const std::uint64_t values = tile.values_at(first ? address_of(keys_) : address_of(values_));
       take_turn();
-      tile.ask_for_scores(address_of(keys_));
-      tile.ask_for_output(address_of(values_));
+      tile.ask_for_scores(queries, keys);
+      tile.ask_for_output(values);
       pass_turn();
       tile.template await_scores<1>();
-      release(keys_);
+      if (!first) release(keys_);
+      if (kOnePlace && next.end() >= record.token_end) free_queries();
       tile.update_softmax(memory_.shared, record, next);
       tile.keep_ahead(memory_.shared);
       tile.await_output();
-      release(values_);
+      if (first) {
+        release(keys_);
+        tile.clear();
+      } else {
+        release(values_);
+      }
       tile.weigh();
       now = next;
-    }
+    } while (now.end() < record.token_end);
     await_values(record, now);
-    tile.ask_for_output(address_of(values_));
+    tile.ask_for_output(tile.values_at(address_of(values_)));
     tile.await_output();
     release(values_);
   }
@@ -130,28 +152,30 @@ class WideConsumer {
     while (token < record.token_end) {
       const StagedTile now = tile_at(record, token);
       await_whole(record, now, keys_);
+      const std::uint64_t queries = tile.queries_at();
+      const std::uint64_t keys = tile.keys_at(address_of(keys_));
       take_turn();
-      tile.ask_for_scores(address_of(keys_));
+      tile.ask_for_scores(queries, keys);
       pass_turn();
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
       tile.update_softmax(memory_.shared, record, now);
       tile.weigh();
-      tile.ask_for_output(address_of(keys_));
+      tile.ask_for_output(tile.values_at(address_of(keys_)));
       tile.await_output();
       release(keys_);
       token = now.end();
     }
   }
 
-  __device__ __forceinline__ void free_queries() { ptx::barrier_arrive_by_warp(&memory_.shared.queries_free, leads()); }
+  __device__ __forceinline__ void free_queries() { arrive(memory_.shared.queries_free); }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of(const PipelineState& stage) const {
-    return stages_ + static_cast<std::uint32_t>(stage.index * call_.load.stage_bytes);
+    return stages_ + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, stage.index));
   }
 
   __device__ __forceinline__ void await(const SegmentRecord& record, StagedTile tile, const PipelineState& stage) {
-    ptx::barrier_wait(&memory_.shared.stage_full[stage.index], stage.phase);
+    wait(memory_.shared.stage_full[stage.index], stage.phase);
     if (by_threads(record, tile)) ptx::fence_before_copies();
   }
   __device__ __forceinline__ void await_keys(const SegmentRecord& record, StagedTile tile) { await(record, tile, keys_); }
@@ -167,7 +191,7 @@ class WideConsumer {
     for (std::int32_t i = tile.tokens * kPieces + static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.tile_tokens * kPieces;
          i += kConfig.consumer_threads()) {
 #pragma unroll
-      for (int column = 0; column < kConfig.columns(); ++column) {
+      for (int column = 0; column < kConfig.value_columns(); ++column) {
         ptx::store_shared(stage + column * column_stage_bytes<kConfig> + static_cast<std::uint32_t>(i * kPieceBytes), {0, 0, 0, 0});
       }
     }
@@ -180,9 +204,17 @@ class WideConsumer {
            record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end;
   }
 
+  /// A rehearsal waits for nobody, and arrives nowhere.
+  __device__ __forceinline__ void wait(std::uint64_t& barrier, std::uint32_t phase) const {
+    if (rehearses_ == 0) ptx::barrier_wait(&barrier, phase);
+  }
+  __device__ __forceinline__ void arrive(std::uint64_t& barrier) const {
+    ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0);
+  }
+
   /// Both are read by every other place of the ring, but where they are one.
   __device__ __forceinline__ void release(PipelineState& stage) {
-    ptx::barrier_arrive_by_warp(&memory_.shared.stage_free[stage.index], leads());
+    arrive(memory_.shared.stage_free[stage.index]);
     stage.advance();
     if constexpr (!kConfig.latent()) stage.advance();
   }
@@ -199,6 +231,7 @@ class WideConsumer {
   std::uint32_t stages_;
   PipelineState keys_;
   PipelineState values_;
+  std::uint32_t rehearses_ = 1;  // else 0
 };
 
 }  // namespace lean::cuda

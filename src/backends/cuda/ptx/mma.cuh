@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/arch.cuh"
 #include "lean/problem.hpp"
 
 namespace lean::cuda::ptx {
@@ -23,6 +24,15 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t* fragment
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
                : "r"(row_address));
+}
+
+/// The way back (sm_90), of which a lane holds two neighbours of row lane / 4 of each.
+__device__ __forceinline__ void store_matrices(std::uint32_t row_address, const std::uint32_t (&fragment)[4]) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(fragment[0]),
+               "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+#endif
 }
 
 /// An 8x8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.

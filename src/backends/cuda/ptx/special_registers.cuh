@@ -12,6 +12,12 @@ namespace lean::cuda::ptx {
   return index;
 }
 
+/// A number of which the compiler knows nothing.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t opaque(std::uint32_t number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 /// Cycles of this multiprocessor's clock, of which differences mean something.
 [[nodiscard]] __device__ __forceinline__ std::uint32_t clock_cycles() {
   std::uint32_t cycles;

@@ -49,6 +49,9 @@ template <typename TUnits>
   return __int_as_float(ordered(warp_max(ordered(__float_as_int(x)))));
 }
 
+/// The same number of every lane, known as such to the compiler: what is made of it takes uniform registers.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(kAllLanes, x, 0); }
+
 /// What lane XOR `step` has.
 [[nodiscard]] __device__ __forceinline__ float across(float x, int step) { return __shfl_xor_sync(kAllLanes, x, step); }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/arch.cuh"
+#include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/wide_layout.hpp"
 #include "lean/problem.hpp"
 
@@ -19,7 +20,7 @@ inline constexpr std::int32_t kWarpgroupThreads = 128;
 /// `column_bytes` lie between columns of 128 bytes, which only a factor whose rows run along the sum (V) crosses within one
 /// product.
 [[nodiscard]] __device__ __forceinline__ std::uint64_t factor_at(std::uint32_t shared_address, std::uint32_t column_bytes) {
-  return wide::descriptor(shared_address, column_bytes);
+  return wide::descriptor(ptx::uniform(shared_address), column_bytes);
 }
 
 /// Before the first product after registers that it takes or gives were written by anything else.
@@ -85,6 +86,19 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
                  "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
                  "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]) \
                : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
+#define LEAN_MULTIPLY_96(TYPE, A, B, ADDS, TRANSPOSED, ...) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n96k16.f32." TYPE "." TYPE " {" \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
+               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
+                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
+                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
+                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
+                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
+                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]) \
+               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
 #define LEAN_MULTIPLY_128(TYPE, A, B, ADDS, TRANSPOSED, ...) \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -100,6 +114,28 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
                  "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), \
                  "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), \
                  "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]) \
+               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
+#define LEAN_MULTIPLY_192(TYPE, A, B, ADDS, TRANSPOSED, ...) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
+               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
+                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
+                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
+                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
+                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
+                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), \
+                 "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), \
+                 "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]), \
+                 "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]), "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]), \
+                 "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]), "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]), \
+                 "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]), "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]), \
+                 "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]), "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]) \
                : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
 #define LEAN_MULTIPLY_256(TYPE, A, B, ADDS, TRANSPOSED, ...) \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" \
@@ -131,7 +167,9 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
                : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
 #else
 #define LEAN_MULTIPLY_64(TYPE, A, B, ADDS, TRANSPOSED, ...)
+#define LEAN_MULTIPLY_96(TYPE, A, B, ADDS, TRANSPOSED, ...)
 #define LEAN_MULTIPLY_128(TYPE, A, B, ADDS, TRANSPOSED, ...)
+#define LEAN_MULTIPLY_192(TYPE, A, B, ADDS, TRANSPOSED, ...)
 #define LEAN_MULTIPLY_256(TYPE, A, B, ADDS, TRANSPOSED, ...)
 #endif
 template <>
@@ -151,6 +189,22 @@ __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 8>(float (&c)
   LEAN_MULTIPLY_64("bf16", "{%32, %33, %34, %35}", "%36", "%37", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
+__device__ __forceinline__ void multiply_rows<DType::kFloat16, 12>(float (&c)[12][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_96("f16", "%48", "%49", "%50", "0, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_columns<DType::kFloat16, 12>(float (&c)[12][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_96("f16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+}
+template <>
+__device__ __forceinline__ void multiply_rows<DType::kBFloat16, 12>(float (&c)[12][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_96("bf16", "%48", "%49", "%50", "0, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_columns<DType::kBFloat16, 12>(float (&c)[12][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_96("bf16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+}
+template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 16>(float (&c)[16][4], std::uint64_t a, std::uint64_t b, bool adds) {
   LEAN_MULTIPLY_128("f16", "%64", "%65", "%66", "0, 0", "l"(a));
 }
@@ -167,6 +221,14 @@ __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 16>(float (&c
   LEAN_MULTIPLY_128("bf16", "{%64, %65, %66, %67}", "%68", "%69", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
+__device__ __forceinline__ void multiply_columns<DType::kFloat16, 24>(float (&c)[24][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_192("f16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+}
+template <>
+__device__ __forceinline__ void multiply_columns<DType::kBFloat16, 24>(float (&c)[24][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY_192("bf16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+}
+template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 32>(float (&c)[32][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
   LEAN_MULTIPLY_256("f16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
@@ -175,7 +237,9 @@ __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 32>(float (&c
   LEAN_MULTIPLY_256("bf16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 #undef LEAN_MULTIPLY_64
+#undef LEAN_MULTIPLY_96
 #undef LEAN_MULTIPLY_128
+#undef LEAN_MULTIPLY_192
 #undef LEAN_MULTIPLY_256
 // clang-format on
 

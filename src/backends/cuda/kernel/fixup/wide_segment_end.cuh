@@ -1,5 +1,7 @@
 // The end of a segment of many rows: a warp holds all tokens of its rows, so nothing is merged among warps, and rows go from
-// registers to the output, or to the worker's slot where the output is shared.
+// registers to the worker's slot where the output is shared, and else to the output by way of shared memory. Every instruction of it
+// counts, since there are as many again before it runs the next time and it comes from afar anew: unrolled for both rows of a lane,
+// an end took 3.6 us (bench/results/experiments/h200-wide-timeline.jsonl).
 #pragma once
 
 #include <cstdint>
@@ -7,28 +9,96 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/merge.cuh"
 #include "backends/cuda/kernel/output/rows.cuh"
+#include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
 #include "backends/cuda/kernel/worker_track.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/ptx/warp.cuh"
+#include "backends/cuda/ptx/warpgroup.cuh"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
-/// Stores a lane's part of a row into the worker's slot, as rows of partials lie.
+/// Stores what a lane has of its two rows into the worker's slot, as rows of partials lie: swizzled among eight vectors, so that the
+/// places of four columns are those of all, some of these on.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void store_row(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
-                                          int half) {
-  const std::int32_t row = tile.row_of(half);
+__device__ __forceinline__ void store_rows(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile) {
+  static_assert(kAccumulatorDims == 2 * kVectorDims && WideTile<kConfig>::kColumns % 4 == 0 && kMmaRows / 2 % 4 == 0);
+  const std::int32_t row = tile.row_of(0);  // and half a product's rows below it
   const fixup::Partial to = call.fixup.slots.layout.partial.at(record.slot);
+  float* near[4];
 #pragma unroll
-  for (int column = 0; column < tile.kColumns; ++column) {
+  for (int column = 0; column < 4; ++column) {
     const std::int32_t dim = tile.dim_of(column);
-    const std::int32_t place = swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
-    *reinterpret_cast<float2*>(to.o + row * kConfig.value_dim() + place) = tile.pair(column, half);
+    near[column] =
+        to.o + row * kConfig.value_dim() + swizzled_vector<kConfig>(row, dim / kVectorDims) * kVectorDims + dim % kVectorDims;
   }
-  if (!tile.leads_row()) return;
-  to.m[row] = tile.state(half).m;
-  to.l[row] = tile.state(half).l;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + half * kMmaRows / 2 >= record.rows) continue;
+#pragma unroll
+    for (int column = 0; column < tile.kColumns; ++column) {
+      float* const there = near[column % 4] + (column / 4 * 4) * kAccumulatorDims + half * (kMmaRows / 2) * kConfig.value_dim();
+      *reinterpret_cast<float2*>(there) = tile.pair(column, half);
+    }
+    if (!tile.leads_row()) continue;
+    to.m[row + half * kMmaRows / 2] = tile.state(half).m;
+    to.l[row + half * kMmaRows / 2] = tile.state(half).l;
+  }
+}
+
+/// Writes a warp's rows to the output by way of the place of their queries, which nobody reads any more: a lane works out where one of
+/// the 16 ends, all lanes store its neighbouring elements, and there is one copy of either.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_rows(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
+                                            std::uint32_t staged) {
+  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0);
+  const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+  const std::int32_t lane = thread % kWarpThreads;
+  const std::int32_t warp_row = thread / kWarpThreads * kMmaRows;  // the first of the warp's
+  const std::int32_t own = lane % kMmaRows;
+  const bool lower = own >= kMmaRows / 2;  // its state is one of half 1, which its quad's lanes hold
+  const std::int32_t holder = own % (kMmaRows / 2) * 4;
+  softmax::State state[2] = {tile.state(0), tile.state(1)};
+#pragma unroll
+  for (softmax::State& of_half : state) {
+    of_half.m = __shfl_sync(ptx::kAllLanes, of_half.m, holder);
+    of_half.l = __shfl_sync(ptx::kAllLanes, of_half.l, holder);
+  }
+  const std::int32_t rows = record.rows - warp_row;  // of this warp, that exist; 0 and fewer: none
+  const RowEnd end = end_row<kConfig>(call, record, warp_row + min(own, max(rows - 1, 0)), lower ? state[1] : state[0],
+                                      lane < min(rows, kMmaRows));
+  const float scale[2] = {__shfl_sync(ptx::kAllLanes, end.scale, lane / 4),
+                          __shfl_sync(ptx::kAllLanes, end.scale, lane / 4 + kMmaRows / 2)};
+  ptx::named_barrier(kGroupBarrier + static_cast<std::uint32_t>(thread) / ptx::kWarpgroupThreads, ptx::kWarpgroupThreads);
+#pragma unroll
+  for (int column = 0; column < tile.kColumns; column += 2) {
+    std::uint32_t matrices[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = tile.pair(column + i / 2, i % 2);
+      matrices[i] = ptx::pack<kConfig.dtype>(pair.x * scale[i % 2], pair.y * scale[i % 2]);
+    }
+    ptx::store_matrices(query_address<kConfig>(staged, warp_row + own, column + lane / kMmaRows), matrices);
+  }
+  __syncwarp();
+  constexpr std::int32_t kVectors = kConfig.summed_dims() / kVectorDims;  // of a row
+  static_assert(kMmaRows * kVectors % kWarpThreads == 0);
+  const std::int32_t vectors = min(rows, kMmaRows) * kVectors;
+#pragma unroll 4
+  for (std::int32_t first = 0; first < kMmaRows * kVectors; first += kWarpThreads) {
+    const std::int32_t row = (first + lane) / kVectors;
+    const std::int32_t vector = (first + lane) % kVectors;
+    auto* const to =
+        reinterpret_cast<std::uint16_t*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(end.to), row));
+    if (first + lane >= vectors || vector * kVectorDims >= value_dim_of(call.problem)) continue;
+    const std::uint32_t from = query_address<kConfig>(staged, warp_row + row, vector / 2) + vector % 2 * (kPieceBytes / 2);
+    store_four(call, to + vector * kVectorDims, ptx::load_shared_8(from));
+  }
 }
 
 template <KernelConfig kConfig>
@@ -37,6 +107,7 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   const RowEnd end = end_row<kConfig>(call, record, tile.row_of(half), tile.state(half), tile.leads_row());
 #pragma unroll
   for (int column = 0; column < tile.kColumns; ++column) {
+    if (kConfig.fills_rows() && column * kAccumulatorDims >= value_dim_of(call.problem)) break;
     std::uint16_t* const to = end.to + tile.dim_of(column);
     const float2 pair = tile.pair(column, half);
     const std::uint32_t bits = ptx::pack<kConfig.dtype>(pair.x * end.scale, pair.y * end.scale);
@@ -49,14 +120,21 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   }
 }
 
-/// Called by all consumer threads with what they hold of a segment. Rows that do not exist are left out.
+/// Called by all consumer threads with what they hold of a segment. Rows that do not exist are left out. Where queries have one place
+/// they have made room for others already, so rows go straight from registers.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void deliver(const DeviceCall& call, std::int32_t record_index, const WideTile<kConfig>& tile) {
-  const SegmentRecord& record = cta_memory<kConfig>().shared.records[record_index];
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  const SegmentRecord& record = memory.shared.records[record_index];
+  if (record.slot != nullptr) {
+    store_rows(call, record, tile);
+  } else if constexpr (kConfig.query_places() == 1) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (tile.row_of(half) >= record.rows) continue;
-    record.slot != nullptr ? store_row(call, record, tile, half) : output_row(call, record, tile, half);
+    for (int half = 0; half < 2; ++half) {
+      if (tile.row_of(half) < record.rows) output_row(call, record, tile, half);
+    }
+  } else {
+    output_rows(call, record, tile, ptx::shared_address(memory.queries_of(record_index)));
   }
   note_stored<kConfig>(record_index);
   if (record.slot != nullptr) merge_shared<kConfig>(record_index);

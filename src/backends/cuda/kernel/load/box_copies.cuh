@@ -19,9 +19,11 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps& maps, const SegmentRecord& record,
                                            const PageRuns runs) {
   if (threadIdx.x == kConfig.consumer_threads()) {
-    ptx::barrier_expect(runs.full, static_cast<std::uint32_t>(runs.tokens * kConfig.stage_row_bytes(kConfig.head_dim)));
+    const std::int32_t columns = runs.keys ? kConfig.columns() : kConfig.value_columns();
+    ptx::barrier_expect(runs.full, static_cast<std::uint32_t>(runs.tokens * columns * kConfig.column_bytes()));
   }
   const LaneBox<kConfig> box;
+  if (kConfig.few_values() && !runs.keys && box.column >= kConfig.value_columns()) return;
   const std::int32_t in_tall = call.load.box_tokens - 1;  // a power of two
   const bool pages = Asked<kConfig>(call).pages();
   const std::int32_t tall_end = pages && (runs.token & in_tall) != 0 ? 0 : runs.tokens & ~in_tall;

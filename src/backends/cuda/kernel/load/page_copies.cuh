@@ -61,8 +61,9 @@ template <KernelConfig kConfig>
   return found;
 }
 
-/// Where tokens of a head go, the barrier that is told of their bytes, and the page this lane copies from.
+/// Where tokens of a head go, K or V, the barrier that is told of their bytes, and the page this lane copies from.
 struct PageRuns {
+  bool keys;
   std::byte* stage;
   std::uint64_t* full;
   std::int32_t token;
@@ -132,7 +133,7 @@ __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32
                                                 const LanePages<kConfig> pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
-  const std::int32_t row_pieces = row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
+  const std::int32_t row_pieces = row_pieces_of<kConfig>(call, rows.keys);
   const std::int32_t rows_at_once = max_of(1, kWarpThreads / row_pieces);
   const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
   const std::int32_t own_piece = lane() - own_row * row_pieces;
@@ -163,7 +164,7 @@ __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32
         for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
           copy_piece<kConfig>(call, stage + place_in_stage<kConfig>(call, first + row + own_row, piece),
                               from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first,
-                              from != nullptr && has_piece<kConfig>(call, piece));
+                              from != nullptr && has_piece<kConfig>(call, piece, rows.keys));
         }
       }
     }

@@ -59,7 +59,8 @@ class Producer {
     TileRange range;
     bool first_segment = true;
     for (PipelineState records(kRecords);; records.advance()) {
-      const bool more = (thread_ == 0 || finds_contributors()) && writer_.next(cursor, range);
+      const bool rehearses = first_segment && rehearses_walk();
+      const bool more = (thread_ == 0 || finds_contributors() || rehearses) && writer_.next(cursor, range);
       SegmentRecord& record = shared_.records[records.index];
       if (finds_contributors()) {
         if (!more) return;
@@ -68,10 +69,13 @@ class Producer {
         announce_contributors(cursor, range, records);
         continue;
       }
+      if (thread_ == 0) ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
+      if (thread_ == 0 || rehearses) {
+        SegmentRecord& written = shared_.records[rehearses ? kRecords : records.index];
+        written.last = !more;
+        if (more) writer_.write(cursor, range, written);
+      }
       if (thread_ == 0) {
-        ptx::barrier_wait(&shared_.record_free[records.index], records.phase ^ 1U);
-        record.last = !more;
-        if (more) writer_.write(cursor, range, record);
         ptx::barrier_arrive(&shared_.record_full[records.index]);
       } else {
         ptx::barrier_wait(&shared_.record_full[records.index], records.phase);
@@ -128,6 +132,9 @@ class Producer {
   [[nodiscard]] __device__ bool finds_contributors() const {
     return kConfig.has_contributors_warp() && thread_ == kConfig.producer_threads();
   }
+
+  /// Of many rows a second thread walks, and writes, what nobody looks at, while the first builds a stair line (CtaWide).
+  [[nodiscard]] __device__ bool rehearses_walk() const { return kConfig.wide() && thread_ == kWarpThreads && call_.plan.flat; }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 
@@ -207,7 +214,7 @@ class Producer {
 
   /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
-    std::byte* stage = ring_memory_ + ring_.index * call_.load.stage_bytes;
+    std::byte* stage = ring_memory_ + kConfig.stage_place(call_.load.stage_bytes, ring_.index);
     std::uint64_t* full = &shared_.stage_full[ring_.index];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
@@ -220,7 +227,7 @@ class Producer {
     ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
-      copy_page_runs<kConfig>(call_, rows, {stage, full, token, tokens, pages_.ids[0]});
+      copy_page_runs<kConfig>(call_, rows, {rows.keys, stage, full, token, tokens, pages_.ids[0]});
     } else if (asked_.bulk_copies()) {
       const auto bytes = static_cast<std::uint32_t>(tokens * row_bytes_);
       if (thread_ == 0) {
@@ -229,10 +236,13 @@ class Producer {
       }
     } else {
       if (boxed > 0) {
-        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, {stage, full, token, boxed, pages_.ids[0]});
+        const PageRuns runs{rows.keys, stage, full, token, boxed, pages_.ids[0]};
+        copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, runs);
       }
       if (tokens > boxed) {
-        by_threads_.copy(shared_, ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed}, pages_);
+        // Of many rows few tokens come so: what that takes is worked out when they do, not ahead of the first copy.
+        const ThreadCopies<kConfig> by_threads = kConfig.wide() ? ThreadCopies<kConfig>(call_, thread_) : by_threads_;
+        by_threads.copy(shared_, ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed}, pages_);
       }
       if (piece_bytes<kConfig>(call_) == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();

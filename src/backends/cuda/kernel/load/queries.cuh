@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -94,9 +95,9 @@ __device__ __forceinline__ void await_free_queries(CtaShared<kConfig>& shared, s
   ptx::barrier_wait(&shared.queries_free, static_cast<std::uint32_t>(record_index) ^ 1U);
 }
 
-/// Has a record's queries copied to its place, of many rows: by all producer threads, pieces of 16 bytes one after the other; rows that
-/// do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place; where there is one place, they are
-/// waited for. A row's place among tokens and heads follows from that of the row before it, without a division.
+/// Has a record's queries copied to its place, of many rows: by all producer threads, pieces of 16 bytes one after the other; rows
+/// and dims that do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place; where there is
+/// one place, they are waited for. A row's place among tokens and heads follows from that of the row before it, without a division.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index,
                                                  std::int32_t thread) {
@@ -108,8 +109,8 @@ __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const S
   if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
   const std::uint32_t staged = ptx::shared_address(memory.queries_of(record_index));
   const std::int32_t group = call.shape.group;
-  const PackedRow step{kAtOnce / group, kAtOnce % group};
-  PackedRow at = packed_row(std::int64_t{record.row_block} * kConfig.q_rows + thread / kThreads, group);
+  const PackedRow step = row_of_block<kConfig>(call, 0, kAtOnce);
+  PackedRow at = row_in_block<kConfig>(call, record, thread / kThreads);
 #pragma unroll 1
   for (std::int32_t row = thread / kThreads; row < kConfig.q_rows; row += kAtOnce) {
     const bool exists = row < record.rows;  // else nothing is read, wherever the address lies
@@ -117,7 +118,8 @@ __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const S
 #pragma unroll 1
     for (std::int32_t first = 0; first < kPieces; first += kThreads) {
       const std::int32_t piece = first + thread % kThreads;
-      ptx::async_copy_16(query_address<kConfig>(staged, row, piece), from + piece * kQueryPieceDims, exists);
+      ptx::async_copy_16(query_address<kConfig>(staged, row, piece), from + piece * kQueryPieceDims,
+                         exists && has_piece<kConfig>(call, piece));
     }
     at = {at.token + step.token, at.head_in_group + step.head_in_group};
     if (at.head_in_group >= group) at = {at.token + 1, at.head_in_group - group};

@@ -19,9 +19,10 @@ template <KernelConfig kConfig>
   return kOddPieces<kConfig> ? call.load.copy_bytes : kPieceBytes;
 }
 
-/// Bytes of a row in memory, or as it is padded.
+/// Bytes of a row in memory, or as it is filled up; of wide tiles as the call says it, lest loops over pieces be unrolled.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t row_bytes(const DeviceCall& call) {
+  if constexpr (kConfig.wide()) return call.load.stage_bytes / kConfig.tile_tokens;
   return (kConfig.step() ? kConfig.head_dim : call.problem.head_dim) * bytes_of(kConfig.dtype);
 }
 
@@ -29,6 +30,14 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t stage_row_bytes(const DeviceCall& call) {
   return kOddPieces<kConfig> ? kConfig.stage_row_bytes(call.problem.head_dim) : row_bytes<kConfig>(call);
+}
+
+/// What threads copy of a row at once, how often.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t row_pieces_of(const DeviceCall& call, bool keys) {
+  constexpr std::int32_t kColumnPieces = kConfig.column_bytes() / kPieceBytes;
+  if constexpr (kConfig.few_values()) return (keys ? kConfig.columns() : kConfig.value_columns()) * kColumnPieces;
+  return row_bytes<kConfig>(call) / piece_bytes<kConfig>(call);
 }
 
 /// Where a stage holds what is copied at once as `piece` of a row.

@@ -26,7 +26,7 @@ class ThreadCopies {
   /// For one of the producer's threads.
   __device__ ThreadCopies(const DeviceCall& call, std::int32_t thread) : call_(call), row_bytes_(row_bytes<kConfig>(call)) {
     if (Asked<kConfig>(call).bulk_copies()) return;
-    row_pieces_ = row_bytes_ / copy_bytes();
+    row_pieces_ = row_pieces_of<kConfig>(call, true);
     first_row_ = thread / row_pieces_;
     first_piece_ = thread % row_pieces_;
     row_stride_ = kConfig.producer_threads() / row_pieces_;
@@ -37,7 +37,7 @@ class ThreadCopies {
   __device__ void copy(CtaShared<kConfig>& shared, std::uint32_t stage, const HeadRows& rows, const SegmentRecord& record,
                        const StagedTokens& at, const LanePages<kConfig>& pages) const {
     if (!is_paged(call_.problem.pages)) {
-      copy_rows(stage, at.row, rows.first + at.token * rows.token_bytes, rows.token_bytes, at.tokens, true);
+      copy_rows(stage, at.row, rows.from(at.token * rows.token_bytes), at.tokens, true);
     } else if (call_.problem.pages.page_tokens < kMinPageRows && at.row == 0) {
       copy_page_rows<kConfig>(rows, stage, at.token, at.tokens, pages);
     } else {
@@ -71,16 +71,17 @@ class ThreadCopies {
       const std::int32_t page_begin = page * pages.page_tokens;
       const std::int32_t begin = max(page_begin, at.token);
       const std::int32_t page_end = page_begin + min(pages.page_tokens, end - page_begin);
-      const std::byte* from = rows.first + (exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes;
-      copy_rows(stage, at.row + begin - at.token, from, rows.token_bytes, page_end - begin, exists);
+      const HeadRows from = rows.from((exists ? id : 0) * rows.page_bytes + (begin - page_begin) * rows.token_bytes);
+      copy_rows(stage, at.row + begin - at.token, from, page_end - begin, exists);
     }
   }
 
   /// Copies the pieces of all rows, dealt out over the threads one after the other, to row `to_row` of the stage and those behind.
   /// Where whole rows are dealt out, a thread keeps its place in them. Where `exists` is false all of it becomes 0.
-  __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const std::byte* rows, std::int64_t step, std::int32_t tokens,
+  __device__ void copy_rows(std::uint32_t stage, std::int32_t to_row, const HeadRows& rows, std::int32_t tokens,
                             bool exists) const {
-    const std::byte* from = rows + first_row_ * step + first_piece_ * copy_bytes();
+    const std::int64_t step = rows.token_bytes;
+    const std::byte* from = rows.first + first_row_ * step + first_piece_ * copy_bytes();
     const std::int64_t from_stride = row_stride_ * step + piece_stride_ * copy_bytes();
     if constexpr (kConfig.in_columns()) {
       constexpr std::int32_t kPieces = kConfig.stage_row_bytes(kConfig.head_dim) / kPieceBytes;
@@ -89,12 +90,13 @@ class ThreadCopies {
         for (std::int32_t i = first_row_ * kPieces + first_piece_; i < tokens * kPieces; i += kConfig.producer_threads()) {
           const std::int32_t row = i / kPieces;
           const std::int32_t piece = i % kPieces;
-          ptx::async_copy_16(stage + place_in_columns<kConfig>(to_row + row, piece), rows + row * step + piece * kPieceBytes,
-                             exists);
+          if (kConfig.few_values() && piece >= row_pieces_of<kConfig>(call_, rows.keys)) continue;
+          ptx::async_copy_16(stage + place_in_columns<kConfig>(to_row + row, piece), rows.first + row * step + piece * kPieceBytes,
+                             exists && has_piece<kConfig>(call_, piece, rows.keys));
         }
         return;
       }
-      exists = exists && has_piece<kConfig>(call_, first_piece_);
+      exists = exists && has_piece<kConfig>(call_, first_piece_, rows.keys);
 #pragma unroll 8
       for (std::int32_t row = first_row_; row < tokens; row += row_stride_) {
         copy_piece<kConfig>(call_, stage + place_in_columns<kConfig>(to_row + row, first_piece_), from, exists);

@@ -11,6 +11,7 @@
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "output/rows.hpp"
+#include "problem/preconditions.hpp"
 
 namespace lean::cuda {
 
@@ -63,11 +64,21 @@ struct OutputPairs {
   }
 };
 
+/// Stores four neighbouring elements of an output row, two a word.
+__device__ __forceinline__ void store_four(const DeviceCall& call, std::uint16_t* to, const uint2& pairs) {
+  if (call.output.vector_output) {
+    *reinterpret_cast<uint2*>(to) = pairs;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<std::uint16_t>((i < 2 ? pairs.x : pairs.y) >> (i % 2 * 16));
+}
+
 /// Stores a lane's merged elements of a row, if the problem has that many dims.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
                                                const LaneElements<kConfig>& o) {
-  if (!kConfig.latent() && dim >= call.problem.head_dim) return;
+  if (kConfig.wide() ? dim >= value_dim_of(call.problem) : dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
   const auto [pairs] = OutputPairs<kConfig>(call, end, o);
   if (call.output.vector_output) {

@@ -1,5 +1,5 @@
-// The flat line and its plan from lengths in device memory. Every CTA builds the same: short ones each walking warp for itself,
-// longer ones all threads together. A short one may be even, and its segments known by arithmetic.
+// A flat line, or of many rows a stair line, and its plan from lengths in device memory. Every CTA builds the same: short ones each
+// walking warp for itself, longer ones all threads together. A short flat one may be even, and its segments known by arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,20 @@
 
 namespace lean::cuda {
 
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ FlatShape<kConfig> flat_shape_of(const DeviceCall& call) {
+  if constexpr (kConfig.wide()) {
+    static_assert(cost_model(kConfig).row_units == 0);  // schedule::is_stair()
+    return FlatShape<kConfig>(call.shape, call.plan.stair_width);
+  } else {
+    return FlatShape<kConfig>(call.shape);
+  }
+}
+
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatRules<kConfig, kCumulative> flat_rules_of(const DeviceCall& call) {
-  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()),
-          schedule::OneBlockShape<kConfig.tile_tokens>(call.shape), cost_model(kConfig), schedule::Measure::kCost};
+  return {BasicDeviceLengths<kCumulative>(call.problem, call.plan.queries, call.fixup.slots.header()), flat_shape_of<kConfig>(call),
+          cost_model(kConfig), schedule::Measure::kCost};
 }
 
 using FlatSums = schedule::BasicLineSums<std::int32_t>;
@@ -70,24 +80,44 @@ template <int kSequences>
   return picked;
 }
 
+/// Stages of a short line's building. A warp that begins with a later one rehearses those from there on (CtaWide), by numbers of which
+/// it is only known that they take the way of most.
+enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
+
 /// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
 /// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
 /// how long: nobody searches, nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative, int kSequences>
 [[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
-                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+                                                                   const FlatRules<kConfig, kCumulative>& rules,
+                                                                   LineStage from = LineStage::kLengths) {
   const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
   Sequence lengths[kSequences];
   FlatSums each[kSequences];
+  if (from == LineStage::kLengths) {
 #pragma unroll
-  for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+    for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
+  } else {
+    lengths[0].q_tokens = 8 * kConfig.q_rows;
+    lengths[0].kv_end = 16 * kConfig.q_rows;
+  }
   bool alike = true;
   bool clamped = false;
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     clamped = clamped || lengths[i].clamped;
-    each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    if (from == LineStage::kPlan) {
+      each[i] = {.cost = 1 << 16,
+                 .tiles = 3000,
+                 .outputs = 256,
+                 .max_output_tiles = 16,
+                 .max_tile_cost = 24,
+                 .min_output_cost = 80,
+                 .max_output_cost = 320};
+    } else {
+      each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    }
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
   if (clamped) rules.lengths().report();

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/segment_record.cuh"
 #include "fixup/arrival.hpp"
 #include "fixup/chunk_tree.hpp"
@@ -21,11 +22,15 @@ namespace lean::cuda {
 /// Moves to the worker's next segment; in the merging pass, to the next whose output it is the first of several to share.
 template <KernelConfig kConfig, typename TCursor>
 [[nodiscard]] __device__ bool next_segment(const DeviceCall& call, TCursor& cursor) {
-  if (!Asked<kConfig>(call).merge_only()) return cursor.next_run();
-  while (cursor.next()) {
-    if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
+  if constexpr (kConfig.any_call()) {
+    if (Asked<kConfig>(call).merge_only()) {
+      while (cursor.next()) {
+        if (!cursor.segment().sole() && cursor.segment().contributor == 0) return true;
+      }
+      return false;
+    }
   }
-  return false;
+  return cursor.next_run();
 }
 
 /// What is computed as one: a segment, or with fixed_chunk a chunk of it. Tiles [begin, end) of the output.
@@ -119,9 +124,8 @@ class RecordWriter {
     if (kConfig.step() && call_.shape.reach.left < 0)
       return {lengths.kv_begin, lengths.kv_end};  // the last query sees the last key
     if constexpr (kConfig.step()) return visible_span(lengths, 0, lengths.q_tokens - 1, call_.shape.reach);
-    const std::int64_t first_row = std::int64_t{output.row_block} * kConfig.q_rows;
-    return visible_span(lengths, packed_row(first_row, call_.shape.group).token,
-                        packed_row(first_row + output.rows - 1, call_.shape.group).token, call_.shape.reach);
+    return visible_span(lengths, row_of_block<kConfig>(call_, output.row_block, 0).token,
+                        row_of_block<kConfig>(call_, output.row_block, output.rows - 1).token, call_.shape.reach);
   }
 
   /// Called for a segment's chunks one after the other.

@@ -1,7 +1,8 @@
 // The one way to ask for a worker's segments, whatever the line: setup_done(), build_line(), and visit_segments(), which hands a
 // cursor to whoever makes use of the segments. Behind it lie five kinds of line:
 //   general         any policy, any rows: summed by all threads, walked in 64 bits
-//   flat            every kv head of a sequence is one output: summed by all threads, walked in 32 bits
+//   flat            every kv head of a sequence is one output, or of many rows its row blocks are a stair: summed by all threads,
+//                   walked in 32 bits
 //   short           flat, of few sequences: built by each warp that walks it, for itself
 //   even            short, all outputs alike: the worker's one segment is known by arithmetic
 //   even, by bulk   the same without pages: the compiler sees that it is OneSegment
@@ -14,7 +15,9 @@
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/flat_line.cuh"
 #include "backends/cuda/kernel/plan/general_line.cuh"
+#include "backends/cuda/kernel/plan/wide_cursor.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 
 namespace lean::cuda {
 
@@ -33,12 +36,22 @@ template <typename TRules>
 [[nodiscard]] __device__ const Sequence& lengths_at(const DeviceCall&, const schedule::FlatCursor<TRules>& cursor) {
   return cursor.lengths();
 }
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ const Sequence& lengths_at(const DeviceCall&, const WideCursor<kConfig>& cursor) {
+  return cursor.lengths();
+}
 
 /// Called by the consumer warps, once what is shared is set up: warps that build a short line wait for it before they announce a
 /// segment.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
-  if (call.plan.short_line) ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
+  if (!call.plan.short_line) return;
+  if constexpr (kConfig.wide()) {
+    ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
+    ptx::named_barrier_arrive(kWalkBarrier, kConfig.consumer_threads() + kWarpThreads);
+  } else {
+    ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig));
+  }
 }
 
 /// Called by all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
@@ -107,7 +120,13 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
 /// Called by the warps that walk: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
 template <KernelConfig kConfig, typename TVisit>
 __device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
-  if (kConfig.step() && !call.plan.cumulative) {
+  if constexpr (kConfig.wide()) {
+    begin_walk<kConfig>(call, memory);
+    const std::uint32_t rehearses = threadIdx.x == kConfig.consumer_threads() ? 0 : 1;
+    // Else the compiler chooses between the two for every member ahead of time.
+    WideCursor<kConfig> cursor(call, memory.shared.wide.walks[ptx::opaque(rehearses)]);
+    visit(cursor);
+  } else if (kConfig.step() && !call.plan.cumulative) {
     visit_flat_line<kConfig, false>(call, memory, visit);
   } else if (Asked<kConfig>(call).flat()) {
     visit_flat_line<kConfig, true>(call, memory, visit);

@@ -123,13 +123,14 @@ class WarpTile {
     accumulate_of<kConfig.dtype>(memory, stage, tile_tokens);
   }
 
-  /// Adds up l over the lanes of a row: after the segment's last tile.
+  /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile.
   __device__ void finish() {
 #pragma unroll
     for (float& l : sum_) {
       l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
       l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
+    clear_empty_rows(o_, sum_);
   }
 
   /// Stages this warp's part, of rows below `count`.

@@ -39,7 +39,7 @@ class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
-  static constexpr std::int32_t kOwnDims = kConfig.value_dim() / kConfig.value_warps();  // of the values, a warpgroup's
+  static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
   static constexpr int kColumns = kOwnDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
   static_assert(kConfig.column_bytes() == wide::kColumnBytes && kMmaDims * kQueryBytes == wide::kStepBytes);
@@ -61,31 +61,43 @@ class WideTile {
     }
     last_first_ = __reduce_max_sync(ptx::kAllLanes, max(first_[0], first_[1]));
 #pragma unroll
+    for (auto& run : p_) run[0] = run[1] = run[2] = run[3] = 0;
+    clear();
+  }
+
+  /// Empties O. No products run.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
     for (auto& column : o_) column[0] = column[1] = column[2] = column[3] = 0.0F;
   }
 
-  /// Asks for S = Q K^T of a stage that holds K.
-  __device__ __forceinline__ void ask_for_scores(std::uint32_t stage) {
+  /// What products are told of the queries, of a stage that holds K, and of one that holds V, or K of which the first columns are V.
+  [[nodiscard]] __device__ __forceinline__ std::uint64_t queries_at() const { return ptx::factor_at(queries_, 16); }
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) { return ptx::factor_at(stage, 16); }
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage) {
+    return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
+  }
+
+  /// Asks for S = Q K^T.
+  __device__ __forceinline__ void ask_for_scores(std::uint64_t queries, std::uint64_t keys) {
     ptx::pin_registers(s_);
     ptx::begin_products();
 #pragma unroll
     for (int step = 0; step < kDims / kMmaDims; ++step) {
-      const std::uint32_t q = queries_ + wide::step_place(kConfig.q_rows, step);
-      const std::uint32_t k = stage + wide::step_place(kConfig.tile_tokens, step);
-      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, ptx::factor_at(q, 16), ptx::factor_at(k, 16), step != 0);
+      const std::uint64_t q = wide::further(queries, wide::step_place(kConfig.q_rows, step));
+      const std::uint64_t k = wide::further(keys, wide::step_place(kConfig.tile_tokens, step));
+      ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, q, k, step != 0);
     }
     ptx::end_products();
   }
 
-  /// Asks for O += P V of a stage that holds V, or K of which the first columns are V.
-  __device__ __forceinline__ void ask_for_output(std::uint32_t stage) {
-    stage += wide::value_place(first_dim(), column_stage_bytes<kConfig>);
+  /// Asks for O += P V.
+  __device__ __forceinline__ void ask_for_output(std::uint64_t values) {
     ptx::pin_registers(o_);
     ptx::begin_products();
 #pragma unroll
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
-      const std::uint32_t v = stage + wide::run_place(run);
-      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], ptx::factor_at(v, column_stage_bytes<kConfig>), true);
+      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], wide::further(values, wide::run_place(run)), true);
     }
     ptx::end_products();
   }
@@ -108,7 +120,8 @@ class WideTile {
       cap_scores(scale);
       scale = 1.0F;
     }
-    if (is_paged(call_.problem.pages) && lacks_pages(shared)) hide_lacking_pages(record, tile);
+    // A rehearsed segment has no rows, and no page ids.
+    if (is_paged(call_.problem.pages) && record.rows > 0 && lacks_pages(shared)) hide_lacking_pages(record, tile);
     const bool masked = tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
     if (masked) hide_unseen(tile);
     float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
@@ -134,8 +147,9 @@ class WideTile {
 
   /// Has weights made before what is awaited next: the sums of all of them are stored, which is not put off. To no other end.
   __device__ __forceinline__ void keep_ahead(CtaShared<kConfig>& shared) {
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.l[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[0]));
-    ptx::store_shared_word(ptx::shared_address(&shared.parts.m[warp() * (kMmaRows / 2) + quad()]), __float_as_uint(sum_[1]));
+    const std::int32_t place = warp() * (kWarpThreads / 4) + quad();
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[0][place]), __float_as_uint(sum_[0]));
+    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[1][place]), __float_as_uint(sum_[1]));
   }
 
   /// Takes the weights for the next product P V, and has O refer to what they do. No products run.
@@ -157,13 +171,14 @@ class WideTile {
     }
   }
 
-  /// Adds up l over the lanes of a row: after the segment's last tile.
+  /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile. No products run.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (float& l : sum_) {
       l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
       l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
+    clear_empty_rows(o_, sum_);
   }
 
   /// Rows of the block that this lane holds: half 0 and 1.

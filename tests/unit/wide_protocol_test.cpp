@@ -1,0 +1,232 @@
+// Who waits for whom in a CTA of many rows, or of a latent tile, as a model on threads: a producer and two consumer warpgroups with the
+// kernel's barriers, phases and places (src/backends/cuda/kernel/load/producer.cuh, wide_consumer.cuh), where queries have one place
+// or two. Memory that a barrier would leave open holds another tile than the consumer wants, and is a data race for ThreadSanitizer.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/cuda/kernel_rows.hpp"
+#include "support/random.hpp"
+#include "support/reduced.hpp"
+
+namespace lean::cuda {
+namespace {
+
+using support::Stream;
+
+/// An mbarrier of so many arrivals: wait() passes once the phase of that parity has ended.
+class PhaseBarrier {
+ public:
+  explicit PhaseBarrier(std::int32_t arrivals) : arrivals_(arrivals) {}
+
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    if (++arrived_ < arrivals_) return;
+    arrived_ = 0;
+    parity_ ^= 1U;
+    changed_.notify_all();
+  }
+  /// False: nobody came for a long time.
+  [[nodiscard]] bool wait(std::uint32_t parity) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return parity_ != parity; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::int32_t arrivals_;
+  std::int32_t arrived_ = 0;
+  std::uint32_t parity_ = 0;  // of the phase that runs
+};
+
+/// PipelineState of kernel/load/ring.cuh.
+struct Pipeline {
+  std::int32_t count;
+  std::int32_t index = 0;
+  std::uint32_t phase = 0;
+
+  void advance() {
+    if (++index == count) index = 0, phase ^= 1U;
+  }
+};
+
+constexpr std::int32_t kGroups = 2;
+constexpr std::int32_t kMostStages = 4;
+constexpr std::int32_t kRecords = 2;
+
+/// Of a variant.
+struct Kind {
+  bool latent = false;
+  std::int32_t stages = 0;
+  std::int32_t query_places = 0;
+};
+
+struct Cta {
+  Kind kind;
+  std::array<PhaseBarrier, kMostStages> stage_full{PhaseBarrier(1), PhaseBarrier(1), PhaseBarrier(1), PhaseBarrier(1)};
+  std::array<PhaseBarrier, kMostStages> stage_free{PhaseBarrier(kGroups), PhaseBarrier(kGroups), PhaseBarrier(kGroups),
+                                                   PhaseBarrier(kGroups)};
+  std::array<PhaseBarrier, kRecords> record_full{PhaseBarrier(1), PhaseBarrier(1)};
+  std::array<PhaseBarrier, kRecords> record_free{PhaseBarrier(kGroups + 1), PhaseBarrier(kGroups + 1)};
+  std::array<PhaseBarrier, kRecords> queries_full{PhaseBarrier(1), PhaseBarrier(1)};
+  PhaseBarrier queries_free{kGroups};
+  std::array<PhaseBarrier, kRecords> contributors_known{PhaseBarrier(1), PhaseBarrier(1)};
+  // What lies in shared memory: -1 is the end. Of a tile, keys are 2 x its number and values one more; a latent tile is keys.
+  std::array<std::int32_t, kMostStages> stage{};
+  std::array<std::int32_t, kRecords> segment{};
+  std::array<std::int32_t, kRecords> contributors{};
+  std::array<std::int32_t, kRecords> queries{};  // of which segment
+
+  std::int32_t& queries_of(std::int32_t record) { return queries[static_cast<std::size_t>(kind.query_places == 1 ? 0 : record)]; }
+};
+
+/// Tiles are numbered over all segments, which have so many each.
+std::string produce(Cta& cta, const std::vector<std::int32_t>& tiles) {
+  Pipeline ring{cta.kind.stages};
+  Pipeline records{kRecords};
+  std::int32_t next = 0;
+  for (std::int32_t segment = 0;; ++segment, records.advance()) {
+    const auto at = static_cast<std::size_t>(records.index);
+    const bool more = segment < static_cast<std::int32_t>(tiles.size());
+    if (!cta.record_free[at].wait(records.phase ^ 1U)) return "no place for a record";
+    cta.segment[at] = more ? segment : -1;
+    cta.record_full[at].arrive();
+    if (!more) return "";
+    const std::int32_t end = next + tiles[static_cast<std::size_t>(segment)];
+    for (std::int32_t copy = 0; copy < 2 || next < end; ++copy) {
+      const bool keys = cta.kind.latent || copy % 2 == 0;
+      if (next < end) {
+        const auto stage = static_cast<std::size_t>(ring.index);
+        if (!cta.stage_free[stage].wait(ring.phase ^ 1U)) return "no stage is free";
+        cta.stage[stage] = 2 * next + (keys ? 0 : 1);
+        cta.stage_full[stage].arrive();
+        ring.advance();
+      }
+      if (copy == 0) {
+        if (cta.kind.query_places == 1 && !cta.queries_free.wait(static_cast<std::uint32_t>(records.index) ^ 1U))
+          return "queries stay in use";
+        cta.queries_of(records.index) = segment;
+        cta.queries_full[at].arrive();
+      } else if (copy == 1) {
+        cta.contributors[at] = segment;
+        cta.contributors_known[at].arrive();
+      }
+      if (next < end && (cta.kind.latent || !keys)) ++next;
+    }
+    cta.record_free[at].arrive();
+  }
+}
+
+/// A consumer warpgroup.
+class Consumer {
+ public:
+  explicit Consumer(Cta& cta) : cta_(cta), keys_{cta.kind.stages}, values_{cta.kind.stages} { values_.advance(); }
+
+  /// What take_latent_tiles() does with a segment's tiles.
+  std::string take_latent_tiles(std::int32_t begin, std::int32_t end, std::int32_t queries) {
+    for (std::int32_t tile = begin; tile < end; ++tile) {
+      if (!await(keys_)) return "no tile comes";
+      if (queries != cta_.queries_of(0)) return "queries of another segment";
+      const std::int32_t keys = held(keys_);
+      if (tile + 1 == end) cta_.queries_free.arrive();
+      if (keys != 2 * tile || held(keys_) != 2 * tile) return "another tile";  // scores, then values
+      release(keys_, 1);
+    }
+    return "";
+  }
+
+  /// What take_tiles() does.
+  std::string take_tiles(std::int32_t begin, std::int32_t end, std::int32_t segment, std::int32_t record) {
+    for (std::int32_t tile = begin; tile <= end; ++tile) {  // scores of a tile, and values of the one before
+      if (tile < end && !await(keys_)) return "no keys come";
+      if (tile > begin && !await(values_)) return "no values come";
+      if (tile < end) {
+        if (held(keys_) != 2 * tile) return "another tile's keys";
+        if (cta_.queries_of(record) != segment) return "queries of another segment";
+        release(keys_, 2);
+        if (cta_.kind.query_places == 1 && tile + 1 == end) cta_.queries_free.arrive();
+      }
+      if (tile == begin) continue;
+      if (held(values_) != 2 * tile - 1) return "another tile's values";
+      release(values_, 2);
+    }
+    return "";
+  }
+
+ private:
+  bool await(const Pipeline& stage) { return cta_.stage_full[static_cast<std::size_t>(stage.index)].wait(stage.phase); }
+  [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.stage[static_cast<std::size_t>(stage.index)]; }
+  void release(Pipeline& stage, int places) {
+    cta_.stage_free[static_cast<std::size_t>(stage.index)].arrive();
+    for (int i = 0; i < places; ++i) stage.advance();
+  }
+
+  Cta& cta_;
+  Pipeline keys_;
+  Pipeline values_;
+};
+
+std::string consume(Cta& cta, const std::vector<std::int32_t>& tiles) {
+  Consumer consumer(cta);
+  Pipeline records{kRecords};
+  std::int32_t next = 0;
+  for (std::int32_t segment = 0;; ++segment, records.advance()) {
+    const auto at = static_cast<std::size_t>(records.index);
+    if (!cta.record_full[at].wait(records.phase)) return "no record comes";
+    if (cta.segment[at] == -1) return next == std::accumulate(tiles.begin(), tiles.end(), 0) ? "" : "tiles are left";
+    if (cta.segment[at] != segment) return "another record";
+    if (!cta.queries_full[at].wait(records.phase)) return "no queries come";
+    const std::int32_t end = next + tiles[static_cast<std::size_t>(segment)];
+    if (next == end) {
+      if (cta.kind.query_places == 1) cta.queries_free.arrive();
+    } else {
+      const std::string fault =
+          cta.kind.latent ? consumer.take_latent_tiles(next, end, segment) : consumer.take_tiles(next, end, segment, records.index);
+      if (!fault.empty()) return fault;
+    }
+    next = end;
+    if (!cta.contributors_known[at].wait(records.phase)) return "nobody says who shares the output";
+    if (cta.contributors[at] != segment) return "contributors of another segment";
+    cta.record_free[at].arrive();
+  }
+}
+
+void run_rounds(const Kind& kind) {
+  Stream random(29);
+  for (std::int32_t round = 0; round < support::full_or_reduced(300, 30); ++round) {
+    std::vector<std::int32_t> tiles(static_cast<std::size_t>(random.between(0, 40)));
+    for (std::int32_t& count : tiles) count = static_cast<std::int32_t>(random.chance(30) ? 0 : random.between(1, 7));
+    Cta cta{.kind = kind};
+    std::array<std::string, 1 + kGroups> faults;
+    {
+      std::vector<std::jthread> threads;
+      threads.emplace_back([&] { faults[0] = produce(cta, tiles); });
+      for (std::size_t group = 1; group <= kGroups; ++group)
+        threads.emplace_back([&, group] { faults[group] = consume(cta, tiles); });
+    }
+    for (const std::string& fault : faults) ASSERT_EQ(fault, "") << "round " << round << ", " << kind.stages << " stages";
+  }
+}
+
+TEST(WideProtocol, EverybodyGetsWhatTheyWaitForAndNobodyTooEarly) {
+  bool one_place = false;
+  for (const KernelRow& row : kWideRows) {
+    const KernelConfig config = config_of(kWideRows.architecture, row, DType::kBFloat16);
+    run_rounds({.latent = config.latent(), .stages = config.latent() ? 2 : kMostStages, .query_places = config.query_places()});
+    one_place = one_place || (!config.latent() && config.query_places() == 1);
+    EXPECT_TRUE(!config.latent() || config.query_places() == 1);
+  }
+  EXPECT_TRUE(one_place) << "of two kinds of tiles";
+}
+
+}  // namespace
+}  // namespace lean::cuda
