@@ -38,6 +38,8 @@ import time
 import torch
 import torch.distributed as dist
 from graph_timing import graph_of
+from multi_gpu_rows import Row, quick_rows, rows
+from read_limit import readers
 
 import lean_attention
 from lean_attention.distributed import ContextParallel, TensorParallel
@@ -53,7 +55,6 @@ EXCHANGE_OF = {
 }
 ALONE = ("context_alone", "context_alone_dependent")
 ALL_WAYS = (*WAYS, "context_all_to_all")
-AIMS = ("1 x 128k", "1 x 32k", "1 x 8k", "8 ragged to 8k", "8 x 8k", "32 x 8k")  # of either Llama shape, what the aims are about
 ROUNDS = 7
 L2_BYTES = 256 << 20  # what copies of K and V exceed together: twice an H200's L2 and more
 SMALL_CALLS, LARGE_CALLS, LARGE_BYTES = (
@@ -65,81 +66,8 @@ MEMORY_SHARE = 0.8  # of a GPU's free memory
 TOLERANCE = 0.02  # against one call over everything, bf16, values of a normal distribution
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    name: str
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    lens: tuple
-
-    @property
-    def kv_bytes(self) -> int:
-        return 2 * 2 * sum(self.lens) * self.kv_heads * self.head_dim
-
-
-def rows() -> list:
-    """The paper's figure of eight GPUs (section "Multi-GPU Execution"), then Llama shapes, in the order of their importance."""
-    kilo = 1024
-    found = []
-    for model, q_heads in (("llama-8b", 32), ("llama-70b", 64)):
-        for batch in (1, 8, 32):
-            found += [Row(f"{model} {batch} x {n}k", q_heads, 8, 128, (n * kilo,) * batch) for n in (8, 32, 128, 512, 1024)]
-        for n in (8, 128):  # from an eighth of the longest up, evenly
-            found.append(Row(f"{model} 8 ragged to {n}k", q_heads, 8, 128, tuple(n * kilo * (i + 1) // 8 for i in range(8))))
-    for n in (1, 4, 16, 64, 256, 1024):
-        found.append(Row(f"paper 8a 256 heads 4 x {n}k", 256, 256, 64, (n * kilo,) * 4))
-    found += [Row(f"paper 8b {heads} heads 4 x 256k", heads, heads, 64, (256 * kilo,) * 4) for heads in (64, 160, 320, 512)]
-    found += [Row(f"paper 8c 256 heads {batch} x 256k", 256, 256, 64, (256 * kilo,) * batch) for batch in (1, 8, 32)]
-    aims = [row for size in AIMS for row in found if row.name.startswith("llama") and row.name.endswith(f"b {size}")]
-    return aims + sorted((row for row in found if row not in aims), key=lambda row: (row.name.startswith("paper"), row.kv_bytes))
-
-
-def quick_rows() -> list:
-    return [Row("quick 8 heads 3 ragged", 8, 4, 64, (100, 1, 300)), Row("quick 8 heads 2 x 1k", 8, 2, 64, (1024, 1024))]
-
-
 class Refused(Exception):
     """A way does not run a row; the text says why."""
-
-
-READ = """
-extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* words, unsigned count, unsigned* sink) {
-  const unsigned begin = (unsigned long long)count * blockIdx.x / gridDim.x;
-  const unsigned end = (unsigned long long)count * (blockIdx.x + 1) / gridDim.x;
-  unsigned fold = 0, i = begin + threadIdx.x;
-  for (; i + 7 * 512u < end; i += 8 * 512u) {
-    uint4 w[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(w[j].x), "=r"(w[j].y), "=r"(w[j].z), "=r"(w[j].w) : "l"(words + i + j * 512u));
-#pragma unroll
-    for (int j = 0; j < 8; ++j) fold ^= w[j].x ^ w[j].y ^ w[j].z ^ w[j].w;
-  }
-  for (; i < end; i += 512u) fold ^= words[i].x ^ words[i].y ^ words[i].z ^ words[i].w;
-  if (fold == 0x9E3779B9u) *sink = fold;
-}
-"""
-
-
-def readers(device: torch.device) -> list:
-    """Functions that read a tensor of bytes and do nothing else with them."""
-    if device.type == "cpu":
-        return [lambda data: data.view(torch.int64).sum()]
-    found = [lambda data: data.view(torch.float32).sum()]
-    try:
-        kernel = torch.cuda._compile_kernel(READ, "read_words")
-    except Exception as error:  # whatever torch has of NVRTC: its reduction reads, too
-        print(f"multi_gpu: no kernel that reads: {error}", flush=True)
-        return found
-    sink = torch.zeros(1, dtype=torch.int32, device=device)
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-
-    def reader(ctas: int) -> object:
-        return lambda data: kernel(grid=(ctas * processors, 1, 1), block=(512, 1, 1), args=[data, data.numel() // 16, sink])
-
-    return [*found, reader(2), reader(3)]
 
 
 @dataclasses.dataclass

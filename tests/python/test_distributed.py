@@ -267,6 +267,25 @@ def test_ranks_compute_what_one_process_does(count, block, exchange):
         check_by_definition(name, out, lse)
 
 
+def steps_with_lengths() -> None:
+    """Lengths worked out once serve every layer of a step, whatever else a layer asks for."""
+    context = ContextParallel(block_tokens=4)
+    for name in ("plain", "several", "leftpad", "mask"):
+        q, k, v, arguments = case(name)
+        k, v = context.shard(k), context.shard(v)
+        lengths = context.step_lengths(arguments["seqlens"])
+        assert torch.equal(lengths.held, context.placement.local_tokens(arguments["seqlens"], context.rank))
+        expected = context.decode(q, k, v, **arguments)
+        for given in (lengths, context.step_lengths(arguments["seqlens"].tolist()), context.step_lengths(lengths.seqlens.long())):
+            assert torch.equal(context.decode(q, k, v, **{**arguments, "seqlens": given}), expected), name
+        with pytest.raises(ValueError, match="^seqlens: .*3 integers"):
+            context.decode(q, k, v, **{**arguments, "seqlens": context.step_lengths([1, 2])})
+
+
+def test_a_steps_lengths_are_worked_out_once():
+    ranks.run(2, steps_with_lengths)
+
+
 def check_by_definition(name: str, out: np.ndarray, lse: np.ndarray) -> None:
     """Against the whole in one call, and against the oracle where it knows the rule."""
     q, k, v, arguments = case(name)

@@ -142,6 +142,9 @@ class ContextParallel:
                 that, whose rows then are NaN (check_exchange()).
             NotImplementedError, TypeError: as decode().
         """
+        step = arguments.get("seqlens")
+        if isinstance(step, StepLengths):
+            arguments["seqlens"] = step.seqlens
         asked = self._asked(q, k, v, arguments)
         self._agreement.reach(asked, again=self._has_another_message(q, v))
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -158,6 +161,8 @@ class ContextParallel:
             self._peers.check()
             self._prepare_peers(q, v)
         lengths = global_lengths(arguments, form, q.device)
+        if isinstance(step, StepLengths):
+            lengths = dataclasses.replace(lengths, held=step.held)
         refusal, state = None, None
         try:
             self._check_rules(asked, q, k, v, arguments)
@@ -287,8 +292,6 @@ class ContextParallel:
         for name, value in sorted(arguments.items()):
             if value is None:
                 continue
-            if isinstance(value, StepLengths):
-                value = value.seqlens
             if name in _OF_A_RANK or (name in ("seqlens", "leftpad") and not isinstance(value, torch.Tensor)):
                 asked[name] = str(getattr(value, "dtype", "numbers"))
             else:

@@ -203,10 +203,7 @@ def kv_head_axis(k: torch.Tensor, arguments: dict[str, Any]) -> int:
 
 def global_lengths(arguments: dict[str, Any], form: Form, device: torch.device) -> Lengths:
     """Of whole sequences, on q's device; the window of a single query moves the first token."""
-    seqlens, held = arguments.get("seqlens"), None
-    if isinstance(seqlens, StepLengths):
-        seqlens, held = seqlens.seqlens, seqlens.held
-    ends = as_lengths("seqlens", seqlens, form.batch, device)
+    ends = as_lengths("seqlens", arguments.get("seqlens"), form.batch, device)
     if ends is None:
         ends = as_lengths("cu_seqlens_k", arguments["cu_seqlens_k"], form.batch + 1, device).diff()
     given = starts = as_lengths("leftpad", arguments.get("leftpad"), form.batch, device)
@@ -214,7 +211,7 @@ def global_lengths(arguments: dict[str, Any], form: Form, device: torch.device) 
     if form.q_tokens == 1 and left >= 0:
         first = (ends - 1 - left).clamp(min=0)
         starts = first if given is None else torch.maximum(first, given)
-    return Lengths(ends, starts, given, held)
+    return Lengths(ends, starts, given)
 
 
 def local_call(shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
