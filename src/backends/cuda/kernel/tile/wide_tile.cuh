@@ -48,7 +48,7 @@ class WideTile {
 
   /// Empties (O, m, l) for a row block whose queries are staged at `queries`.
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
-    queries_ = ptx::factor_at(
+    queries_ = ptx::uniform_factor_at(
         queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes()), 16);
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
 #pragma unroll
@@ -73,9 +73,11 @@ class WideTile {
   }
 
   /// What products are told of a stage that holds K, and of one that holds V, or K of which the first columns are V.
-  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) { return ptx::factor_at(stage, 16); }
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) {
+    return ptx::uniform_factor_at(stage, 16);
+  }
   [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage) {
-    return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
+    return ptx::uniform_factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
   }
 
   /// Asks for S = Q K^T.
