@@ -91,7 +91,9 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   return asked;
 }
 
-/// The state of a row of all parts, which lanes have one each, and what the lane's part weighs in it. By a warp.
+/// The state of a row of all parts, which lanes have one each, and what the lane's part weighs in it: less than 0 where the row sees
+/// no token of it. What such a part has of O is 0 x V of tokens that other rows of the block see, which may hold NaN: it is left out,
+/// whatever it is. By a warp.
 struct MergedState {
   softmax::State whole;
   float weight = 0.0F;
@@ -101,6 +103,7 @@ struct MergedState {
   merged.whole.m = ptx::warp_max(part.m);
   merged.weight = fixup::part_weight(part.m, merged.whole.m);
   merged.whole.l = fixup::sum_over_lanes(part.l * merged.weight, ptx::across);
+  if (part.l == 0.0F) merged.weight = -1.0F;
   return merged;
 }
 
@@ -111,8 +114,9 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   LaneElements<kConfig> sum;
   for (std::int32_t first = 0;;) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
+    for (int i = 0; i < kAhead; ++i) {  // a part that is not there is empty
       const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
+      if (factor < 0.0F) continue;
 #pragma unroll
       for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
     }

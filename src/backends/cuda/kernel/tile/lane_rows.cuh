@@ -16,19 +16,6 @@ namespace lean::cuda {
 /// a factor of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
 inline constexpr float kMaxSlack = 8.0F;
 
-/// Empties the O of rows that see no token of a part, of which `l` is 0: it is 0 x V of tokens that other rows of the block see, and
-/// these may hold NaN. So an empty part adds 0 to a merge whatever V holds, and nothing has to be left out there. Where all rows see
-/// something, as in every decode step, this is a vote. Element i of each four is of row i / kInRow % 2.
-template <int kInRow = 2, int kFours>
-__device__ __forceinline__ void clear_empty_rows(float (&o)[kFours][4], const float (&l)[2]) {
-  if (__any_sync(ptx::kAllLanes, l[0] == 0.0F || l[1] == 0.0F) == 0) return;
-#pragma unroll
-  for (auto& four : o) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) four[i] = l[i / kInRow % 2] == 0.0F ? 0.0F : four[i];
-  }
-}
-
 template <KernelConfig kConfig>
 struct LaneRows {
   std::int32_t limit[2];     // tokens of the sequence from here on are not seen

@@ -163,12 +163,6 @@ class WarpTile {
       const int accumulator = c * Held::kPieceDims / kAccumulatorDims;
       Held::store(row + near[c % kNear] + c / kNear * 8 * kVectorDims, o_ + accumulator, half);
     }
-    __syncwarp();
-    if (sum_[half] == 0.0F) {  // clear_empty_rows(), where it takes no register: by the row's four lanes
-#pragma unroll 1
-      for (std::int32_t dim = in_quad() * kVectorDims; dim < kDims; dim += 4 * kVectorDims)
-        *reinterpret_cast<float4*>(row + dim) = {0.0F, 0.0F, 0.0F, 0.0F};
-    }
     if (in_quad() != 0) return;
     memory.shared.parts.m[place] = lane_rows_.max[half];
     memory.shared.parts.l[place] = sum_[half];

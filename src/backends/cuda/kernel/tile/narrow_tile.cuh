@@ -111,13 +111,10 @@ class NarrowTile {
     accumulate_of<kConfig.dtype>(stage, tile_tokens);
   }
 
-  /// Adds up l over the lanes of a query, and empties what empty queries hold: after the segment's last tile.
+  /// Adds up l over the lanes of a query: after the segment's last tile.
   __device__ void finish() {
     sum_ += __shfl_xor_sync(ptx::kAllLanes, sum_, 8);
     sum_ += __shfl_xor_sync(ptx::kAllLanes, sum_, 16);
-    const float others = __shfl_xor_sync(ptx::kAllLanes, sum_, 4);
-    const float sums[2] = {sums_second() ? others : sum_, sums_second() ? sum_ : others};
-    clear_empty_rows<1>(o_, sums);
   }
 
   /// Stages this warp's part, of rows below `count`.

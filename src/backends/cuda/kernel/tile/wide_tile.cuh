@@ -178,7 +178,7 @@ class WideTile {
       l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
       l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
     }
-    clear_empty_rows(o_, sum_);
+    clear_empty_rows();
   }
 
   /// Rows of the block that this lane holds: half 0 and 1.
@@ -198,6 +198,18 @@ class WideTile {
   [[nodiscard]] __device__ __forceinline__ static bool leads_row() { return in_quad() == 0 && first_dim() == 0; }
 
  private:
+  /// Empties the O of rows that see no token of the segment: it is 0 x V of tokens that other rows of the block see, which may hold
+  /// NaN. Where all rows see something, as nearly always, this is a vote. (Tiles of fewer rows leave such parts out of their warps'
+  /// merge: kernel/fixup/parts.cuh.)
+  __device__ __forceinline__ void clear_empty_rows() {
+    if (__any_sync(ptx::kAllLanes, sum_[0] == 0.0F || sum_[1] == 0.0F) == 0) return;
+#pragma unroll
+    for (auto& column : o_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) column[i] = sum_[i / 2] == 0.0F ? 0.0F : column[i];
+    }
+  }
+
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
     return static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
   }
