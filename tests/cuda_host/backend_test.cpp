@@ -111,17 +111,17 @@ TEST(CudaHost, R32_AResetAndAQuestionThatFailAreTold) {
 }
 
 TEST(CudaHost, R49_AMergeIsOneLaunchThatMayBeCaptured) {
-  float numbers[8] = {};
+  float o_a[8] = {}, lse_a[1] = {}, o_b[8] = {}, lse_b[1] = {};
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     to_a_new_device();
-    EXPECT_TRUE(merge_states(numbers, numbers, numbers, numbers, 1, 8, dtype, cuda_options()).ok());
+    EXPECT_TRUE(merge_states(o_a, lse_a, o_b, lse_b, 1, 8, dtype, cuda_options()).ok());
     EXPECT_EQ(runtime().calls.size(), 1U);
     EXPECT_EQ(runtime().launches().size(), 1U);
     to_a_new_device();
-    EXPECT_TRUE(merge_states(numbers, numbers, numbers, numbers, 0, 8, dtype, cuda_options()).ok());
+    EXPECT_TRUE(merge_states(o_a, lse_a, o_b, lse_b, 0, 8, dtype, cuda_options()).ok());
     EXPECT_TRUE(runtime().calls.empty());
     runtime().fails_at = 0;
-    EXPECT_EQ(merge_states(numbers, numbers, numbers, numbers, 1, 8, dtype, cuda_options()).code, StatusCode::kBackendError);
+    EXPECT_EQ(merge_states(o_a, lse_a, o_b, lse_b, 1, 8, dtype, cuda_options()).code, StatusCode::kBackendError);
   }
 }
 
