@@ -9,13 +9,15 @@ import pathlib
 import re
 import statistics
 
+import machine_data
 import timeline_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
 H100 = "experiments/h100-house.jsonl"
-TIMELINE = "cpu-timeline-2t.jsonl"
+TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
+ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
 KNOWN_ROWS = {
@@ -265,6 +267,7 @@ FIGURES = {
     "onnx-runtime": lambda: onnx_runtime("h100-ort.jsonl"),
     "two-gpus": two_gpus,
     "timeline": lambda: timeline_data.timelines(lines(TIMELINE)),
+    "timeline-gpu": lambda: timeline_data.timelines(lines(GPU_TIMELINE), every=4),
 }
 
 
@@ -489,7 +492,10 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chun
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
-          "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE)))}
+          "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
+          "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
+          "energy": lambda: markdown(*machine_data.energy_table(lines(ENERGY), by_name)),
+          "utilisation": lambda: markdown(*machine_data.utilisation_table(lines(UTILISATION), by_name))}
 if several_gpus(4):
     TABLES["four gpus"] = lambda: several_gpus_table(4)
 

@@ -30,10 +30,10 @@ def busy_steps(tracks: list, ns: int) -> list:
     return steps if steps[-1][0] == ns else [*steps, [ns, 0]]
 
 
-def timelines(lines: list) -> list:
-    """One entry a schedule: times in us since the call's first event."""
+def timelines(lines: list, every: int = 1) -> list:
+    """One entry a schedule: times in us since the call's first event. `every`: of so many workers one has its bars; all count as busy."""
     return [{"schedule": line["impl"].removeprefix("lean/"), "us": line["ns"] / 1e3, "occupancy": line["occupancy"], "note": line["note"],
-             "workers": [[[part, begin / 1e3, end / 1e3] for part, begin, end in bars(track)] for track in line["tracks"]],
+             "workers": [[[part, begin / 1e3, end / 1e3] for part, begin, end in bars(track)] for track in line["tracks"][::every]],
              "busy": [[at / 1e3, share] for at, share in busy_steps(line["tracks"], line["ns"])]} for line in lines]
 
 

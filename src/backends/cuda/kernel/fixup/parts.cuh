@@ -107,27 +107,41 @@ struct MergedState {
   return merged;
 }
 
-/// A lane's elements of a slice of all parts, lane i knowing what part i weighs. By a warp, which asked for them.
+/// Adds those of parts [first, first + kAhead) that are not empty, lane i knowing what part i weighs, less than 0 of an empty one; a
+/// part that is not there is empty or weighs 0. By a warp.
+template <int kAhead, KernelConfig kConfig>
+__device__ __forceinline__ void add_parts(LaneElements<kConfig>& sum, const AskedSlice<kAhead, kConfig>& asked, float weight,
+                                          std::int32_t first) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
+    if (factor < 0.0F) continue;
+#pragma unroll
+    for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
+  }
+}
+
+/// Asks for those of the parts from `first` on.
+template <int kAhead, KernelConfig kConfig, typename TParts>
+__device__ __forceinline__ void ask_for_parts(const TParts& parts, AskedSlice<kAhead, kConfig>& asked, std::int32_t first) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    asked.elements[i] = {};
+    if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
+    asked.next = parts.next(asked.next, first + i);
+  }
+}
+
+/// A lane's elements of a slice of all parts. By a warp, which asked for them.
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> add_slices(const TParts& parts, AskedSlice<kAhead, kConfig> asked,
                                                                           float weight) {
   LaneElements<kConfig> sum;
   for (std::int32_t first = 0;;) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {  // a part that is not there is empty
-      const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
-      if (factor < 0.0F) continue;
-#pragma unroll
-      for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
-    }
+    add_parts<kAhead, kConfig>(sum, asked, weight, first);
     first += kAhead;
     if (first >= parts.count()) return sum;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      asked.elements[i] = {};
-      if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
-      asked.next = parts.next(asked.next, first + i);
-    }
+    ask_for_parts<kAhead, kConfig>(parts, asked, first);
   }
 }
 
