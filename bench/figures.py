@@ -230,7 +230,7 @@ def draw_two_gpus(figure, data, colours):
 
 DRAWN = {"read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
          "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0),
-         "timeline": (draw_timeline, 7.6, 4.8), "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
+         "timeline": (draw_timeline, 7.6, 4.8), "timeline-gpu": (draw_timeline, 7.6, 6.4), "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
 
 
 def draw(name: str, text: str, png: pathlib.Path | None, out: pathlib.Path = OUT) -> None:
