@@ -37,7 +37,8 @@ void expect_same_sums(const LineSums& general, const BasicLineSums<std::int32_t>
   ASSERT_EQ(general.max_output_tiles, stair.max_output_tiles);
   ASSERT_EQ(general.max_tile_cost, stair.max_tile_cost);
   ASSERT_EQ(general.max_output_cost, stair.max_output_cost);
-  if (general.outputs > 0) ASSERT_EQ(general.min_output_cost, stair.min_output_cost);
+  if (general.outputs == 0) return;
+  ASSERT_EQ(general.min_output_cost, stair.min_output_cost);
 }
 
 void expect_same_segment(const Segment& general, const BasicSegment<std::int32_t>& stair) {
@@ -111,7 +112,8 @@ TEST(ScheduleStair, GivesTheSegmentsOfTheGeneralWalk) {
   Counted counted;
   const std::vector<CostModel> models = stair_models();
   for (std::int32_t round = 0; round < full_or_reduced(6000, 600); ++round) {
-    Case c{.works = std::vector<SequenceWork>(static_cast<std::size_t>(random.between(1, 7)))};
+    Case c;
+    c.works.resize(static_cast<std::size_t>(random.between(1, 7)));
     c.model = models[static_cast<std::size_t>(round) % models.size()];
     for (SequenceWork& work : c.works) {
       work.q_tokens = static_cast<std::int32_t>(random.chance(20) ? random.between(0, 2) : random.between(1, 90));
@@ -165,8 +167,9 @@ TEST(ScheduleStair, GivesTheSegmentsOfChunksOfPrompts) {
     const cuda::Scope scope = round % 3 == 2 ? cuda::Scope::kLatentTile : cuda::Scope::kWideTile;
     const std::int32_t dims = scope == cuda::Scope::kLatentTile ? 576 : 128;
     const std::int32_t rows = scope == cuda::Scope::kLatentTile ? 64 : 128;
-    Case c{.works = std::vector<SequenceWork>(static_cast<std::size_t>(random.between(1, 40))),
-           .model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, dims}, rows, scope))};
+    Case c;
+    c.works.resize(static_cast<std::size_t>(random.between(1, 40)));
+    c.model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, dims}, rows, scope));
     for (SequenceWork& work : c.works) {
       work.q_tokens = static_cast<std::int32_t>(random.chance(50) ? random.between(0, 4) : random.between(1, 3000));
       work.kv_tokens = work.q_tokens + static_cast<std::int32_t>(random.chance(30) ? 0 : random.between(0, 60'000));
