@@ -217,13 +217,16 @@ WAYS = {"one": "1 GPU", "tensor": "heads", "context_fused": "fused", "context": 
         "sdpa_context": "torch + all_gather", "context_fused_apart": "fused, two launches", "context_alone": "shard",
         "context_alone_dependent": "dependent shard"}  # bench/multi_gpu.py has what they are
 SHARDS = ("shard", "dependent shard")  # what an exchange is counted from
+# What bench/multi_gpu.py has written, the newest first: the tables and the picture are of the first that there is.
+SEVERAL_GPUS = ("h200-multi-gpu.jsonl", "h100-multi-gpu.jsonl")
 
 
 def several_gpus(ranks: int) -> list:
     """Microseconds of a layer on so many GPUs in each way, and on one, in the order of MiB; "read" is the read limit of the shards, where
     the file has it. Rows that they do not hold are left out."""
     rows = {}
-    for line in lines("h100-multi-gpu.jsonl"):
+    name = next(name for name in SEVERAL_GPUS if (ROOT / "bench" / "results" / name).exists())
+    for line in lines(name):
         if line["ranks"] not in (1, ranks) or not line.get("us"):
             continue
         row = rows.setdefault(line["row"], {"row": line["row"], "MiB": line["kv_bytes"] / 2**20, "us": {}})
