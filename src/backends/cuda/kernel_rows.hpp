@@ -162,13 +162,13 @@ inline constexpr KernelRow kSm90[] = {
 
 inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
-    {kWideTile,    2, 64,  128, 128, 8, 112,  kWarpgroups},
-    {kWideTile,    2, 96,  128, 128, 8, 176,  kWarpgroups96},
-    {kWideTile,    2, 128, 128, 128, 8, 176,  kWarpgroups},
-    {kWideTile,    2, 192, 128, 64,  8, 96,   kWarpgroups192},
-    {kFewValuesTile, 2, 192, 128, 128, 8, 32, kFewValues},
-    {kWideTile,    2, 256, 128, 64,  8, 512,  kWarpgroups256},
-    {kLatentTile,  2, 576, 64,  64,  8, 96,   kLatent},
+    {kWideTile,    2, 64,  128, 128, 8, 16,   kWarpgroups},
+    {kWideTile,    2, 96,  128, 128, 8, 16,   kWarpgroups96},
+    {kWideTile,    2, 128, 128, 128, 8, 64,   kWarpgroups},
+    {kWideTile,    2, 192, 128, 64,  8, 16,   kWarpgroups192},
+    {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
+    {kWideTile,    2, 256, 128, 64,  8, 96,   kWarpgroups256},
+    {kLatentTile,  2, 576, 64,  64,  8, 48,   kLatent},
 };
 // clang-format on
 
