@@ -26,8 +26,7 @@ LEAN_HD [[nodiscard]] inline float part_weight(float m_part, float m_whole) noex
   return softmax::rescale_factor(m_part, m_whole);
 }
 
-/// An element of O after one more part. An empty part is left out by the loop, or its O is made 0 before (a GPU's wide tiles): it may
-/// be 0 x NaN.
+/// An element of O after one more part. An empty part is left out by the loop, or its O has been made 0: it may be 0 x NaN.
 LEAN_HD [[nodiscard]] inline float add_part(float sum, float part, float weight) noexcept { return std::fma(part, weight, sum); }
 
 /// The sum over kMaxOneLevel lanes with a number each, known to all: halves are added to halves. TNumbers is a lane's own number, or

@@ -20,6 +20,9 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 struct WarpParts {
   static constexpr std::int32_t kRows = StagedRows<kConfig>::kCount;  // of a part
+  /// What a part has of a row that sees no token of it is 0 x V of tokens that other rows of the block see, and V may hold NaN. So it
+  /// is left out, whatever it is; what is merged of such parts is 0.
+  static constexpr bool kMayBeNaN = true;
 
   const CtaMemory<kConfig>& memory;
 
@@ -42,6 +45,8 @@ struct WarpParts {
 /// The partials of a run, past the L1: other workers stored them.
 template <KernelConfig kConfig>
 struct SlotParts {
+  static constexpr bool kMayBeNaN = false;
+
   const MergeRun& run;
 
   [[nodiscard]] __device__ __forceinline__ std::int32_t count() const { return run.parts; }
@@ -91,9 +96,7 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
   return asked;
 }
 
-/// The state of a row of all parts, which lanes have one each, and what the lane's part weighs in it: less than 0 where the row sees
-/// no token of it. What such a part has of O is 0 x V of tokens that other rows of the block see, which may hold NaN: it is left out,
-/// whatever it is. By a warp.
+/// The state of a row of all parts, which lanes have one each, and what the lane's part weighs in it. By a warp.
 struct MergedState {
   softmax::State whole;
   float weight = 0.0F;
@@ -103,45 +106,31 @@ struct MergedState {
   merged.whole.m = ptx::warp_max(part.m);
   merged.weight = fixup::part_weight(part.m, merged.whole.m);
   merged.whole.l = fixup::sum_over_lanes(part.l * merged.weight, ptx::across);
-  if (part.l == 0.0F) merged.weight = -1.0F;
   return merged;
 }
 
-/// Adds those of parts [first, first + kAhead) that are not empty, lane i knowing what part i weighs, less than 0 of an empty one; a
-/// part that is not there is empty or weighs 0. By a warp.
-template <int kAhead, KernelConfig kConfig>
-__device__ __forceinline__ void add_parts(LaneElements<kConfig>& sum, const AskedSlice<kAhead, kConfig>& asked, float weight,
-                                          std::int32_t first) {
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
-    if (factor < 0.0F) continue;
-#pragma unroll
-    for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
-  }
-}
-
-/// Asks for those of the parts from `first` on.
-template <int kAhead, KernelConfig kConfig, typename TParts>
-__device__ __forceinline__ void ask_for_parts(const TParts& parts, AskedSlice<kAhead, kConfig>& asked, std::int32_t first) {
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    asked.elements[i] = {};
-    if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
-    asked.next = parts.next(asked.next, first + i);
-  }
-}
-
-/// A lane's elements of a slice of all parts. By a warp, which asked for them.
+/// A lane's elements of a slice of all parts, lane i knowing what part i weighs, less than 0 of one that is left out. By a warp, which
+/// asked for them.
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> add_slices(const TParts& parts, AskedSlice<kAhead, kConfig> asked,
                                                                           float weight) {
   LaneElements<kConfig> sum;
   for (std::int32_t first = 0;;) {
-    add_parts<kAhead, kConfig>(sum, asked, weight, first);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {  // a part that is not there weighs 0: no branch
+      const float factor = __shfl_sync(ptx::kAllLanes, weight, first + i);
+      if (TParts::kMayBeNaN && factor < 0.0F) continue;
+#pragma unroll
+      for (int j = 0; j < kLaneDims<kConfig>; ++j) sum.x[j] = fixup::add_part(sum.x[j], asked.elements[i].x[j], factor);
+    }
     first += kAhead;
     if (first >= parts.count()) return sum;
-    ask_for_parts<kAhead, kConfig>(parts, asked, first);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      asked.elements[i] = {};
+      if (first + i < parts.count()) asked.elements[i] = parts.load(asked.next);
+      asked.next = parts.next(asked.next, first + i);
+    }
   }
 }
 
@@ -149,7 +138,8 @@ template <int kAhead, KernelConfig kConfig, typename TParts>
 template <int kAhead, KernelConfig kConfig, typename TParts>
 [[nodiscard]] __device__ __forceinline__ RowSlice<kConfig> gather_slice(const TParts& parts,
                                                                         const AskedSlice<kAhead, kConfig>& asked) {
-  const MergedState merged = merge_states_of_lanes(asked.state);
+  MergedState merged = merge_states_of_lanes(asked.state);
+  if (TParts::kMayBeNaN && asked.state.l == 0.0F) merged.weight = -1.0F;
   return {.o = add_slices<kAhead, kConfig>(parts, asked, merged.weight), .state = merged.whole};
 }
 

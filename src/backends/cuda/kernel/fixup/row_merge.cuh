@@ -30,7 +30,17 @@ class RowMerge {
     merge_states();
     end_own_row();
 #pragma unroll 1
-    for (std::int32_t first = 0; first < kWarpSlices && exists(first); first += kAtOnce) merge_slices(first);
+    for (std::int32_t first = 0; first < kWarpSlices && exists(first); first += kAtOnce) {
+      AskedSlice<kAhead, kConfig> asked[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (exists(first + i)) asked[i] = ask_for_slice<kAhead, kConfig>(parts_, row_of(first + i), slice_of(first + i));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (exists(first + i)) finish(first + i, asked[i]);
+      }
+    }
   }
 
  private:
@@ -71,44 +81,13 @@ class RowMerge {
     to.l[row] = state_.l;
   }
 
-  /// Adds up slices of all parts side by side, so that a trip to memory brings as many parts of each, and stores them: slice by slice
-  /// the 8 parts of a chunk of 64 took 20 trips where 8 do.
-  __device__ __forceinline__ void merge_slices(std::int32_t first) {
-    AskedSlice<kAhead, kConfig> asked[kAtOnce];
-    LaneElements<kConfig> sum[kAtOnce];
-    float weight[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (exists(first + i)) asked[i] = ask_for_slice<kAhead, kConfig>(parts_, row_of(first + i), slice_of(first + i));
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      weight[i] = fixup::part_weight(asked[i].state.m, __shfl_sync(ptx::kAllLanes, state_.m, owner_of(first + i)));
-    }
-#pragma unroll 1
-    for (std::int32_t part = 0;;) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) add_parts<kAhead, kConfig>(sum[i], asked[i], weight[i], part);
-      part += kAhead;
-      if (part >= parts_.count()) break;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (exists(first + i)) ask_for_parts<kAhead, kConfig>(parts_, asked[i], part);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (exists(first + i)) store(first + i, sum[i]);
-    }
-  }
-
-  /// The lane that keeps the state of a slice's row.
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t owner_of(std::int32_t i) { return i / kRowSlices<kConfig>; }
-
-  __device__ __forceinline__ void store(std::int32_t i, const LaneElements<kConfig>& sum) {
+  /// Adds up a slice of all parts and stores it.
+  __device__ __forceinline__ void finish(std::int32_t i, const AskedSlice<kAhead, kConfig>& asked) {
     const std::int32_t row = row_of(i);
     const std::int32_t dim = dim_of_lane<kConfig>(slice_of(i));
-    const std::int32_t owner = owner_of(i);
+    const std::int32_t owner = i / kRowSlices<kConfig>;
+    const float weight = fixup::part_weight(asked.state.m, __shfl_sync(ptx::kAllLanes, state_.m, owner));
+    const LaneElements<kConfig> sum = add_slices<kAhead, kConfig>(parts_, asked, weight);
     if (slot_ != nullptr) {
       *reinterpret_cast<LaneElements<kConfig>*>(slot_ + row * kConfig.value_dim() + dim) = sum;
       return;
