@@ -10,6 +10,7 @@ import re
 import statistics
 
 import machine_data
+import suite_data
 import timeline_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -18,6 +19,10 @@ TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
 H100 = "experiments/h100-house.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
+ORT_GENERATION = "h200-ort-generation.jsonl"
+LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
+MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3": "fa3"}
+UNEVEN = {"lean": "lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa"}
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
 KNOWN_ROWS = {
@@ -453,8 +458,8 @@ def chunks() -> list:
 def chunks_table() -> str:
     def cells(row: dict) -> list:
         us = row["us"]
-        return [f"{us['lean']:.0f}", f"{us['FlashAttention-2']:.0f}" if "FlashAttention-2" in us else "", f"{us['FlashAttention-3']:.0f}",
-                f"{us['lean'] / us['FlashAttention-3']:.2f}"]
+        cells = [f"{us[name]:.0f}" if name in us else "" for name in ("lean", "FlashAttention-2", "FlashAttention-3")]
+        return [*cells, f"{us['lean'] / us['FlashAttention-3']:.2f}" if "FlashAttention-3" in us else ""]
 
     return markdown(["tokens", "heads of d", "lean, us", "FlashAttention-2, us", "FlashAttention-3, us", "lean / FlashAttention-3"],
                     [[row["chunk"], row["heads"], *cells(row)] for row in chunks()])
@@ -497,10 +502,25 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chun
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
+          "latent": lambda: markdown(*suite_data.beside(lines("h200-mla.jsonl"), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
+          "mixed": lambda: markdown(*suite_data.beside(lines("h200-mixed.jsonl"), MIXED, lambda row: row)),
+          "uneven": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
+          "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
+              re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
+          "onnx runtime generation": lambda: markdown(*suite_data.generation_table(lines(ORT_GENERATION), by_name)),
+          "onnx runtime prompts": lambda: markdown(*suite_data.prompts_table(lines(ORT_GENERATION), by_name)),
           "energy": lambda: markdown(*machine_data.energy_table(lines(ENERGY), by_name)),
           "utilisation": lambda: markdown(*machine_data.utilisation_table(lines(UTILISATION), by_name))}
 if several_gpus(4):
     TABLES["four gpus"] = lambda: several_gpus_table(4)
+
+
+def empty_parts_mean() -> str:
+    """Percent that tier a takes longer with empty parts left out, the geometric mean over both cards."""
+    times = {}
+    for line in lines("experiments/h200-empty-parts.jsonl"):
+        times.setdefault((line["card"], line["impl"], line["row"]), {})[line["commit"] == "663ac43"] = line["us"]
+    return f"{100 * (mean(us[False] / us[True] for us in times.values()) - 1):.1f}"
 
 
 def cpu_kinds(peer: str, *words: str) -> list:
@@ -518,7 +538,15 @@ NUMBERS = {
     "short over XQA": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches()):.2f}",
     "short over XQA from 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] >= 300):.2f}",
     "short over XQA below 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] < 300):.2f}",
-    "chunks over FlashAttention-3 of 64 and 128 dims": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if re.search('of (64|128)', row['heads'])):.2f}",
+    "chunks over FlashAttention-3 of 64 and 128 dims": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if 'FlashAttention-3' in row['us'] and re.search('of (64|128)', row['heads'])):.2f}",
+    "chunks over FlashAttention-2": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
+    "chunks most over FlashAttention-2": lambda: f"{max(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
+    "chunks over FlashAttention-3 from 8k new": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if 'FlashAttention-3' in row['us'] and re.match('[1248]k of (8|32|128)k', row['chunk'])):.2f}",
+    "empty parts, mean": empty_parts_mean,
+    "latent over FlashMLA": lambda: f"{mean(suite_data.ratios(lines('h200-mla.jsonl'), LATENT)):.2f}",
+    "mixed over FlashAttention-3": lambda: f"{mean(suite_data.ratios(lines('h200-mixed.jsonl'), {'lean': 'lean', 'FlashAttention-3': 'fa3'})):.2f}",
+    "uneven over best other": lambda: f"{mean(suite_data.ratios(lines('h200-ragged.jsonl'), UNEVEN)):.2f}",
+    "fixed split over lean, energy": lambda: f"{mean(machine_data.energy_ratios(lines(ENERGY), 'fixed_split')):.2f}",
     "ort uneven least": lambda: f"{min(ort_uneven()):.1f}",
     "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",
     "tier a rows": lambda: f"{len(tier_a())}",

@@ -4,11 +4,15 @@
 """
 import torch
 
+#: What the kernel counts in; less than one at the end of a tensor is not read.
+PIECE_BYTES = 4096 * 16
 READ = """
-extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* words, unsigned count, unsigned* sink) {
-  const unsigned begin = (unsigned long long)count * blockIdx.x / gridDim.x;
-  const unsigned end = (unsigned long long)count * (blockIdx.x + 1) / gridDim.x;
-  unsigned fold = 0, i = begin + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(512) read_words(const uint4* words, unsigned pieces, unsigned* sink) {
+  const unsigned long long count = 4096ull * pieces;  // an int of Python comes as one of 32 bits
+  const unsigned long long begin = count * blockIdx.x / gridDim.x;
+  const unsigned long long end = count * (blockIdx.x + 1) / gridDim.x;
+  unsigned long long i = begin + threadIdx.x;
+  unsigned fold = 0;
   for (; i + 7 * 512u < end; i += 8 * 512u) {
     uint4 w[8];
 #pragma unroll
@@ -38,6 +42,6 @@ def readers(device: torch.device) -> list:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def reader(ctas: int) -> object:
-        return lambda data: kernel(grid=(ctas * processors, 1, 1), block=(512, 1, 1), args=[data, data.numel() // 16, sink])
+        return lambda data: kernel(grid=(ctas * processors, 1, 1), block=(512, 1, 1), args=[data, data.numel() // PIECE_BYTES, sink])
 
     return [*found, reader(2), reader(3)]

@@ -46,6 +46,6 @@ def mean_busy(steps: list) -> float:
 def table(lines: list) -> tuple:
     """Head and rows of a table: a line a schedule, its parts as shares of all workers' time."""
     parts = ["streaming", "storing", "merging", "idle"]
-    rows = [[line["impl"].removeprefix("lean/"), f"{line['ns'] / 1e6:.1f}", f"{100 * line['occupancy']:.1f} %",
+    rows = [[line["impl"].removeprefix("lean/"), f"{line['ns'] / 1e6:.3g}", f"{100 * line['occupancy']:.1f} %",
              *(f"{100 * line['parts_ns'][part] / sum(line['parts_ns'].values()):.2f} %" for part in parts), line["note"] or ""] for line in lines]
     return ["schedule", "ms", "occupancy", *parts, "note"], rows

@@ -1,0 +1,73 @@
+"""Tables of bench/suite.py's and bench/ort_cuda.py's files: microseconds beside each other, and ours over the best of the others.
+
+Needs nothing but Python. bench/figure_data.py takes the committed files from here.
+"""
+import re
+
+
+def times(lines: list, columns: dict) -> dict:
+    """row: ({column: us}, a line of it), of the columns' implementations alone. `columns`: name of a column -> what ends its impl."""
+    rows: dict = {}
+    for line in lines:
+        for name, end in columns.items():
+            if line.get("us") and re.search(rf"(^|/){end}$", line["impl"]):
+                us, _ = rows.setdefault(line["row"], ({}, line))
+                us[name] = min(line["us"], us.get(name, line["us"]))
+    return rows
+
+
+def beside(lines: list, columns: dict, name_of, read: bool = True) -> tuple:
+    """Head and rows: the first column is ours. The read limit stands before it where the file has it."""
+    ours, *others = columns
+    head = ["row", "K and V, MB", *["read, us"] * read, *(f"{name}, us" for name in columns), f"{ours} / best other"]
+    table = []
+    for row, (us, line) in times(lines, columns).items():
+        best = min((us[name] for name in others if name in us), default=None)
+        table.append([name_of(row), f"{line['kv_bytes'] / 1e6:.0f}", *[f"{line['ceiling_us']:.4g}"] * read,
+                      *(f"{us[name]:.4g}" if name in us else "" for name in columns), f"{us[ours] / best:.2f}" if best else ""])
+    return head, table
+
+
+def ratios(lines: list, columns: dict) -> list:
+    """Ours over the best of the others, a row each."""
+    ours, *others = columns
+    found = [us for us, _ in times(lines, columns).values()]
+    return [us[ours] / min(us[name] for name in others if name in us) for us in found if ours in us and any(name in us for name in others)]
+
+
+#: Columns of bench/ort_cuda.py's files.
+ORT = {"lean": "lean_ort", "ONNX Runtime": "onnxruntime", "its flash kernel": "onnxruntime_flash"}
+
+
+def generations(lines: list) -> dict:
+    """row: {column: line}, of output tokens with eight tokens of prompt each."""
+    rows: dict = {}
+    for line in lines:
+        for name, impl in ORT.items():
+            if "token_ms" in line and line["impl"] == impl:
+                rows.setdefault(line["row"], {})[name] = line
+    return rows
+
+
+def generation_table(lines: list, name_of) -> tuple:
+    """Head and rows: milliseconds of a step of all layers, and of a token of output with its share of the prompts."""
+    head = ["sequences x tokens of prompt", *(f"a step, {name}, ms" for name in ORT), "default / lean", *(f"with prompts, {name}, ms" for name in ORT),
+            "default / lean"]
+    table = []
+    for row, of in generations(lines).items():
+        cells = [name_of(row.removeprefix("Phi3m ").removesuffix(" fp16 generation")).replace("+", " + ")]
+        for field in ("step_ms", "token_ms"):
+            cells += [f"{of[name][field]:.2f}" for name in ORT] + [f"{of['ONNX Runtime'][field] / of['lean'][field]:.2f}"]
+        table.append(cells)
+    return head, table
+
+
+def prompts_table(lines: list, name_of) -> tuple:
+    """Head and rows: microseconds of one layer's attention over prompts."""
+    attention = [line for line in lines if line["n_q"] > 1 and not line["whole_step"]]
+    table = []
+    for row, (us, line) in times(attention, ORT).items():
+        name = re.sub(r"^Phi3m | fp16 of \d+$", "", row)
+        table.append([name_of(name).replace("+", " + "), f"{line['n_q']:,}", f"{us['lean']:.0f}", f"{us['ONNX Runtime']:.0f}",
+                      f"{us['ONNX Runtime'] / us['lean']:.2f}"])
+    return ["sequences x tokens", "new tokens", "lean, us", "ONNX Runtime, us", "default / lean"], table
