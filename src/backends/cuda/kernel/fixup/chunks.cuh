@@ -19,7 +19,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void take_left(RowSlice<kConfig>& node, const RowSlice<kConfig>& left) {
   const softmax::MergeStep step = softmax::merge_step(left.state, node.state);
 #pragma unroll
-  for (int i = 0; i < kLaneDims<kConfig>; ++i) {  // softmax::merge_element() without its selection: the O of empty nodes is 0 (parts.cuh)
+  for (int i = 0; i < kLaneDims<kConfig>; ++i) {  // softmax::merge_element() without its selection: the O of empty nodes is 0
     node.o.x[i] = step.first_is_big ? fmaf(node.o.x[i], step.factor, left.o.x[i]) : fmaf(left.o.x[i], step.factor, node.o.x[i]);
   }
   node.state = step.merged;
