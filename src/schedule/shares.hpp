@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
@@ -30,7 +31,9 @@ class BasicShares {
     const TUnits extra = quotient(TUnits{g} * remainder_, TUnits{parts_});  // narrow_units(): parts^2 fits
     const TUnits left = TUnits{g} * remainder_ - extra * parts_;
     const TUnits begin = TUnits{g} * quotient_ + extra;
-    return {begin, begin + quotient_ + (left + remainder_ >= parts_ ? 1 : 0)};
+    const TUnits length = quotient_ + (left + remainder_ >= parts_ ? 1 : 0);
+    using Modulo = std::make_unsigned_t<TUnits>;  // the end of a share `parts` may be none of TUnits
+    return {begin, static_cast<TUnits>(static_cast<Modulo>(begin) + static_cast<Modulo>(length))};
   }
 
   /// floor(g x total / parts) for 0 <= g <= parts.
