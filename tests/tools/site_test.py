@@ -15,6 +15,8 @@ HEADER = """// A header: its story.
 
 namespace lean {
 
+struct Elsewhere;  // another header's
+
 /// How many.
 inline constexpr int kMost = 4;
 

@@ -11,7 +11,7 @@ COMMENT = re.compile(r"\s*(?:///?|/\*|\*)")
 NAME = re.compile(
     r"(?:struct|enum(?: class)?|enum)\s+(?:\[\[\w+\]\]\s+)?(?P<type>\w+)|#define (?P<macro>\w+)|(?P<function>\w+)\s*\(|constexpr [\w:]+ (?P<value>\w+)"
 )
-LEFT_OUT = re.compile(r"#(?!define LEAN_VERSION)|namespace |extern |\}|#")
+LEFT_OUT = re.compile(r"#(?!define LEAN_VERSION)|namespace |extern |\}|#|struct \w+;")  # of a name that another header declares, too
 
 
 def reference(header: pathlib.Path) -> str:
