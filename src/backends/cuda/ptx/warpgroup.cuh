@@ -75,172 +75,113 @@ template <DType kType, int kCount>
 __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds);
 
 // clang-format off: registers one by one
+// The sums of a product, as operands: their numbers and their registers, each width those of the one before and more.
+#define LEAN_SUMS_64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LEAN_SUMS_96 LEAN_SUMS_64 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LEAN_SUMS_128 LEAN_SUMS_96 \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LEAN_SUMS_192 LEAN_SUMS_128 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define LEAN_SUMS_256 LEAN_SUMS_192 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define LEAN_COLUMN(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define LEAN_FOUR_COLUMNS(i) LEAN_COLUMN(i), LEAN_COLUMN(i + 1), LEAN_COLUMN(i + 2), LEAN_COLUMN(i + 3)
+#define LEAN_COLUMNS_64 LEAN_FOUR_COLUMNS(0), LEAN_FOUR_COLUMNS(4)
+#define LEAN_COLUMNS_96 LEAN_COLUMNS_64, LEAN_FOUR_COLUMNS(8)
+#define LEAN_COLUMNS_128 LEAN_COLUMNS_96, LEAN_FOUR_COLUMNS(12)
+#define LEAN_COLUMNS_192 LEAN_COLUMNS_128, LEAN_FOUR_COLUMNS(16), LEAN_FOUR_COLUMNS(20)
+#define LEAN_COLUMNS_256 LEAN_COLUMNS_192, LEAN_FOUR_COLUMNS(24), LEAN_FOUR_COLUMNS(28)
 #ifdef LEAN_CUDA_WARPGROUPS
-#define LEAN_MULTIPLY_64(TYPE, A, B, ADDS, TRANSPOSED, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
-                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
-                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
-                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]) \
-               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
-#define LEAN_MULTIPLY_96(TYPE, A, B, ADDS, TRANSPOSED, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n96k16.f32." TYPE "." TYPE " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
-                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
-                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
-                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
-                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
-                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]) \
-               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
-#define LEAN_MULTIPLY_128(TYPE, A, B, ADDS, TRANSPOSED, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
-               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
-                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
-                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
-                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
-                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
-                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), \
-                 "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), \
-                 "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]) \
-               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
-#define LEAN_MULTIPLY_192(TYPE, A, B, ADDS, TRANSPOSED, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
-               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
-                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
-                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
-                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
-                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
-                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), \
-                 "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), \
-                 "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]), \
-                 "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]), "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]), \
-                 "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]), "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]), \
-                 "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]), "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]), \
-                 "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]), "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]) \
-               : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
-#define LEAN_MULTIPLY_256(TYPE, A, B, ADDS, TRANSPOSED, ...) \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-               "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-               "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
-               "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-               "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
-               "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
-               : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
-                 "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
-                 "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
-                 "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]), \
-                 "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]), "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]), \
-                 "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]), "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]), \
-                 "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]), "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]), \
-                 "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]), "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3]), \
-                 "+f"(c[16][0]), "+f"(c[16][1]), "+f"(c[16][2]), "+f"(c[16][3]), "+f"(c[17][0]), "+f"(c[17][1]), "+f"(c[17][2]), "+f"(c[17][3]), \
-                 "+f"(c[18][0]), "+f"(c[18][1]), "+f"(c[18][2]), "+f"(c[18][3]), "+f"(c[19][0]), "+f"(c[19][1]), "+f"(c[19][2]), "+f"(c[19][3]), \
-                 "+f"(c[20][0]), "+f"(c[20][1]), "+f"(c[20][2]), "+f"(c[20][3]), "+f"(c[21][0]), "+f"(c[21][1]), "+f"(c[21][2]), "+f"(c[21][3]), \
-                 "+f"(c[22][0]), "+f"(c[22][1]), "+f"(c[22][2]), "+f"(c[22][3]), "+f"(c[23][0]), "+f"(c[23][1]), "+f"(c[23][2]), "+f"(c[23][3]), \
-                 "+f"(c[24][0]), "+f"(c[24][1]), "+f"(c[24][2]), "+f"(c[24][3]), "+f"(c[25][0]), "+f"(c[25][1]), "+f"(c[25][2]), "+f"(c[25][3]), \
-                 "+f"(c[26][0]), "+f"(c[26][1]), "+f"(c[26][2]), "+f"(c[26][3]), "+f"(c[27][0]), "+f"(c[27][1]), "+f"(c[27][2]), "+f"(c[27][3]), \
-                 "+f"(c[28][0]), "+f"(c[28][1]), "+f"(c[28][2]), "+f"(c[28][3]), "+f"(c[29][0]), "+f"(c[29][1]), "+f"(c[29][2]), "+f"(c[29][3]), \
-                 "+f"(c[30][0]), "+f"(c[30][1]), "+f"(c[30][2]), "+f"(c[30][3]), "+f"(c[31][0]), "+f"(c[31][1]), "+f"(c[31][2]), "+f"(c[31][3]) \
+#define LEAN_MULTIPLY(N, TYPE, A, B, ADDS, TRANSPOSED, ...) \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" \
+               LEAN_SUMS_##N "}, " A ", " B ", p, 1, 1, " TRANSPOSED "; }" \
+               : LEAN_COLUMNS_##N \
                : __VA_ARGS__, "l"(b), "r"(static_cast<std::uint32_t>(adds)))
 #else
-#define LEAN_MULTIPLY_64(TYPE, A, B, ADDS, TRANSPOSED, ...)
-#define LEAN_MULTIPLY_96(TYPE, A, B, ADDS, TRANSPOSED, ...)
-#define LEAN_MULTIPLY_128(TYPE, A, B, ADDS, TRANSPOSED, ...)
-#define LEAN_MULTIPLY_192(TYPE, A, B, ADDS, TRANSPOSED, ...)
-#define LEAN_MULTIPLY_256(TYPE, A, B, ADDS, TRANSPOSED, ...)
+#define LEAN_MULTIPLY(N, TYPE, A, B, ADDS, TRANSPOSED, ...)
 #endif
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 8>(float (&c)[8][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_64("f16", "%32", "%33", "%34", "0, 0", "l"(a));
+  LEAN_MULTIPLY(64, "f16", "%32", "%33", "%34", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 8>(float (&c)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_64("f16", "{%32, %33, %34, %35}", "%36", "%37", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(64, "f16", "{%32, %33, %34, %35}", "%36", "%37", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kBFloat16, 8>(float (&c)[8][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_64("bf16", "%32", "%33", "%34", "0, 0", "l"(a));
+  LEAN_MULTIPLY(64, "bf16", "%32", "%33", "%34", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 8>(float (&c)[8][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_64("bf16", "{%32, %33, %34, %35}", "%36", "%37", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(64, "bf16", "{%32, %33, %34, %35}", "%36", "%37", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 12>(float (&c)[12][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_96("f16", "%48", "%49", "%50", "0, 0", "l"(a));
+  LEAN_MULTIPLY(96, "f16", "%48", "%49", "%50", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 12>(float (&c)[12][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_96("f16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(96, "f16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kBFloat16, 12>(float (&c)[12][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_96("bf16", "%48", "%49", "%50", "0, 0", "l"(a));
+  LEAN_MULTIPLY(96, "bf16", "%48", "%49", "%50", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 12>(float (&c)[12][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_96("bf16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(96, "bf16", "{%48, %49, %50, %51}", "%52", "%53", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 16>(float (&c)[16][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_128("f16", "%64", "%65", "%66", "0, 0", "l"(a));
+  LEAN_MULTIPLY(128, "f16", "%64", "%65", "%66", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 16>(float (&c)[16][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_128("f16", "{%64, %65, %66, %67}", "%68", "%69", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(128, "f16", "{%64, %65, %66, %67}", "%68", "%69", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kBFloat16, 16>(float (&c)[16][4], std::uint64_t a, std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_128("bf16", "%64", "%65", "%66", "0, 0", "l"(a));
+  LEAN_MULTIPLY(128, "bf16", "%64", "%65", "%66", "0, 0", "l"(a));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 16>(float (&c)[16][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_128("bf16", "{%64, %65, %66, %67}", "%68", "%69", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(128, "bf16", "{%64, %65, %66, %67}", "%68", "%69", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 24>(float (&c)[24][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_192("f16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(192, "f16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 24>(float (&c)[24][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_192("bf16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(192, "bf16", "{%96, %97, %98, %99}", "%100", "%101", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kFloat16, 32>(float (&c)[32][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_256("f16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(256, "f16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
 template <>
 __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 32>(float (&c)[32][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {
-  LEAN_MULTIPLY_256("bf16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  LEAN_MULTIPLY(256, "bf16", "{%128, %129, %130, %131}", "%132", "%133", "1", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
 }
-#undef LEAN_MULTIPLY_64
-#undef LEAN_MULTIPLY_96
-#undef LEAN_MULTIPLY_128
-#undef LEAN_MULTIPLY_192
-#undef LEAN_MULTIPLY_256
+#undef LEAN_MULTIPLY
+#undef LEAN_COLUMN
+#undef LEAN_FOUR_COLUMNS
+#undef LEAN_COLUMNS_64
+#undef LEAN_SUMS_64
+#undef LEAN_COLUMNS_96
+#undef LEAN_SUMS_96
+#undef LEAN_COLUMNS_128
+#undef LEAN_SUMS_128
+#undef LEAN_COLUMNS_192
+#undef LEAN_SUMS_192
+#undef LEAN_COLUMNS_256
+#undef LEAN_SUMS_256
 // clang-format on
 
 }  // namespace lean::cuda::ptx
