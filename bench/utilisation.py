@@ -27,16 +27,16 @@ ROWS = {
     "70B/8 1x128k": ("128k", 8, 1, 128, "bf16"),
 }
 SCHEDULES = ("lean", "fixed-split", "data-parallel")
-#: field of a line: (the counter of ncu, what one of the field is of it).
+#: field of a line: (the counter of ncu, what one of the field is of it); multiprocessors is divided by the last.
 COUNTERS = {
     "us": ("gpu__time_duration.sum", 1e3),
-    "multiprocessors": ("sm__cycles_active.avg", None),
-    "elapsed_cycles": ("sm__cycles_elapsed.avg", 1.0),
+    "multiprocessors": ("sm__cycles_active.avg", 1.0),
     "compute": ("sm__throughput.avg.pct_of_peak_sustained_elapsed", 100.0),
     "memory": ("dram__throughput.avg.pct_of_peak_sustained_elapsed", 100.0),
     "l2": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", 100.0),
     "warps": ("sm__warps_active.avg.pct_of_peak_sustained_active", 100.0),
     "read_bytes": ("dram__bytes_read.sum", 1.0),
+    "elapsed_cycles": ("sm__cycles_elapsed.avg", 1.0),
 }
 KERNELS = "regex:^(decode_kernel|plain_kernel)$"
 
@@ -54,16 +54,17 @@ def profile(lean: pathlib.Path, row: str, schedule: str) -> dict:
     if done.returncode or len(lines) != 2:  # the second line is the launch, the first has the units
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-400:]}")
     launch = lines[1]
-    values = {field: float(launch[counter].replace(",", "")) / (one or 1.0) for field, (counter, one) in COUNTERS.items()}
+    values = {field: float(launch[counter].replace(",", "")) / one for field, (counter, one) in COUNTERS.items()}
     values["multiprocessors"] /= values.pop("elapsed_cycles")
+    values = {field: value if field in ("us", "read_bytes") else round(value, 4) for field, value in values.items()}
     return {"kernel": launch["Kernel Name"].split("<")[0].split("(")[0].removeprefix("void ").split("::")[-1],
             "ctas": launch.get("Grid Size", ""), **values}
 
 
-def device_of(lean: pathlib.Path) -> str:
-    """The first GPU's name, as nvidia-smi has it."""
+def device() -> dict:
+    """The first GPU's name and driver, as nvidia-smi has them."""
     found = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=True)
-    return found.stdout.splitlines()[0].strip()
+    return dict(zip(("device", "driver"), found.stdout.splitlines()[0].strip().split(", ")))
 
 
 def main() -> int:
@@ -80,11 +81,11 @@ def main() -> int:
         parser.error("ncu (Nsight Compute) is not on the path")
     if not options.lean.is_file():
         parser.error(f"--lean: {options.lean} is no file")
-    device, failed = device_of(options.lean), False
+    gpu, failed = device(), False
     for row in options.rows.split(","):
         for schedule in SCHEDULES:
             line = {"row": row, "impl": "lean" if schedule == "lean" else f"lean/{schedule.replace('-', '_')}", "profiler": "ncu",
-                    "device": device, "commit": options.commit, "date": datetime.now(timezone.utc).date().isoformat(), "note": None}
+                    **gpu, "commit": options.commit, "date": datetime.now(timezone.utc).date().isoformat(), "note": None}
             try:
                 line.update(profile(options.lean, row, schedule))
             except RuntimeError as error:

@@ -26,8 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NO_DEVICE = 77
-FINISHED = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+) \(\d+ ms\)$", re.MULTILINE)
-TOOK = re.compile(r"^\[ +(?:OK|FAILED|SKIPPED) +\] \S+ \((\d+) ms\)", re.MULTILINE)
+FINISHED = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+) \((\d+) ms\)$", re.MULTILINE)
 STARTED = re.compile(r"^\[ RUN +\] (\S+)$", re.MULTILINE)
 COUNT = re.compile(r"^\[=+\] Running (\d+) tests?", re.MULTILINE)
 CASES = re.compile(r"^(\d+) cases served, (\d+) refused$", re.MULTILINE)
@@ -127,16 +126,16 @@ class Runner:
 def count(run: Run, tally: Tally) -> None:
     """Adds the tests of one GoogleTest process; what was running when it ended badly, and what never ran, has failed."""
     failed_before = tally.failed
-    finished = {name: result for result, name in FINISHED.findall(run.output)}
+    finished = {name: (result, int(ms)) for result, name, ms in FINISHED.findall(run.output)}
     starts = [match for match in STARTED.finditer(run.output)]
     how = f"exit code {run.exit_code}"
     if run.timed_out:  # a process runs many tests: what is told is how long the last one had
-        last = run.seconds - sum(map(int, TOOK.findall(run.output))) / 1000
+        last = run.seconds - sum(ms for _, ms in finished.values()) / 1000
         how = f"no end in {max(last, 0):.0f} s of the {run.seconds:.0f} s that its process was given"
     for at, start in enumerate(starts):
         name = start[1]
         end = starts[at + 1].start() if at + 1 < len(starts) else len(run.output)
-        result = finished.get(name)
+        result, _ = finished.get(name, (None, 0))
         if result == "OK":
             tally.passed += 1
         elif result == "SKIPPED":

@@ -56,6 +56,7 @@ def test_a_line_has_shares_and_microseconds(folder):
     assert [line["impl"] for line in lines] == ["lean", "lean/fixed_split", "lean/data_parallel"]
     assert lines[0]["us"] == 1200.0 and lines[0]["multiprocessors"] == 0.5 and lines[0]["memory"] == 0.915 and lines[0]["warps"] == 0.1875
     assert lines[0]["read_bytes"] == 4831838208 and lines[0]["kernel"] == "decode_kernel" and lines[0]["ctas"] == "(132, 1, 1)"
+    assert (lines[0]["device"], lines[0]["driver"]) == ("NVIDIA H200", "580.159.04")
     assert done.returncode == 1 and "ended with 0" in lines[2]["note"]  # the made-up ncu knows no data-parallel launch
     good = folder / "good.jsonl"
     good.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))

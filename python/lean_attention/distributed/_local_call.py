@@ -150,10 +150,7 @@ def check_rules(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: di
     """Refuses what decode() refuses of these arguments, in its words. Reads no contents."""
     if arguments.get("mask") is not None and not isinstance(arguments["mask"], torch.Tensor):
         raise TypeError(f"mask: {type(arguments['mask'])}: a torch tensor is needed")
-    asked_for = {name: value for name, value in arguments.items() if name not in _NOT_OF_RULES}
-    if isinstance(asked_for.get("seqlens"), StepLengths):
-        asked_for["seqlens"] = asked_for["seqlens"].seqlens
-    asked = supports(q, k, v, **asked_for)
+    asked = supports(q, k, v, **{name: value for name, value in arguments.items() if name not in _NOT_OF_RULES})
     if not asked:
         raise (NotImplementedError if asked.code == "unsupported" else ValueError)(asked.reason)
 
