@@ -2,6 +2,8 @@
 // segment of every worker written down and compared. Used by the schedule tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <sstream>
@@ -337,6 +339,20 @@ class Checker {
 [[nodiscard]] inline std::vector<Policy> all_policies() {
   return {Policy::lean(),         Policy::fixed_chunk(2), Policy::fixed_chunk(3), Policy::fixed_chunk(), Policy::data_parallel(),
           Policy::fixed_split(0), Policy::fixed_split(1), Policy::fixed_split(2), Policy::fixed_split(5)};
+}
+
+/// Of the general walk and of one in 32 bits, but for where the output lies on the line, which not every walk says.
+template <typename TUnits>
+void expect_same_segment(const BasicSegment<TUnits>& general, const BasicSegment<std::int32_t>& narrow) {
+  ASSERT_EQ(general.output.sequence, narrow.output.sequence);
+  ASSERT_EQ(general.output.kv_head, narrow.output.kv_head);
+  ASSERT_EQ(general.output.row_block, narrow.output.row_block);
+  ASSERT_EQ(general.output.rows, narrow.output.rows);
+  ASSERT_EQ(general.tile_begin, narrow.tile_begin);
+  ASSERT_EQ(general.tile_end, narrow.tile_end);
+  ASSERT_EQ(general.contributor, narrow.contributor);
+  ASSERT_EQ(general.contributors, narrow.contributors);
+  ASSERT_EQ(general.slots.slot(general.contributor), narrow.slots.slot(narrow.contributor));
 }
 
 }  // namespace lean::schedule::checks

@@ -279,19 +279,6 @@ TEST(Schedule, TheLineIsFoundByPlaceAsByWalking) {
   }
 }
 
-template <typename TUnits>
-void expect_same_segment(const BasicSegment<TUnits>& x, const BasicSegment<std::int32_t>& y) {
-  ASSERT_EQ(x.output.sequence, y.output.sequence);
-  ASSERT_EQ(x.output.kv_head, y.output.kv_head);
-  ASSERT_EQ(x.output.row_block, y.output.row_block);
-  ASSERT_EQ(x.output.rows, y.output.rows);
-  ASSERT_EQ(x.tile_begin, y.tile_begin);
-  ASSERT_EQ(x.tile_end, y.tile_end);
-  ASSERT_EQ(x.contributor, y.contributor);
-  ASSERT_EQ(x.contributors, y.contributors);
-  ASSERT_EQ(x.slots.slot(x.contributor), y.slots.slot(y.contributor));
-}
-
 constexpr std::int32_t kFlatTileTokens = 16;
 using FlatRules = LineRules<checks::ListedLengths, std::int32_t, OneBlockShape<kFlatTileTokens>>;
 
@@ -334,7 +321,7 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
       FlatCursor b(rules, flat_plan, worker, flat_plan.shares.range(worker), start, rules.lengths()(start.sequence));
       while (a.next()) {
         ASSERT_TRUE(b.next());
-        ASSERT_NO_FATAL_FAILURE(expect_same_segment(a.segment(), b.segment()));
+        ASSERT_NO_FATAL_FAILURE(checks::expect_same_segment(a.segment(), b.segment()));
         ASSERT_EQ(b.lengths().kv_end, c.works[static_cast<std::size_t>(a.segment().output.sequence)].kv_tokens);
         ++segments;
         shared += a.segment().sole() ? 0 : 1;
@@ -385,7 +372,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
       if (!more) continue;
       FlatCursor a(rules, plan, worker, plan.shares.range(worker), SequencePlace<std::int32_t>{}, lengths(0));
       ASSERT_TRUE(a.next());
-      ASSERT_NO_FATAL_FAILURE(expect_same_segment(a.segment(), b.segment()));
+      ASSERT_NO_FATAL_FAILURE(checks::expect_same_segment(a.segment(), b.segment()));
       ASSERT_EQ(a.segment().contributors, b.segment().contributors);
       ASSERT_FALSE(a.next());
       ASSERT_FALSE(b.next());
