@@ -450,7 +450,7 @@ def chunks() -> list:
         if line.get("us"):
             new, of = re.match(r"prefill (\w+) of (\w+) ", line["row"]).groups()
             layout = f", pages of {line['row'].rsplit('/', 1)[1]}" if line["row"].rsplit("/", 1)[1].isdigit() else ""
-            row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "heads": heads_text(line) + layout, "us": {}})
+            row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "void": suite_data.void_mark(line), "heads": heads_text(line) + layout, "us": {}})
             row["us"][{"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3"}[line["impl"].rsplit("/", 1)[-1]]] = line["us"]
     return list(rows.values())
 
@@ -462,7 +462,7 @@ def chunks_table() -> str:
         return [*cells, f"{us['lean'] / us['FlashAttention-3']:.2f}" if "FlashAttention-3" in us else ""]
 
     return markdown(["tokens", "heads of d", "lean, us", "FlashAttention-2, us", "FlashAttention-3, us", "lean / FlashAttention-3"],
-                    [[row["chunk"], row["heads"], *cells(row)] for row in chunks()])
+                    [[row["chunk"] + row["void"], row["heads"], *cells(row)] for row in chunks()])
 
 
 def engine_table() -> str:

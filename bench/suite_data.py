@@ -16,6 +16,11 @@ def times(lines: list, columns: dict) -> dict:
     return rows
 
 
+def void_mark(line: dict) -> str:
+    """Of a row in which a clock of the card moved by more than 3 % (bench/suite.py)."""
+    return " (void)" if (line.get("note") or "").startswith("void") else ""
+
+
 def beside(lines: list, columns: dict, name_of, read: bool = True) -> tuple:
     """Head and rows: the first column is ours. The read limit stands before it where the file has it."""
     ours, *others = columns
@@ -23,7 +28,7 @@ def beside(lines: list, columns: dict, name_of, read: bool = True) -> tuple:
     table = []
     for row, (us, line) in times(lines, columns).items():
         best = min((us[name] for name in others if name in us), default=None)
-        table.append([name_of(row), f"{line['kv_bytes'] / 1e6:.0f}", *[f"{line['ceiling_us']:.4g}"] * read,
+        table.append([name_of(row) + void_mark(line), f"{line['kv_bytes'] / 1e6:.0f}", *[f"{line['ceiling_us']:.4g}"] * read,
                       *(f"{us[name]:.4g}" if name in us else "" for name in columns), f"{us[ours] / best:.2f}" if best else ""])
     return head, table
 
