@@ -16,17 +16,19 @@ namespace lean {
 
 LEAN_HD [[nodiscard]] constexpr bool appends(const Problem& problem) noexcept { return problem.append.k.data != nullptr; }
 
-/// Writes the length of a sequence where the call is told how many tokens were there before it: nothing reads it earlier.
+/// Writes the length of a sequence where the call is told how many tokens were there before it: nothing reads it earlier. Fewer than
+/// none stay fewer than none, so that the length is found to be none.
 LEAN_HD inline void count_new_tokens(const Problem& problem, std::int64_t sequence) noexcept {
   const std::int32_t* const cached = problem.append.cached_lengths;
   if (cached == nullptr) return;
-  const std::int64_t tokens = std::int64_t{cached[sequence]} + LengthSource(problem).q_tokens(sequence);
+  const std::int64_t before = cached[sequence];
+  const std::int64_t tokens = before < 0 ? before : before + LengthSource(problem).q_tokens(sequence);
   const_cast<std::int32_t*>(problem.kv_lengths)[sequence] = static_cast<std::int32_t>(min_of(tokens, std::int64_t{INT32_MAX}));
 }
 
 /// Of all sequences, whose arrays the host can reach.
 inline void count_new_tokens(const Problem& problem) noexcept {
-  if (problem.append.cached_lengths == nullptr) return;
+  if (problem.append.cached_lengths == nullptr || problem.kv_lengths == nullptr) return;
   for (std::int64_t b = 0; b < problem.batch; ++b) count_new_tokens(problem, b);
 }
 
