@@ -149,6 +149,13 @@ float Call::number(Argument which, float otherwise) const {
 
 bool Call::flag(Argument which) const {
   if (!given(which)) return false;
+  if (PyObject_Size(argument(which)) >= 0)  // "no" and [False] would be true
+    raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), argument(which));
+  PyErr_Clear();
+  return truth(which);
+}
+
+bool Call::truth(Argument which) const {
   const int value = PyObject_IsTrue(argument(which));
   if (value < 0) throw ErrorIsSet{};
   return value != 0;

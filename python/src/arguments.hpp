@@ -114,6 +114,7 @@ class Call {
   [[nodiscard]] std::int64_t integer(Argument which, std::int64_t otherwise) const;
   [[nodiscard]] float number(Argument which, float otherwise) const;
   [[nodiscard]] bool flag(Argument which) const;
+  [[nodiscard]] bool truth(Argument which) const;  // of one that is given
   [[nodiscard]] std::int64_t length_of(Argument which);
   [[nodiscard]] const std::int32_t* int32_array(Argument which, std::int64_t count);
   [[nodiscard]] const std::int32_t* keep(Argument which, std::vector<std::int32_t> values);

@@ -21,7 +21,7 @@ std::int32_t to_int32(std::int64_t value, Argument which, std::size_t index) {
 }
 
 std::int32_t int32_of(PyObject* number, Argument which, std::size_t index) {
-  const Reference integer(lean_number_index(number));
+  const Reference integer(PyBool_Check(number) ? nullptr : lean_number_index(number));
   if (integer == nullptr) {
     PyErr_Clear();
     raise(PyExc_TypeError, "%s[%zu] = %R: an integer is needed", which.name(), index, number);

@@ -15,7 +15,7 @@ void Call::read_scores() {
   if (given("scale") && scores.scale == 0.0F) scores.scale = -0.0F;  // the number 0; 0.0F stands for the default
   scores.causal = flag("causal");
   scores.softcap = number("softcap", 0.0F);
-  if (scores.softcap == 0.0F && flag("softcap"))
+  if (scores.softcap == 0.0F && given("softcap") && truth("softcap"))
     raise(PyExc_ValueError, "softcap = %R: is 0 in float32, which would mean none", argument("softcap"));
   if (given("window")) {
     PyObject* const window = argument("window");
@@ -64,6 +64,8 @@ void Call::read_mask() {
   }
   if (!given("mask")) return;
   const Array mask = array("mask");
+  if (mask.type != ElementType::kBool && !(is_of_library(mask.type) && traits_of(static_cast<DType>(mask.type)).of_queries()))
+    raise(PyExc_TypeError, "mask: %s: expected bool (True: seen), float32, float16 or bfloat16", mask.type_text().c_str());
   check_dims(mask, "mask", 4, "[B or 1, Hq or 1, n_q or 1, n_kv or 1]");
   const std::int64_t sizes[] = {problem_.batch, problem_.q_heads, problem_.q_tokens, problem_.kv_capacity};
   std::array<std::int64_t, 4> strides{};
@@ -74,7 +76,7 @@ void Call::read_mask() {
   }
   problem_.scores.mask = mask.data;
   problem_.scores.mask_is_boolean = mask.type == ElementType::kBool;
-  if (!problem_.scores.mask_is_boolean) problem_.scores.mask_dtype = dtype_of(mask, "mask");
+  if (!problem_.scores.mask_is_boolean) problem_.scores.mask_dtype = static_cast<DType>(mask.type);
   problem_.scores.mask_strides = {strides[0], strides[1], strides[2], strides[3]};
 }
 
