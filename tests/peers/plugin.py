@@ -136,7 +136,7 @@ def _sorted(outcome: str, excinfo: Any) -> tuple[str, str]:
         return outcome, ""
     error = excinfo.value
     text = re.sub(r"\s+", " ", str(error))[:400]
-    if isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception)):
+    if outcome == "skipped" or isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception)):
         return "skipped", text
     if isinstance(error, NotImplementedError):
         return "refused", text

@@ -3,11 +3,12 @@
 
 Usage: run.py FOLDER [--device cpu|cuda] [--sample N] [--seed N] [--suite WORD] [--jobs N] [--json FILE]
 
-FOLDER has the libraries' repositories, which are not kept here, as folders `flash-attention`, `flashinfer` and `vllm`; suites whose
-folder is missing are passed over, and said to be. Their tests are imported as they are; stand_ins.py gives them modules of their libraries' names made of this library's doors. Of each test's
-parametrisations a seeded sample is run, those of little work alone. Every refusal and failure needs a waiver with its reason in
-ledger.json, and a waiver that nothing needed any more fails too: then the ledger is out of date.
-Needs torch, pytest and einops beside the installed package.
+FOLDER has the libraries' repositories, which are not kept here, as folders `flash-attention`, `flashinfer`, `vllm` and `transformers`;
+suites whose folder is missing are passed over, and said to be. Their tests are imported as they are; stand_ins.py gives them modules
+of their libraries' names made of this library's doors, and Transformers' models, of the release that is installed, have our attention
+under the name "sdpa" (in_place_of_sdpa.py). Of each test's parametrisations a seeded sample is run, those of little work alone. Every
+refusal and failure needs a waiver with its reason in ledger.json, and a waiver that nothing needed any more fails too: then the ledger
+is out of date. Needs torch, pytest and einops beside the installed package; for Transformers' tests that, parameterized and httpx.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ class Suite:
     tests: str = ""  # pytest's -k
     most_work: float = 5e7  # product of what a test says about its sizes (plugin.py)
     single: str = "door"  # FlashInfer's single_*_with_kv_cache: our doors, or torch's operations where they are the expectation
+    plugin: str = "plugin"
+
+
+MODEL_TESTS = "(sdpa_inference or generate or static or beam or assisted) and not Integration and not dispatch"
+
+
+def of_model(name: str) -> Suite:
+    """Transformers' tests of a model, those of attention and caches."""
+    return Suite(f"transformers {name}", "transformers", f"tests/models/{name}/test_modeling_{name}.py", MODEL_TESTS, plugin="in_place_of_sdpa")
 
 
 SUITES = (
@@ -59,6 +69,7 @@ SUITES = (
     Suite("flashinfer single prefill", "flashinfer", "tests/attention/test_single_prefill.py", "not nvfp4", 5e7),
     Suite("flashinfer strides of prefill", "flashinfer", "tests/attention/test_non_contiguous_prefill.py", "", 1e7),
     Suite("flashinfer batch-invariant", "flashinfer", "tests/attention/test_batch_invariant_fa2.py", "", 1e8),
+    *map(of_model, ("llama", "gemma2", "gpt_oss", "t5gemma", "bart")),
 )
 
 
@@ -75,6 +86,10 @@ def run_suite(suite: Suite, folder: pathlib.Path, arguments: argparse.Namespace)
     if not target.is_file():
         raise SystemExit(f"FOLDER: {target} is not there")
     path = (os.environ.get("PYTHONPATH", ""), str(HERE), str(folder / suite.folder))
+    root, importing = folder, "importlib"
+    if suite.plugin == "in_place_of_sdpa":  # tests of a package `tests`, which look for what lies beside it
+        root, importing = folder / suite.folder, "prepend"
+        path += (str(root / "utils"),)
     with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as report:
         environment = dict(
             os.environ, PYTHONPATH=os.pathsep.join(path), LEAN_PEERS_REPORT=report.name, LEAN_PEERS_FOLDER=str(folder),
@@ -83,10 +98,10 @@ def run_suite(suite: Suite, folder: pathlib.Path, arguments: argparse.Namespace)
             FLASH_ATTENTION_DISABLE_BACKWARD="TRUE",
         )  # fmt: skip
         command = [
-            sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, "--rootdir", str(folder), "-p", "plugin",
-            "-p", "no:cacheprovider", "--import-mode=importlib", "--tb=short", "-k", suite.tests, str(target),
+            sys.executable, "-m", "pytest", "-q", "--noconftest", "-c", os.devnull, "--rootdir", str(root), "-p", suite.plugin,
+            "-p", "no:cacheprovider", f"--import-mode={importing}", "--tb=short", "-k", suite.tests, str(target),
         ]  # fmt: skip
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
         lines = report.read().splitlines()
     if not lines:
         raise SystemExit(f"{suite.name}: no test ran:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
