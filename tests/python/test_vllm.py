@@ -344,7 +344,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     widest = _core.WIDEST_CUDA_HEAD
     assert all(backend.supports_head_size(size) for size in (64, widest - 8, widest))
     assert not any(backend.supports_head_size(size) for size in (100, widest + 8))
-    assert not backend.supports_dcp() and not backend.supports_kv_cache_dtype("fp8")
+    assert backend.supports_dcp() and not backend.supports_kv_cache_dtype("fp8")
 
     impl = object.__new__(cuda.LeanCudaImpl)
     impl.lean, impl._bound = _vllm_call.PagedLayer(scale=0.1), (None, None)
