@@ -28,6 +28,7 @@ import time
 import torch
 import transformers
 from decode_models import MODELS, Case, measure, model_of, read_bytes
+from option_lists import list_of
 
 import lean_attention.hf
 
@@ -142,15 +143,12 @@ def plot(rows: list, path: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    def words(text: str) -> list:
-        return text.split(",")
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--models", type=words, default=[name for name in MODELS if name != "tiny"])
-    parser.add_argument("--shapes", type=words)
-    parser.add_argument("--paths", type=words)
+    parser.add_argument("--models", type=list_of(known=MODELS), default=[name for name in MODELS if name != "tiny"])
+    parser.add_argument("--shapes", type=list_of())
+    parser.add_argument("--paths", type=list_of())
     parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so long")
@@ -159,13 +157,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", help="draw to this file")
     arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"
-    arguments.shapes = arguments.shapes or words(SHAPES[arguments.device])
-    arguments.paths = arguments.paths or words(PATHS[arguments.device])
+    arguments.shapes = arguments.shapes or SHAPES[arguments.device].split(",")
+    arguments.paths = arguments.paths or PATHS[arguments.device].split(",")
     arguments.layers = arguments.layers or (8 if on_gpu else 2)
     arguments.steps = arguments.steps or (16 if on_gpu else 4)
-    for name in arguments.models:
-        if name not in MODELS:
-            parser.error(f"--models {name}: allowed {', '.join(MODELS)}")
     return arguments
 
 

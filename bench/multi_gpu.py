@@ -39,6 +39,7 @@ import torch
 import torch.distributed as dist
 from graph_timing import graph_of
 from multi_gpu_rows import Row, quick_rows, rows
+from option_lists import list_of
 from read_limit import readers
 
 import lean_attention
@@ -354,21 +355,24 @@ def rank_main(rank: int, world: int, store: str, options: argparse.Namespace) ->
     dist.destroy_process_group()
 
 
+def number_of_gpus(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("1 or more")
+    return number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--gpus", default="1,2,4,8", type=lambda text: [int(number) for number in text.split(",")])
-    parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
+    parser.add_argument("--gpus", default="1,2,4,8", type=list_of(number_of_gpus))
+    parser.add_argument("--ways", default=",".join(WAYS), type=list_of(known=ALL_WAYS))
     parser.add_argument("--rows", default="", help="a regular expression that their names contain")
     parser.add_argument("--max-mb", default=0, type=int, help="of K and V of a rank")
     parser.add_argument("--minutes", default=8.5, type=float)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", default=pathlib.Path("multi-gpu.jsonl"), type=pathlib.Path)
-    options = parser.parse_args()
-    unknown = set(options.ways) - set(ALL_WAYS)
-    if unknown:
-        raise SystemExit(f"multi_gpu: --ways {', '.join(unknown)}: there are {', '.join(ALL_WAYS)}")
-    return options
+    return parser.parse_args()
 
 
 def main() -> int:

@@ -38,6 +38,7 @@ try:
     from onnx import TensorProto, helper, numpy_helper
 
     import lean_attention.ort
+    from option_lists import list_of
     from suite import Command
 except ModuleNotFoundError as missing:
     print(f"ort_cuda: {missing}", file=sys.stderr)
@@ -317,7 +318,7 @@ def measurements(arguments: argparse.Namespace):
     """Calls that give lines, one a row."""
 
     def asked(lens: list) -> bool:
-        return not arguments.rows or row_name(lens) in arguments.rows.split(",")
+        return not arguments.rows or row_name(lens) in arguments.rows
 
     if not arguments.generation:
         return [lambda row=row: measure(*row, arguments.whole, arguments.rounds) for row in shapes(arguments.whole) if asked(row[0])]
@@ -336,7 +337,7 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="whole decode steps of 40 layers")
     parser.add_argument("--generation", action="store_true", help="output tokens with eight of prompt each, and prompts alone")
     parser.add_argument("--lean", type=pathlib.Path, help="the `lean` command: times of a pure read go beside ours")
-    parser.add_argument("--rows", help="these alone, by their lengths, as 8x1k,32k+31x1k")
+    parser.add_argument("--rows", type=list_of(), help="these alone, by their lengths, as 8x1k,32k+31x1k")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1e9, help="no new row is begun after these")
     parser.add_argument("--commit", help="of the build, where this is no checkout of it")

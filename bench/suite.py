@@ -32,6 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(path) for path in (HERE,) if str(path) not in sys.path]
 
+from option_lists import list_of  # noqa: E402
 from peers import rows as suites  # noqa: E402
 from peers import table  # noqa: E402
 
@@ -403,7 +404,7 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--trace", default="", help="a CSV with columns ContextTokens and GeneratedTokens: more rows of mixed (and of ragged)")
     parser.add_argument("--list", action="store_true", help="print the rows as JSON lines and measure nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if torch has one")
-    parser.add_argument("--peers", type=lambda text: [name for name in text.split(",") if name], default=[], help="some of them, with commas")
+    parser.add_argument("--peers", type=list_of(), default=[], help="some of them, with commas")
     parser.add_argument("--kit", type=pathlib.Path, action="append", default=[], help="a folder to import peers from; repeatable")
     parser.add_argument("--threads", type=int, default=cpus, help=f"of everybody on a CPU ({cpus})")
     parser.add_argument("--rounds", type=int, help="7, or 2 with --quick")

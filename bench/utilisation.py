@@ -19,6 +19,8 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 
+from option_lists import list_of
+
 #: name: (lengths, query heads, kv heads, head dim, type), the values of `lean run`.
 ROWS = {
     "R1 128k+63x1k": ("128k,63x1k", 32, 8, 128, "bf16"),
@@ -70,19 +72,16 @@ def device() -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lean", type=pathlib.Path, default=pathlib.Path("build-cuda/bin/lean"), help="the command, built with LEAN_CUDA")
-    parser.add_argument("--rows", default=",".join(ROWS), help="some of them, with commas between them")
+    parser.add_argument("--rows", default=list(ROWS), type=list_of(known=ROWS), help="some of them, with commas between them")
     parser.add_argument("--commit", default="", help="to record in the lines")
     parser.add_argument("--out", type=pathlib.Path, help="a file of JSON lines to append to; none: only print")
     options = parser.parse_args()
-    unknown = [row for row in options.rows.split(",") if row not in ROWS]
-    if unknown:
-        parser.error(f"--rows: no row {unknown[0]!r}; there are {', '.join(ROWS)}")
     if not shutil.which("ncu"):
         parser.error("ncu (Nsight Compute) is not on the path")
     if not options.lean.is_file():
         parser.error(f"--lean: {options.lean} is no file")
     gpu, failed = device(), False
-    for row in options.rows.split(","):
+    for row in options.rows:
         for schedule in SCHEDULES:
             line = {"row": row, "impl": "lean" if schedule == "lean" else f"lean/{schedule.replace('-', '_')}", "profiler": "ncu",
                     **gpu, "commit": options.commit, "date": datetime.now(timezone.utc).date().isoformat(), "note": None}

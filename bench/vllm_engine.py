@@ -33,6 +33,8 @@ import tempfile
 import time
 from typing import Any, Callable, Sequence
 
+from option_lists import list_of
+
 GPU_BACKENDS = ("CUSTOM", "FLASH_ATTN", "FLASHINFER")
 CPU_BACKENDS = ("lean", "cpu_attn")
 GPU_SHAPES, CPU_SHAPES = "1x32k,8x8k,32~4k,64x1k", "1x512,4~256"
@@ -45,6 +47,12 @@ PROFILED_STEPS = 8
 #: writes new keys and values (reshape_and_cache_flash) and is none of them.
 ATTENTION = re.compile(r"\b(lean|flash|flashinfer)::|kernel_unified_attention|reduce_segments")
 SAID_LINES = 40  # of a process that failed
+
+
+def shape_of(text: str) -> str:
+    """As it is, if lengths_of() can read it."""
+    lengths_of(text)
+    return text
 
 
 def lengths_of(shape: str) -> list[int]:
@@ -255,7 +263,7 @@ def measure(options: argparse.Namespace) -> None:
     import torch
     import vllm
 
-    shapes, gpu = options.shapes.split(","), torch.cuda.is_available()
+    shapes, gpu = options.shapes, torch.cuda.is_available()
     if options.no_compile and gpu:
         chosen.update(graphs_alone(shapes))
     begin = time.perf_counter()
@@ -296,7 +304,7 @@ def run_one(backend: str, turn: int, folder: str, options: argparse.Namespace) -
     name = f"{backend}-{turn}" if turn else backend
     found, said = pathlib.Path(folder, f"{name}.json"), pathlib.Path(options.log or folder, f"{name}.log")
     command = [sys.executable, __file__, "--backend", backend, "--model", folder, "--found", str(found), "--dtype", options.dtype]
-    command += ["--shapes", options.shapes, "--steps", str(options.steps)] + ["--no-compile"] * options.no_compile
+    command += ["--shapes", ",".join(options.shapes), "--steps", str(options.steps)] + ["--no-compile"] * options.no_compile
     with said.open("w") as file:
         try:
             status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=options.limit).returncode
@@ -343,7 +351,7 @@ def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -
 def show(rows: list[dict], options: argparse.Namespace, first: str) -> None:
     print(f"{'shape':>10} {'attention':>12} {'step ms: fastest':>17} {'median':>8} {'kernels of attention':>21} {'tokens/s':>10} "
           f"{'tokens as ' + first:>20}  host us: build, replay, wait")  # fmt: skip
-    for shape in options.shapes.split(","):
+    for shape in options.shapes:
         for row in (row for row in rows if row["shape"] == shape):
             median, spent = statistics.median(row["step_s"]), row["attention_s"]
             kernels = "" if spent is None else f"{1e3 * spent:.3f}"
@@ -358,8 +366,9 @@ def main() -> None:
 
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=GPU_SHAPES if gpu else CPU_SHAPES)
-    parser.add_argument("--backends", default=",".join(GPU_BACKENDS if gpu else CPU_BACKENDS), help="the first is compared with")
+    parser.add_argument("--shapes", default=GPU_SHAPES if gpu else CPU_SHAPES, type=list_of(shape_of))
+    backends = ",".join(GPU_BACKENDS if gpu else CPU_BACKENDS)
+    parser.add_argument("--backends", default=backends, type=list_of(), help="the first is compared with")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=48, help="decode steps of each shape")
     parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
@@ -377,10 +386,9 @@ def main() -> None:
     first: tuple[str, dict] = ("", {})
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder, longest_context(options.shapes.split(","), options.steps))
-        backends = options.backends.split(",")
-        for i, backend in enumerate(backends):
-            result, failed = run_one(backend, backends[:i].count(backend), folder, options)
+        save_model(folder, longest_context(options.shapes, options.steps))
+        for i, backend in enumerate(options.backends):
+            result, failed = run_one(backend, options.backends[:i].count(backend), folder, options)
             if failed:
                 print(failed, file=sys.stderr, flush=True)
             if not result:

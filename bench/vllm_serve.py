@@ -25,6 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "
 import torch
 import transformers
 import vllm
+from option_lists import list_of
 from vllm_engine import steps_of_all, tokens_of_each
 from vllm_models import engine, prompts
 
@@ -96,12 +97,11 @@ def shape_of(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shapes", default="1x1k,1x4k,8x1k,1x16k")
+    parser.add_argument("--shapes", default="1x1k,1x4k,8x1k,1x16k", type=list_of(shape_of))
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
     options = parser.parse_args()
-    shapes = [shape_of(text) for text in options.shapes.split(",")]
-    longest = max(context for _, context in shapes)
+    longest = max(context for _, context in options.shapes)
     found: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         model_in(folder, longest)
@@ -110,11 +110,11 @@ def main() -> None:
             with engine(folder, ours=ours, **settings) as llm:
                 layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
                 implementation = type(next(iter(layers.values())).impl)
-                for batch, context in shapes:
+                for batch, context in options.shapes:
                     found[name, batch, context] = decode_steps(llm, batch, context, options.steps, implementation)
     print(f"{options.dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, us a layer: median (fastest)")
     print(f"{'batch x context':>16} {'CPU_ATTN':>18} {'lean':>18} {'CPU_ATTN / lean':>16}")
-    for batch, context in shapes:
+    for batch, context in options.shapes:
         theirs, mine = ([1e6 * step / LAYERS for step in found[name, batch, context]] for name in ("cpu_attn", "lean"))
         cells = [f"{statistics.median(times):9.0f} ({min(times):6.0f})" for times in (theirs, mine)]
         factor = statistics.median(theirs) / statistics.median(mine)

@@ -79,10 +79,13 @@ class BenchCommand final : public Command {
 
   void add_cpu_options(CLI::App& app) {
     app_ = &app;
-    app.add_option("--threads", settings_.threads,
-                   "Thread counts, as in 1,2,4; by default all from 1 on for suite cpu, the most for others")
-        ->delimiter(',')
-        ->transform(in_range("--threads", 1, thread_count()))
+    const auto add_threads = [this](const std::string& text) {
+      settings_.threads.clear();
+      for (const std::string& item : items_of(text)) settings_.threads.push_back(number_in("--threads", item, 1, thread_count()));
+    };
+    app.add_option_function<std::string>("--threads", add_threads,
+                                         "Thread counts, as in 1,2,4; by default all from 1 on for suite cpu, the most for others")
+        ->type_name("INT,...")
         ->group("CPU");
     app.add_option("--kv-mib", kv_mib_, "MiB of K and V of a row of suite cpu; by default 4 times the last-level cache")
         ->transform(in_range("--kv-mib", 1, 1 << 20))

@@ -83,17 +83,13 @@ Layout layout_of(const std::string& name, const std::vector<std::int32_t>& kv_le
 
 std::vector<std::int32_t> parse_lengths(const std::string& option, const std::string& text) {
   std::vector<std::int32_t> lengths;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = std::string_view(text).substr(begin, end - begin);
+  for (const std::string& item : items_of(text)) {
     const std::size_t times = item.find('x');
-    const std::int64_t count = times == std::string_view::npos ? 1 : parse_count(item.substr(0, times));
-    const std::int64_t tokens = parse_count(times == std::string_view::npos ? item : item.substr(times + 1));
-    if (count < 1 || tokens < 0) throw BadArgument(option, std::string(item), kLengthsAllowed);
-    if (count + static_cast<std::int64_t>(lengths.size()) > kMaxBatch)
-      throw BadArgument(option, std::string(item), "up to 1048576 requests");
+    const std::int64_t count = times == std::string::npos ? 1 : parse_count(item.substr(0, times));
+    const std::int64_t tokens = parse_count(times == std::string::npos ? item : item.substr(times + 1));
+    if (count < 1 || tokens < 0) throw BadArgument(option, item, kLengthsAllowed);
+    if (count + static_cast<std::int64_t>(lengths.size()) > kMaxBatch) throw BadArgument(option, item, "up to 1048576 requests");
     lengths.insert(lengths.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(tokens));
-    begin = end + 1;
   }
   return lengths;
 }

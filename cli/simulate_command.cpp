@@ -43,26 +43,22 @@ std::string gpu_names() {
 std::vector<GpuModel> gpus_named(const std::string& text) {
   if (text == "all") return {std::begin(kGpuModels), std::end(kGpuModels)};
   std::vector<GpuModel> gpus;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string name = text.substr(begin, end - begin);
+  for (const std::string& name : items_of(text)) {
     const auto* const gpu =
         std::find_if(std::begin(kGpuModels), std::end(kGpuModels), [&](const GpuModel& each) { return each.name == name; });
     if (gpu == std::end(kGpuModels))
       throw BadArgument("--gpu", name, "all, or some of " + gpu_names() + " with commas between them");
     gpus.push_back(*gpu);
-    begin = end + 1;
   }
   return gpus;
 }
 
-/// "memory_share=0.95,step.call_us=4": those named differ from the committed ones.
+/// "memory_share=0.95,step.call_us=4": those named differ from the committed ones. Empty: none does.
 TimeModel model_with(const std::string& text) {
   TimeModel model = kTimeModel;
+  if (text.empty()) return model;
   const std::vector<Coefficient> known = coefficients_of(model);
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
+  for (const std::string& item : items_of(text)) {
     const std::size_t equals = std::min(item.find('='), item.size());
     const auto found =
         std::find_if(known.begin(), known.end(), [&](const Coefficient& each) { return each.name == item.substr(0, equals); });
@@ -75,7 +71,6 @@ TimeModel model_with(const std::string& text) {
       throw BadArgument("--coefficients", item, "NAME=NUMBER with commas between them; the names are " + names);
     }
     found->value = value;
-    begin = end + 1;
   }
   if (std::min({model.memory_share, model.step.worker_gbps, model.any_call.worker_gbps, model.sm80.worker_gbps}) <= 0.0) {
     throw BadArgument("--coefficients", text, "memory_share and worker_gbps above 0");

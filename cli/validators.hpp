@@ -3,8 +3,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -12,25 +14,44 @@
 
 namespace lean::cli {
 
-/// A decimal number in [low, high]; for Option::transform(), so that nothing reads the text in another way.
+/// What stands between the commas: an empty item too, which no list means.
+inline std::vector<std::string> items_of(std::string_view text) {
+  std::vector<std::string> items;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    items.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+template <typename T>
+std::string number_text(T value) {
+  char text[64];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
+/// A decimal number in [low, high].
+template <typename T>
+T number_in(const std::string& option, const std::string& text, T low, T high) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || !(value >= low && value <= high)) {
+    const std::string kind = std::is_integral_v<T> ? "a whole number from " : "a number from ";
+    throw BadArgument(option, text, kind + number_text(low) + " to " + number_text(high));
+  }
+  return value;
+}
+
+/// The same for Option::transform(), so that nothing reads the text in another way.
 template <typename T>
 CLI::Validator in_range(const std::string& option, T low, T high) {
-  const auto text_of = [](T value) {
-    char text[64];
-    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
-  };
-  const std::string range = text_of(low) + " to " + text_of(high);
   const auto check = [=](std::string& text) {
-    T value{};
-    const char* const end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data(), end, value);
-    if (parsed.ec != std::errc() || parsed.ptr != end || !(value >= low && value <= high)) {
-      throw BadArgument(option, text, (std::is_integral_v<T> ? "a whole number from " : "a number from ") + range);
-    }
-    text = text_of(value);
+    text = number_text(number_in(option, text, low, high));
     return std::string();
   };
-  return {check, range, option};
+  return {check, number_text(low) + " to " + number_text(high), option};
 }
 
 /// One of a few words.

@@ -11,7 +11,7 @@ beyond the pure read of the same run is fitted, by least squares:
 `idle` is the part of a missing worker's reading that the others cannot take over: 1 where each reads as fast as it can, 0 where the
 memory is the limit whoever asks. Lines count of the rows and schedules asked for, where nearly all multiprocessors work.
 
-Usage: fit_cost_model.py FILE... [--rows PATTERN] [--impls lean,...]
+Usage: fit_cost_model.py FILE... [--rows PATTERN] [--impls lean ...]
 """
 import argparse
 import json
@@ -52,12 +52,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=pathlib.Path)
     parser.add_argument("--rows", default="^flat", help="regular expression that is searched for in the rows' ids")
-    parser.add_argument("--impls", default="lean")
+    parser.add_argument("--impls", default=["lean"], nargs="+")
     options = parser.parse_args()
 
     lines = [json.loads(text) for path in options.files for text in path.read_text().splitlines()]
     lines = [line for line in lines if line.get("us") and line.get("worker_tiles") and re.search(options.rows, line["row"])
-             and line["impl"] in options.impls.split(",")]
+             and line["impl"] in options.impls]
     grid = max((line["workers"] for line in lines), default=0)
     lines = [line for line in lines if line["workers"] >= BUSY * grid]
     if len(lines) < 2 * len(COSTS):

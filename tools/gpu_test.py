@@ -26,6 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NO_DEVICE = 77
+GROUPS = ("conformance", "gpu", "python", "sanitizer")
 FINISHED = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+) \((\d+) ms\)$", re.MULTILINE)
 STARTED = re.compile(r"^\[ RUN +\] (\S+)$", re.MULTILINE)
 COUNT = re.compile(r"^\[=+\] Running (\d+) tests?", re.MULTILINE)
@@ -297,6 +298,14 @@ def write_summary(path: pathlib.Path, gpu: dict, tallies: list, seconds: float) 
     path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
+def groups_in(text: str) -> list:
+    groups = text.split(",")
+    for group in groups:
+        if group not in GROUPS:
+            raise argparse.ArgumentTypeError(f"{group!r}: some of {', '.join(GROUPS)} with commas between them")
+    return groups
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build-cuda" / "bin")
@@ -305,7 +314,7 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=int, default=470, help="for all of it; what has not run by then has failed")
-    parser.add_argument("--only", default="conformance,gpu,python,sanitizer")
+    parser.add_argument("--only", default=",".join(GROUPS), type=groups_in)
     parser.add_argument("--filter", default="*")
     parser.add_argument("--python", default=sys.executable, help="whose lean_attention is tested")
     options = parser.parse_args()
@@ -322,15 +331,14 @@ def main() -> int:
     say(", ".join(gpu.values()))
 
     begin = time.monotonic()
-    groups = options.only.split(",")
     tallies = []
-    if "conformance" in groups:
+    if "conformance" in options.only:
         tallies.append(test_conformance(runner, options.jobs, options.filter))
-    if "gpu" in groups:
+    if "gpu" in options.only:
         tallies.append(test_gpu(runner, options.jobs, options.filter))
-    if "python" in groups:
+    if "python" in options.only:
         tallies += test_python(runner, options.python)
-    if "sanitizer" in groups:
+    if "sanitizer" in options.only:
         tallies += test_sanitizer(runner, options.racecheck_bin)
 
     say("summary")

@@ -256,7 +256,7 @@ def test_cuda() -> Tally:
 
 def test_builds(options: argparse.Namespace) -> list[Tally]:
     tallies = [] if options.no_format else [check_format()]
-    tallies += [test_preset(preset, options.jobs) for preset in options.presets.split(",") if preset]
+    tallies += [test_preset(preset, options.jobs) for preset in options.presets]
     if not options.no_cuda:
         tallies.append(test_tool("toolkit", "tools/toolkit_test.py"))
         tallies.append(test_cuda())
@@ -282,9 +282,18 @@ def test_python_packages(options: argparse.Namespace) -> list[Tally]:
     return tallies
 
 
+def presets_in(text: str) -> list:
+    """None: an empty text."""
+    presets = text.split(",") if text else []
+    for preset in presets:
+        if preset not in BUILD_FOLDERS:
+            raise argparse.ArgumentTypeError(f"{preset!r}: some of {', '.join(BUILD_FOLDERS)} with commas between them")
+    return presets
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--presets", default="cpu,asan-ubsan,tsan")
+    parser.add_argument("--presets", default=",".join(BUILD_FOLDERS), type=presets_in)
     parser.add_argument("--no-format", action="store_true")
     parser.add_argument("--no-python", action="store_true")
     parser.add_argument("--no-cuda", action="store_true")

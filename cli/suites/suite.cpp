@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cli/bad_argument.hpp"
+#include "cli/validators.hpp"
 
 namespace lean::cli {
 
@@ -31,9 +32,7 @@ const char* name_of(Suite suite) {
 std::vector<Suite> parse_suites(const std::string& text) {
   if (text == "all") return all_suites();
   std::vector<Suite> suites;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string name = text.substr(begin, end - begin);
+  for (const std::string& name : items_of(text)) {
     const auto found = std::find_if(all_suites().begin(), all_suites().end(), [&](Suite suite) { return name == name_of(suite); });
     if (found == all_suites().end()) {
       std::string names;
@@ -41,7 +40,6 @@ std::vector<Suite> parse_suites(const std::string& text) {
       throw BadArgument("--suite", name, "some of " + names + "with commas between them, or all");
     }
     if (std::find(suites.begin(), suites.end(), *found) == suites.end()) suites.push_back(*found);
-    begin = end + 1;
   }
   return suites;
 }

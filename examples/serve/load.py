@@ -78,10 +78,17 @@ def row(load: float, requests: list[Request], seconds: float) -> str:
     return f"{load:10g} {rate:10.1f} {' '.join(cells)} {len(requests) - len(answered):7}"
 
 
+def loads_in(text: str) -> list[float]:
+    loads = [float(item) for item in text.split(",")]
+    if min(loads) <= 0:
+        raise ValueError
+    return loads
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
-    parser.add_argument("--loads", default="1,2,4", help="requests a second, one after the other")
+    parser.add_argument("--loads", default="1,2,4", type=loads_in, help="requests a second, one after the other")
     parser.add_argument("--requests", type=int, default=40, help="of each load")
     parser.add_argument("--prompt-words", type=int, default=200, help="at most; half of it at least")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -93,7 +100,7 @@ async def main() -> None:
     model = (await client.models.list()).data[0].id
     await stream(client, model, "warm up", 4, Request(0, 2), 0.0)
     kept, rows = [], []
-    for load in map(float, options.loads.split(",")):
+    for load in options.loads:
         requests, seconds = await offer(client, model, load, options)
         kept += requests
         rows.append(row(load, requests, seconds))

@@ -67,6 +67,16 @@ class OneStyle(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(f"lean schedule: --lens = {item}: {LENGTHS}", done.stderr)
 
+    def test_an_empty_item_of_a_list_is_refused(self):
+        for command, option, item in (("bench", "--threads", "1"), ("bench", "--suite", "ragged"), ("run", "--lens", "5"), ("simulate", "--gpu", "h100"),
+                                      ("simulate", "--coefficients", "memory_share=0.9")):
+            for value in (f"{item},,{item}", f",{item}", f"{item},"):
+                done = lean(command, option, value)
+                with self.subTest(command=command, option=option, value=value):
+                    self.assertEqual((done.returncode, done.stdout), (2, ""))
+                    self.assertTrue(done.stderr.startswith(f'lean {command}: {option} = "": '), done.stderr)
+        self.assertIn("--threads = 0x1: a whole number from 1 to ", lean("bench", "--threads", "1,0x1").stderr)
+
     def test_a_command_that_is_none_is_named(self):
         done = lean("benchmark", "--list")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
@@ -81,7 +91,7 @@ class OneStyle(unittest.TestCase):
     def test_an_empty_value_never_means_as_without_the_option(self):
         for command, option in (("run", "--lens"), ("run", "--preset"), ("run", "--trace"), ("demo", "--trace"), ("demo", "--svg"),
                                 ("schedule", "--svg"), ("schedule", "--html"), ("simulate", "--measured"),
-                                ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--suite"), ("bench", "--peers"), ("bench", "--trace")):
+                                ("simulate", "--coefficients"), ("bench", "--out"), ("bench", "--rows"), ("bench", "--suite"), ("bench", "--threads"), ("bench", "--peers"), ("bench", "--trace")):
             self.refused("", command, option, "")
 
     def test_sizes_beyond_64_bits_and_beyond_memory(self):

@@ -265,6 +265,59 @@ void set_scores(TestProblem& built, double q, TScore score) {
   built.remember();
 }
 
+/// The case with a mask that says value(key) of every key, for all rows.
+template <typename TValue>
+void set_mask(TestProblem& built, TValue value) {
+  const Scores& scores = built.problem().scores;
+  const Case& c = built.description();
+  for (std::int32_t head = 0; head < c.q_heads; ++head) {
+    for (std::int64_t key = 0; key < c.lens[0]; ++key) {
+      const std::int64_t offset = mask_offset(scores.mask_strides, {0, head}, 0, key);
+      if (scores.mask_is_boolean) {
+        static_cast<std::uint8_t*>(const_cast<void*>(scores.mask))[offset] = value(key) != 0.0 ? 1 : 0;
+        continue;
+      }
+      reference::store_element(const_cast<void*>(scores.mask), scores.mask_dtype, offset, value(key));
+    }
+  }
+  for (std::int32_t head = 0; head < c.kv_heads; ++head) {  // keys that the case's own mask hid hold NaN
+    for (std::int64_t t = 0; t < c.lens[0]; ++t) {
+      for (std::int32_t i = 0; i < c.head_dim; ++i) {
+        built.set_k({0, head, t, i}, std::sin(static_cast<double>(t * 7 + i)));
+        built.set_v({0, head, t, i}, t < c.lens[0] / 2 ? 1.0 : 3.0);
+      }
+    }
+  }
+  built.remember();
+}
+
+/// A token whose weight underflows is read and multiplied, alone in its chunk or not; one that a mask hides from all rows never matters.
+TEST(Conformance, R08_ValuesOfWeightZeroCountWhereTheyAreSeen) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const std::int32_t d : {64, 24, 7}) {
+        for (const Policy& policy : {Policy{}, Policy::fixed_chunk(1)}) {
+          for (const Mask mask : {Mask::kNone, Mask::kBoolean}) {
+            const Case c{.dtype = dtype, .head_dim = d, .lens = {300}, .scale = 1.0F, .mask = mask, .policy = policy, .isa = isa};
+            const TestExecutor executor(c.executor);
+            TestProblem built(c);
+            if (!served(built, options_of(c, executor))) continue;
+            for (const double value : {kNan, kInf}) {
+              if (mask != Mask::kNone) set_mask(built, [](std::int64_t key) { return key == 200 ? 0.0 : 1.0; });
+              set_scores(built, 1.0, [](std::int64_t t) { return t == 200 ? -2000.0 : 0.0; });
+              for (std::int32_t head = 0; head < c.kv_heads; ++head) built.set_v({0, head, 200, 4}, value);
+              built.remember();
+              ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+              EXPECT_EQ(std::isnan(built.o({0, 1, 0, 4})), mask == Mask::kNone) << reproducer(c);
+              EXPECT_TRUE(std::isfinite(built.o({0, 1, 0, 3}))) << reproducer(c);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Conformance, R11_HugeEqualScoresAreAMean) {
   for (const double score : {1e30, -1e30, -5e4, 5e4}) {
     for (const DType dtype : dtypes()) {
@@ -427,28 +480,6 @@ TEST(Conformance, TheBoundKnowsWeightsThatAreFlushedAndRowsOfOneElement) {
 // ---- finite numbers stay finite ---------------------------------------------------------------------------------------------
 
 constexpr float kLargest = std::numeric_limits<float>::max();
-
-/// The case with a mask that says value(key) of every key, for all rows.
-template <typename TValue>
-void set_mask(TestProblem& built, TValue value) {
-  const Scores& scores = built.problem().scores;
-  const Case& c = built.description();
-  for (std::int32_t head = 0; head < c.q_heads; ++head) {
-    for (std::int64_t key = 0; key < c.lens[0]; ++key) {
-      reference::store_element(const_cast<void*>(scores.mask), scores.mask_dtype,
-                               mask_offset(scores.mask_strides, {0, head}, 0, key), value(key));
-    }
-  }
-  for (std::int32_t head = 0; head < c.kv_heads; ++head) {  // keys that the case's own mask hid hold NaN
-    for (std::int64_t t = 0; t < c.lens[0]; ++t) {
-      for (std::int32_t i = 0; i < c.head_dim; ++i) {
-        built.set_k({0, head, t, i}, std::sin(static_cast<double>(t * 7 + i)));
-        built.set_v({0, head, t, i}, t < c.lens[0] / 2 ? 1.0 : 3.0);
-      }
-    }
-  }
-  built.remember();
-}
 
 TEST(Conformance, R11_AMaskOfItsTypesSmallestNumberHidesNothing) {
   if (!target_serves({.mask = Mask::kFloat32})) GTEST_SKIP() << "the target has no masks";

@@ -280,10 +280,29 @@ def steps_with_lengths() -> None:
             assert torch.equal(context.decode(q, k, v, **{**arguments, "seqlens": given}), expected), name
         with pytest.raises(ValueError, match="^seqlens: .*3 integers"):
             context.decode(q, k, v, **{**arguments, "seqlens": context.step_lengths([1, 2])})
+    other = ContextParallel(block_tokens=8)
+    with pytest.raises(ValueError, match="^seqlens: of Shard.*block_tokens=8.*this call is of Shard.*block_tokens=4"):
+        context.decode(q, k, v, **{**arguments, "seqlens": other.step_lengths(arguments["seqlens"])})
 
 
 def test_a_steps_lengths_are_worked_out_once():
     ranks.run(2, steps_with_lengths)
+
+
+def masks_that_are_none() -> None:
+    """A mask's columns are chosen by the shard's tokens: one of too few, or of integers, must not come to mean something else."""
+    context = ContextParallel(block_tokens=4)
+    for name in ("mask", "alibi each"):
+        q, k, v, arguments = case(name)
+        k, v = context.shard(k), context.shard(v)
+        with pytest.raises(ValueError, match="^mask: 148 tokens: a sequence has 150"):  # a shard holds as many of both
+            context.decode(q, k, v, **{**arguments, "mask": arguments["mask"][..., :148]})
+        with pytest.raises(TypeError, match="^mask: torch.int64: boolean"):
+            context.decode(q, k, v, **{**arguments, "mask": arguments["mask"].long()})
+
+
+def test_masks_that_are_none_are_refused():
+    ranks.run(2, masks_that_are_none)
 
 
 def check_by_definition(name: str, out: np.ndarray, lse: np.ndarray) -> None:

@@ -70,5 +70,5 @@ def test_clocks_are_left_as_they_are(folder):
 
 
 def test_bad_arguments_are_named(folder):
-    assert "--rows: no row 'x'" in run(folder, "--rows", "x").stderr
+    assert "--rows: 'x': there are R1 128k+63x1k" in run(folder, "--rows", "x").stderr
     assert "ncu" in run(folder, path=str(pathlib.Path(sys.executable).parent)).stderr

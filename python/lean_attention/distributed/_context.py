@@ -115,7 +115,8 @@ class ContextParallel:
         """
         tensor = torch.as_tensor(seqlens)
         whole = as_lengths("seqlens", tensor, tensor.numel(), tensor.device if device is None else torch.device(device))
-        return StepLengths(whole, Shard(self.placement, self.rank).tokens(whole))
+        shard = Shard(self.placement, self.rank)
+        return StepLengths(whole, shard.tokens(whole), shard)
 
     def decode(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         """lean_attention.decode() over whole sequences, of which k and v are this rank's shards.
@@ -161,10 +162,11 @@ class ContextParallel:
             self._peers.check()
             self._prepare_peers(q, v)
         lengths = global_lengths(arguments, form, q.device)
-        if isinstance(step, StepLengths):
-            lengths = dataclasses.replace(lengths, held=step.held)
         refusal, state = None, None
         try:
+            if isinstance(step, StepLengths):
+                step.need_shard(Shard(self.placement, self.rank))
+                lengths = dataclasses.replace(lengths, held=step.held)
             self._check_rules(asked, q, k, v, arguments)
             call = self._own_call(form, lengths, q, k, v, arguments)
             if self.exchange == FUSED:

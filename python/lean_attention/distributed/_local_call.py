@@ -60,11 +60,18 @@ class StepLengths:
 
     Attributes:
         seqlens: tokens of each whole sequence.
-        held: how many of them this rank's shard holds.
+        held: how many of them the shard holds.
+        shard: whose, which decode() must be of, too.
     """
 
     seqlens: torch.Tensor
     held: torch.Tensor
+    shard: Shard
+
+    def need_shard(self, shard: Shard) -> None:
+        """Raises ValueError where these are of another shard: another ContextParallel's."""
+        if self.shard != shard:
+            raise ValueError(f"seqlens: of {self.shard}: this call is of {shard}: take its own step_lengths()")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +155,11 @@ _NOT_OF_RULES = ("mask", "out", "lse", "return_lse", "max_seqlen_k", "append_k",
 
 def check_rules(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[str, Any]) -> None:
     """Refuses what decode() refuses of these arguments, in its words. Reads no contents."""
-    if arguments.get("mask") is not None and not isinstance(arguments["mask"], torch.Tensor):
-        raise TypeError(f"mask: {type(arguments['mask'])}: a torch tensor is needed")
+    mask = arguments.get("mask")
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        raise TypeError(f"mask: {type(mask)}: a torch tensor is needed")
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"mask: {mask.dtype}: boolean (True: seen) or additive is needed")
     asked = supports(q, k, v, **{name: value for name, value in arguments.items() if name not in _NOT_OF_RULES})
     if not asked:
         raise (NotImplementedError if asked.code == "unsupported" else ValueError)(asked.reason)
@@ -266,7 +276,7 @@ class _Masks:
     """Masks over the tokens of a shard, by their places in the sequence."""
 
     def __init__(self, shard: Shard, form: Form, lengths: Lengths, k: torch.Tensor, arguments: dict[str, Any]) -> None:
-        self._shard, self._form, self._arguments = shard, form, arguments
+        self._shard, self._form, self._ends, self._arguments = shard, form, lengths.ends, arguments
         kept = torch.arange(self._room(k), device=lengths.ends.device)
         self._tokens = shard.placement.token_at(kept, shard.rank)
         queries = torch.arange(form.q_tokens, device=kept.device)
@@ -304,6 +314,9 @@ class _Masks:
         width, capacity = mask.shape[-1], len(self._tokens)
         if width == 1:
             return mask
+        longest = int(self._ends.max()) if self._ends.device.type == "cpu" and len(self._ends) > 0 else 0
+        if width < longest:
+            raise ValueError(f"mask: {width} tokens: a sequence has {longest}")
         if self._shard.placement.capacity(width) != capacity:
             kept = self._shard.placement.capacity(width)
             raise ValueError(f"mask: {width} tokens are {kept} of a shard, which has room for {capacity}")

@@ -201,15 +201,26 @@ __device__ void dot_products(const Problem& problem, const PlainShared<kSlices>&
   }
 }
 
-/// The score of a row and the lane's own token in the log2 domain, after the rules; -inf where the row does not see it.
+/// The weight of a token that the row does not see: its V is left out. That of a token that is seen may underflow, to 0 without a
+/// sign, and is multiplied like any other: 0 x NaN is NaN (docs/numerics.md).
+constexpr float kUnseen = -0.0F;
+
+[[nodiscard]] __device__ __forceinline__ bool is_seen(float weight) { return __float_as_uint(weight) != __float_as_uint(kUnseen); }
+
+struct Score {
+  float value = softmax::kNegInf;  // in the log2 domain, after the rules
+  bool seen = false;               // by the row
+};
+
+/// The score of a row and the lane's own token.
 template <int kSlices>
-[[nodiscard]] __device__ float score_of(const DeviceCall& call, const PlainShared<kSlices>& shared, float product, float scale,
+[[nodiscard]] __device__ Score score_of(const DeviceCall& call, const PlainShared<kSlices>& shared, float product, float scale,
                                         int row, std::int32_t token) {
   const SegmentRecord& output = shared.output;
-  if (row >= output.rows) return softmax::kNegInf;
+  if (row >= output.rows) return {};
   const float bias = key_bias(call, output, shared.rows[row], token, false);
-  if (bias == softmax::kNegInf) return softmax::kNegInf;
-  return ruled_score(call, output, product * scale, shared.rows[row], token) + bias;
+  if (bias == softmax::kNegInf) return {};
+  return {.value = ruled_score(call, output, product * scale, shared.rows[row], token) + bias, .seen = true};
 }
 
 /// A warp's part of the block: what its runs come to.
@@ -229,10 +240,10 @@ struct WarpPart {
     float factors[kRows<kSlices>];  // of what there was
 #pragma unroll
     for (int r = 0; r < kRows<kSlices>; ++r) {
-      const float score = there ? score_of(call, shared, scores[r], scale, r, static_cast<std::int32_t>(token)) : softmax::kNegInf;
+      const Score score = there ? score_of(call, shared, scores[r], scale, r, static_cast<std::int32_t>(token)) : Score{};
       softmax::State& state = states[r];
-      const float m = fmaxf(state.m, warp_max(score));
-      const float weight = softmax::rescale_factor(score, m);
+      const float m = fmaxf(state.m, warp_max(score.value));
+      const float weight = score.seen ? softmax::rescale_factor(score.value, m) : kUnseen;
       factors[r] = softmax::rescale_factor(state.m, m);
       state = {.m = m, .l = fmaf(state.l, factors[r], warp_sum(weight))};
       run.weights[this_lane()][r] = weight;
@@ -259,7 +270,7 @@ struct WarpPart {
 #pragma unroll
         for (int r = 0; r < kRows<kSlices>; ++r) {
           const float weight = run.weights[i][r];
-          if (weight != 0.0F) sums[r] = fmaf(weight, v, sums[r]);
+          if (is_seen(weight)) sums[r] = fmaf(weight, v, sums[r]);
         }
       }
 #pragma unroll
