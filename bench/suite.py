@@ -291,19 +291,22 @@ class Measuring:
 
 def kept_lines(out: pathlib.Path, shared: dict) -> list:
     """Lines of rows that a file has whole; a row cut short is taken out of the file. ValueError: they are of another commit or machine."""
-    lines = []
-    for text in out.read_text().splitlines() if out.exists() else []:
+    out.open("a").close()  # so that a file that cannot be written is known before anything is measured
+    lines, texts = [], out.read_text().splitlines()
+    for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
-        except ValueError:
-            continue  # cut short as it was written
+            lines[-1]["row"]
+        except (ValueError, TypeError, KeyError):
+            if number == len(texts) and '{"row"'.startswith(text[:6]):
+                continue  # cut short as it was written
+            raise ValueError(f"--out = {out}: line {number} is none of a suite; the file would be written over: take another") from None
     whole = [line for found in table.rows_in(lines).values() if len(found) == found[0].get("subjects") for line in found]
     for name, value in shared.items():
         others = sorted({str(line.get(name)) for line in whole if line.get(name) != value})
         if others:
             raise ValueError(f"--out = {out}: has rows of {name} {', '.join(others)}, not {value!r}: lines of one file are compared; take another")
-    if out.exists():
-        out.write_text("".join(json.dumps(line) + "\n" for line in whole))
+    out.write_text("".join(json.dumps(line) + "\n" for line in whole))
     return whole
 
 
@@ -311,8 +314,11 @@ def chosen_rows(options) -> list:
     if options.quick:
         rows = suites.quick_rows()
     elif options.row_file:
-        with open(options.row_file) as file:
-            rows = suites.read_rows(file)
+        try:
+            with open(options.row_file) as file:
+                rows = suites.read_rows(file)
+        except ValueError as error:
+            raise ValueError(f"--row-file = {options.row_file}: {error}") from None
     else:
         rows = []
         for suite in options.suite:
@@ -432,9 +438,15 @@ def parse_options(arguments=None) -> argparse.Namespace:
     options.turn_ms = options.turn_ms if options.turn_ms is not None else 25.0 if options.device == "cuda" else 2.0
     if sum(map(bool, (options.suite, options.row_file, options.quick))) != 1:
         parser.error("one of --suite, --row-file and --quick says which rows")
-    for name, least in (("rounds", 1), ("threads", 1), ("turn_ms", 1e-3), ("energy_seconds", 1e-3), ("hang_seconds", 1)):
-        if not getattr(options, name) >= least:
-            parser.error(f"--{name.replace('_', '-')} = {getattr(options, name)}: {least:g} or more")
+    for name, least in (("rounds", 1), ("threads", 1), ("turn_ms", 1e-3), ("cold_mb", 0), ("energy_seconds", 1e-3), ("hang_seconds", 1)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < math.inf:
+            parser.error(f"--{name.replace('_', '-')} = {value}: {least:g} or more")
+    if math.isnan(options.max_seconds):
+        parser.error(f"--max-seconds = {options.max_seconds}: a number")
+    for folder in options.kit:
+        if not folder.is_dir():
+            parser.error(f"--kit = {folder}: a folder is needed")
     for name in ("rows", "energy"):
         try:
             re.compile(getattr(options, name))

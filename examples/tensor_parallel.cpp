@@ -1,6 +1,7 @@
 // Tensor parallel attention in one process: K/V heads, with the query heads that read them, dealt out over the GPUs there are. A share is
 // a call over fewer heads on a device of its own, and nothing is exchanged inside attention; all shares compute at the same time. Where
 // there is no GPU, or this or the library was built without CUDA, two shares on the CPU, one after the other. Both beside one call over all heads.
+#include <lean/float_types.hpp>
 #include <lean/lean.hpp>
 
 #include <algorithm>
@@ -63,16 +64,14 @@ struct Device {
 bool library_has_cuda() { return lean::shard_lengths(nullptr, nullptr, 0, {}, {.backend = lean::Backend::kCuda}).ok(); }
 
 /// bf16 numbers of [sequence][head][token][dim], of some heads: multiples of 1/64, exact in bf16, the same whoever holds the head.
-std::vector<std::uint16_t> numbers(std::uint32_t tensor, int first_head, int heads, int tokens) {
-  std::vector<std::uint16_t> all;
+std::vector<lean::BFloat16> numbers(std::uint32_t tensor, int first_head, int heads, int tokens) {
+  std::vector<lean::BFloat16> all;
   for (int b = 0; b < kBatch; ++b) {
     for (int i = 0; i < heads * tokens * kDim; ++i) {
       const auto place = static_cast<std::uint32_t>((b * 1000 + first_head) * tokens * kDim + i);
       const std::uint32_t mixed = (place * 2654435761U) ^ (tensor * 40503U);
       const float number = static_cast<float>(static_cast<int>((mixed >> 13) % 129) - 64) / 64.0F;
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &number, sizeof(bits));
-      all.push_back(static_cast<std::uint16_t>(bits >> 16));
+      all.push_back(lean::from_float<lean::BFloat16>(number));
     }
   }
   return all;
@@ -136,17 +135,13 @@ class Share {
   std::vector<float> result() {
     device_.get(out_.data(), problem_.o.data, out_.size() * sizeof(out_[0]));
     std::vector<float> numbers;
-    for (const std::uint16_t element : out_) {
-      const std::uint32_t bits = std::uint32_t{element} << 16;
-      numbers.emplace_back();
-      std::memcpy(&numbers.back(), &bits, sizeof(bits));
-    }
+    for (const lean::BFloat16 element : out_) numbers.push_back(lean::to_float(element));
     return numbers;
   }
 
   Device device_;
   int first_, heads_;
-  std::vector<std::uint16_t> out_;
+  std::vector<lean::BFloat16> out_;
   std::vector<void*> memory_;
   lean::Problem problem_{};
   lean::Options options_{};

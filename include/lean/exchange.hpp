@@ -79,7 +79,7 @@ struct TokenShard {
                                                   DType dtype) noexcept;
 
 /// Takes zeroed memory of the current device and the fault word for `rank` of `ranks`; `memory_bytes` is exchange_bytes() of the
-/// largest call, or more, the same on every rank. Writes `exchange` and, where it is not null, `handle`. The other ranks' memory comes by
+/// largest call, or more, the same on every rank. Writes `exchange`, which must not hold memory already, and, where it is not null, `handle`. The other ranks' memory comes by
 /// open_exchange() or join_exchange(). Not to be captured.
 /// Codes: ok, invalid_argument, unsupported (no CUDA backend, no device), backend_error (CUDA's own, no memory): nothing is taken then.
 [[nodiscard]] LEAN_API Status create_exchange(std::int32_t rank, std::int32_t ranks, std::size_t memory_bytes, Exchange& exchange,
@@ -100,7 +100,7 @@ struct TokenShard {
 [[nodiscard]] LEAN_API Status clear_exchange(Exchange& exchange) noexcept;
 
 /// Gives back what create_exchange() and open_exchange() took, and leaves `exchange` empty: while no rank is in a call. Of an empty one
-/// it does nothing. Codes: ok, unsupported, backend_error (all else is given back).
+/// it does nothing. Codes: ok, invalid_argument (ranks were written over), unsupported, backend_error (all else is given back).
 [[nodiscard]] LEAN_API Status close_exchange(Exchange& exchange) noexcept;
 
 /// Enqueues one kernel on options.stream: this rank's rows go to all ranks, theirs come, and all are merged in rank order in fp32,

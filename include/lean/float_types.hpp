@@ -1,18 +1,18 @@
-// fp16, bf16 and fp8 as storage types, converted by integer arithmetic with round-to-nearest-even.
-// Used where speed does not matter (oracle, odd layouts, tests); the backends convert with their own instructions
-// and must agree with these bit for bit on every finite value.
+// fp16, bf16 and fp8 as storage types, for who holds elements of those and has no types of his own. Converted by integer arithmetic,
+// so while compiling and in code for a GPU too (nvcc: --expt-relaxed-constexpr), whatever becomes of subnormal floats there.
+// For where speed does not matter; the backends convert with their own instructions and agree bit for bit on every finite value.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "base/hd.hpp"
-
 namespace lean {
 
+/// IEEE 754's binary16.
 struct Half {
   std::uint16_t bits = 0;
 };
+/// The upper half of an fp32.
 struct BFloat16 {
   std::uint16_t bits = 0;
 };
@@ -25,12 +25,15 @@ struct Float8E5M2 {
   std::uint8_t bits = 0;
 };
 
+/// Itself, so that code for any type of element reads one like the others.
 [[nodiscard]] constexpr float to_float(float x) noexcept { return x; }
 
+/// The number that an element stands for: exact, as for the types below.
 [[nodiscard]] constexpr float to_float(BFloat16 x) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
 }
 
+/// Subnormals too.
 [[nodiscard]] constexpr float to_float(Half x) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000U) << 16;
   const std::uint32_t exponent = (x.bits >> 10) & 0x1FU;
@@ -41,15 +44,19 @@ struct Float8E5M2 {
   return sign != 0 ? -magnitude : magnitude;
 }
 
+/// As an fp16 whose exponent has 8 more of bias.
 [[nodiscard]] constexpr float to_float(Float8E4M3 x) noexcept {
   const auto sign = static_cast<std::uint16_t>((x.bits & 0x80U) << 8);
-  const auto fields = static_cast<std::uint16_t>((x.bits & 0x7FU) << 7);  // as an fp16, whose exponent has 8 more of bias
+  const auto fields = static_cast<std::uint16_t>((x.bits & 0x7FU) << 7);
   if (fields == 0x3F80U) return to_float(Half{static_cast<std::uint16_t>(sign | 0x7E00U)});
   return to_float(Half{static_cast<std::uint16_t>(sign | fields)}) * 256.0F;
 }
 
+/// As the fp16 that it is the upper half of.
 [[nodiscard]] constexpr float to_float(Float8E5M2 x) noexcept { return to_float(Half{static_cast<std::uint16_t>(x.bits << 8)}); }
 
+/// The nearest element, of two the even one. fp16 and bf16 have infinity beyond their largest number; fp8 is saturating, as caches are
+/// written: what is larger than the largest number, infinity too, becomes that number.
 template <typename T>
 [[nodiscard]] constexpr T from_float(float x) noexcept;
 
@@ -106,7 +113,6 @@ namespace detail {
 
 }  // namespace detail
 
-/// Saturating, as caches are written: what is larger than the largest number, infinity too, becomes that number.
 template <>
 [[nodiscard]] constexpr Float8E4M3 from_float<Float8E4M3>(float x) noexcept {
   const std::uint32_t sign = (std::bit_cast<std::uint32_t>(x) >> 24) & 0x80U;

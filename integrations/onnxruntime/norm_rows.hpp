@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "half.hpp"
+#include "number.hpp"
 
 namespace lean::ort {
 

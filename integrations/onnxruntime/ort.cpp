@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "gpu.hpp"
-#include "half.hpp"
 #include "integrations/runtime/call.hpp"
 #include "integrations/runtime/device.hpp"
+#include "number.hpp"
 
 namespace lean::ort {
 namespace {
@@ -188,18 +188,10 @@ DType dtype_of(ONNXTensorElementDataType type, const char* what) {
 }
 
 std::vector<float> to_floats(const Tensor& tensor, const char* what) {
-  const auto count = static_cast<std::size_t>(tensor.elements());
-  std::vector<float> floats(count);
-  switch (dtype_of(tensor.type, what)) {
-    case DType::kFloat32: std::copy_n(tensor.as<float>(), count, floats.begin()); return floats;
-    case DType::kFloat16:
-      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_half);
-      return floats;
-    case DType::kBFloat16:
-      std::transform(tensor.as<std::uint16_t>(), tensor.as<std::uint16_t>() + count, floats.begin(), from_bfloat16);
-      return floats;
-    default: throw Error(ORT_NOT_IMPLEMENTED, text(what, ": is ", tensor.type, ": allowed float32, float16, bfloat16"));
-  }
+  const DType dtype = dtype_of(tensor.type, what);
+  std::vector<float> floats;
+  for (std::int64_t i = 0; i < tensor.elements(); ++i) floats.push_back(load_number(tensor.data, dtype, i));
+  return floats;
 }
 
 std::string Node::name() const {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "half.hpp"
 #include "lean/problem.hpp"
+#include "number.hpp"
 
 namespace lean::ort {
 

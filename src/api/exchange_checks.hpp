@@ -7,6 +7,9 @@
 
 namespace lean {
 
+/// That there are so many ranks, and the exchange is of one of them: its memory can be looked up by rank.
+[[nodiscard]] Status check_ranks(const Exchange& exchange) noexcept;
+
 /// One's own side: ranks, memory for so many rows, the fault word.
 [[nodiscard]] Status check_exchange(const Exchange& exchange, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept;
 

@@ -56,11 +56,17 @@ Status check_states(const ExchangedStates& states) noexcept {
 
 }  // namespace
 
-Status check_exchange(const Exchange& exchange, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
+Status check_ranks(const Exchange& exchange) noexcept {
   if (exchange.ranks < 1 || exchange.ranks > Exchange::kMaxRanks)
     return refuse(kInvalid, "exchange.ranks", exchange.ranks, "allowed 1 to 16");
   if (exchange.rank < 0 || exchange.rank >= exchange.ranks)
     return refuse(kInvalid, "exchange.rank", exchange.rank, "allowed 0 to ranks - 1");
+  return {};
+}
+
+Status check_exchange(const Exchange& exchange, std::int64_t rows, std::int32_t value_dim, DType dtype) noexcept {
+  if (const Status status = check_ranks(exchange); !status.ok()) return status;
+  if (rows > fixup::kMaxExchangedRows) return refuse(kInvalid, "rows", rows, "allowed 0 to 2^31 - 1");
   if (exchange.limit_ns < 0) return refuse(kInvalid, "exchange.limit_ns", exchange.limit_ns, "allowed 0 or more");
   if (exchange.fault == nullptr) return refuse(kInvalid, "exchange.fault", 0, "must not be null");
   const auto need = static_cast<std::int64_t>(exchange_bytes(exchange.ranks, rows, value_dim, dtype));

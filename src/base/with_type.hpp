@@ -2,8 +2,8 @@
 // storage decides goes through it, and a further type is one line here.
 #pragma once
 
-#include "base/float_types.hpp"
 #include "lean/dtypes.hpp"
+#include "lean/float_types.hpp"
 
 namespace lean {
 

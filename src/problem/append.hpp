@@ -26,7 +26,7 @@ LEAN_HD inline void count_new_tokens(const Problem& problem, std::int64_t sequen
 
 /// Of all sequences, whose arrays the host can reach.
 inline void count_new_tokens(const Problem& problem) noexcept {
-  if (problem.append.cached_lengths == nullptr) return;
+  if (problem.append.cached_lengths == nullptr || problem.kv_lengths == nullptr) return;
   for (std::int64_t b = 0; b < problem.batch; ++b) count_new_tokens(problem, b);
 }
 

@@ -294,7 +294,9 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "append.cached_lengths", "needs kv_lengths, another array, which the call writes",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
                  [](P p) noexcept { return p.append.cached_lengths == nullptr ||
-                                           (p.kv_lengths != nullptr && p.kv_lengths != p.append.cached_lengths); }},
+                                           (p.kv_lengths != nullptr &&
+                                            !overlap(p.kv_lengths, p.batch * bytes_of(DType::kFloat32),
+                                                     p.append.cached_lengths, p.batch * bytes_of(DType::kFloat32))); }},
     Precondition<Problem>{kInvalid, "append.k.dtype", "must equal q.dtype",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.k.dtype); },
                  [](P p) noexcept { return !appends(p) || p.append.k.dtype == p.q.dtype; }},

@@ -69,6 +69,7 @@ class BasicLengthSource {
   [[nodiscard]] LEAN_HD constexpr std::int32_t given_tokens(std::int64_t sequence, std::int32_t queries) const noexcept {
     const std::int32_t given = TLoad::load(kv_lengths_ + sequence);
     const std::int32_t added = adds_queries_ ? queries : 0;
+    if (given < 0) return given;  // fewer than none stay so, and are found
     return given > INT32_MAX - added ? INT32_MAX : given + added;
   }
 

@@ -1,4 +1,4 @@
-// Conversions of every instruction set against base/float_types.hpp: all values of fp16, bf16 and fp8 when read, and
+// Conversions of every instruction set against lean/float_types.hpp: all values of fp16, bf16 and fp8 when read, and
 // rounding to nearest even, on and beside every tie, when written.
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/tile_kernels.hpp"
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 #include "support/tables.hpp"
 
 namespace lean::support {

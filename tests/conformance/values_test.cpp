@@ -9,7 +9,7 @@
 
 #include "api/backends.hpp"
 #include "backends/reference/load.hpp"
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 #include "problem/address.hpp"
 #include "support/inputs.hpp"
 #include "support/reduced.hpp"

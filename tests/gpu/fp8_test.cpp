@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
-#include "base/float_types.hpp"
 #include "gpu/device_memory.hpp"
 #include "gpu/test_kernels.hpp"
+#include "lean/float_types.hpp"
 
 namespace lean::gpu {
 namespace {

@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "base/float_types.hpp"
 #include "gpu/device_memory.hpp"
+#include "lean/float_types.hpp"
 #include "lean/lean.hpp"
 
 namespace lean::gpu {

@@ -335,13 +335,27 @@ def test_a_run_goes_on_where_its_file_ends(quick_run, capsys):
     assert all("no pure read" in line["ceiling_note"] for line in lines)
 
 
+@pytest.mark.parametrize("text", ["notes\n", '{"row": "first"}\nnotes\n{"row": "second"}\n', '["row"]\n', '{"a": 1}\n{"ro'])
+def test_a_file_of_something_else_stays_as_it_is(quick_run, capsys, text):
+    quick_run.out.write_text(text)
+    assert quick_run()[0] == 2
+    assert "is none of a suite" in capsys.readouterr().err and quick_run.out.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_is_known_before_anything_is_measured(quick_run, capsys):
+    assert quick_run("--out", str(quick_run.out / "folder" / "file")) == (2, [])
+    assert "No such file" in capsys.readouterr().err and not quick_run.out.exists()
+
+
 def test_no_row_begins_after_the_time(quick_run, capsys):
     assert quick_run("--max-seconds", "-1") == (0, [])
     assert "2 rows are left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--quick", "--suite", "mla"], ["--quick", "--rows", "("], ["--quick", "--rounds", "0"],
-                                       ["--quick", "--peers", "nobody"]])
+                                       ["--quick", "--peers", "nobody"], ["--quick", "--peers", "lean,,"], ["--quick", "--max-seconds", "nan"],
+                                       ["--quick", "--turn-ms", "inf"], ["--quick", "--cold-mb", "nan"], ["--quick", "--cold-mb", "-1"],
+                                       ["--quick", "--kit", "/nonexistent"]])
 def test_options_that_do_not_go_are_refused(arguments):
     with pytest.raises(SystemExit) as refused:
         suite.parse_options([*arguments, "--device", "cpu"])

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 
 namespace lean::cuda {
 namespace {

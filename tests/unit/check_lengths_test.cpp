@@ -41,6 +41,11 @@ TEST(CheckLengths, R25_CountsNewTokensWhereTheCallDoes) {
   p.batch = 1, p.cu_q_tokens = cumulative.data(), p.total_q_tokens = 1;
   EXPECT_EQ(found(p), "");
   EXPECT_EQ(lengths[0], 9);
+  const std::int32_t fewer_than_none = -3;  // and 4 new ones are not 1
+  p.q_tokens = 4, p.cu_q_tokens = nullptr, p.append.cached_lengths = &fewer_than_none;
+  EXPECT_EQ(found(p), "kv_lengths[0] = -3: allowed 0 to 12 (the tokens there is room for)");
+  p.kv_lengths = nullptr;  // nothing to write
+  static_cast<void>(found(p));
 }
 
 TEST(CheckLengths, R26_NamesThePageIdThatACallWouldRead) {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
 

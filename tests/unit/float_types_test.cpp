@@ -1,6 +1,6 @@
 // fp16 and bf16 against their definition in double arithmetic: all 65,536 patterns one way, random and boundary
 // values the other.
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 
 #include <gtest/gtest.h>
 

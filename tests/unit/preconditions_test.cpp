@@ -259,6 +259,11 @@ const std::vector<Breaker>& breakers() {
          make_appending(p);
          p.append.cached_lengths = p.kv_lengths;
        }},
+      {"append.cached_lengths", "another array",
+       [](Problem& p) {
+         make_appending(p);
+         p.append.cached_lengths = p.kv_lengths + p.batch - 1;
+       }},
       {"append.k.dtype", "equal q.dtype",
        [](Problem& p) {
          make_appending(p);

@@ -25,7 +25,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 
 // Function-level targets: nothing else in this file, or inline code it shares, may use these instructions.
 #define LEAN_TARGET_AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,avx2")))

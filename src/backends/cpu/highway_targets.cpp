@@ -7,7 +7,7 @@
 
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/tile_kernels.hpp"
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 #include "softmax/state.hpp"
 
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)

@@ -7,7 +7,7 @@
 
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/tile_kernels.hpp"
-#include "base/float_types.hpp"
+#include "lean/float_types.hpp"
 #include "softmax/state.hpp"
 //
 #include "backends/cpu/lean_tile-inl.hpp"

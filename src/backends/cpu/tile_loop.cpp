@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "backends/cpu/elements.hpp"
-#include "base/float_types.hpp"
 #include "base/int_math.hpp"
+#include "lean/float_types.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"

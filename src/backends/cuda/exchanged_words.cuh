@@ -10,10 +10,10 @@
 
 #include "backends/cuda/kernel/elements.cuh"
 #include "backends/cuda/ptx/system_word.cuh"
-#include "base/float_types.hpp"
 #include "fixup/exchange.hpp"
 #include "fixup/exchanged_rows.hpp"
 #include "lean/exchange.hpp"
+#include "lean/float_types.hpp"
 #include "softmax/finished_states.hpp"
 
 namespace lean::cuda {
