@@ -218,7 +218,7 @@ def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
     if found:
         say(f"python: test with {tally.name}")
         command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        files = [f"tests/python/test_{name}{part}.py" for part in ("", "_cuda", "_bench")]
+        files = [f"tests/python/test_{name}{part}.py" for part in ("", "_cuda", "_ranks", "_bench")]
         run(*command, *(file for file in files if (ROOT / file).exists()), environment=environment)
     count_pytest(report, tally)
     tally.seconds = time.monotonic() - begin

@@ -7,11 +7,12 @@ tested, without the engine.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from lean_attention._decode import decode
+from lean_attention._merge import merge_states
 from lean_attention._options import Options
 
 FP8_TYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -67,7 +68,8 @@ class Batch:
     """What the layers of one step share. The names are vLLM's, whose own code reads some of them.
 
     query_start_loc: int32 ``[B + 1]``, where each sequence's new tokens begin; seq_lens: int32 ``[B]``, with the new ones;
-    block_table: int32 ``[B, pages of a sequence]``; slot_mapping: where the new tokens' keys go.
+    block_table: int32 ``[B, pages of a sequence]``; slot_mapping: where the new tokens' keys go; held: where ranks share the
+    tokens, int32 ``[B]``, how many that the layers look for in the cache lie on this one (`held_tokens`).
     """
 
     num_actual_tokens: int
@@ -78,6 +80,35 @@ class Batch:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     causal: bool = True
+    held: Optional[torch.Tensor] = None
+
+    @property
+    def has_single_tokens(self) -> bool:
+        return self.max_query_len == 1
+
+
+def held_tokens(shard: Any, batch: Batch) -> torch.Tensor:
+    """int32 ``[B]``: how many of the tokens that all of a sequence's new ones see lie on a rank (distributed's Shard). A single
+    new token sees itself, which is in the cache by then; of several all see what was there ahead of the step.
+    """
+    ends = batch.seq_lens
+    if not batch.has_single_tokens:
+        ends = (ends - batch.query_start_loc.diff()).clamp(min=0)  # lengths that a graph is captured with may be shorter
+    return shard.tokens(ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """What a layer asks of the ranks that hold the tokens of every sequence between them, and the same K/V heads each.
+
+    gather_heads: from ``[tokens, Hq, d]`` on every rank ``[tokens, ranks x Hq, d]``, in the order of ranks.
+    combine: from results over each rank's own keys, ``[tokens, ranks x Hq, d]`` and log-sum-exps (natural, -inf without keys)
+        ``[tokens, ranks x Hq]``, those over all keys of this rank's heads, ``[tokens, Hq, d]`` and ``[tokens, Hq]``. May
+        overwrite what it is given.
+    """
+
+    gather_heads: Callable[[torch.Tensor], torch.Tensor]
+    combine: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PagedLayer:
@@ -88,6 +119,7 @@ class PagedLayer:
         fp8: the element type of a float8 cache, which the engine declares as bytes.
         writes: the call writes the new keys and values to the cache itself; else they are there already.
         batch_invariant: the bits of a sequence depend on that sequence alone.
+        ranks: those that share the tokens of every sequence; None where this one has all.
     """
 
     def __init__(
@@ -101,8 +133,9 @@ class PagedLayer:
         fp8: Optional[torch.dtype] = None,
         writes: bool = False,
         batch_invariant: bool = False,
+        ranks: Optional[Ranks] = None,
     ) -> None:
-        self.window, self.fp8, self.writes = window, fp8, writes
+        self.window, self.fp8, self.writes, self.ranks = window, fp8, writes, ranks
         self._sinks = sinks
         self._rules: dict[str, Any] = dict(scale=scale, softcap=softcap or 0.0, layout="bshd")
         if alibi_slopes is not None:
@@ -131,17 +164,14 @@ class PagedLayer:
 
         Args:
             query, out: ``[tokens, Hq, d]``, or more tokens, of which the last belong to no sequence.
-            key, value: ``[tokens, Hkv, d]``; read where the layer writes.
+            key, value: ``[tokens, Hkv, d]``; read where the layer writes, and where ranks share tokens.
             scales: of a float8 cache's keys and values.
         """
+        if self.ranks is not None:
+            self._attend_over_ranks(self.ranks, query, key, value, pages, batch, out, scales)
+            return
         tokens = batch.num_actual_tokens
-        arguments = dict(self._rules)
-        if self._sinks is not None and "sinks" not in arguments:
-            raise RuntimeError("sinks: to() was not called after the weights were loaded")
-        k, v = pages
-        if self.fp8 is not None:
-            k, v = k.view(self.fp8), v.view(self.fp8)
-            arguments.update(k_scale=scales[0], v_scale=scales[1])
+        k, v, arguments = self._cached(pages, batch, scales)
         if self.writes:
             assert key is not None and value is not None
             arguments.update(append_k=first_of(key, tokens), append_v=first_of(value, tokens))
@@ -149,9 +179,50 @@ class PagedLayer:
             arguments.update(causal=True, window=(-1, -1) if self.window is None else (self.window - 1, -1))
         elif self.window is not None:
             raise NotImplementedError(f"sliding_window = {self.window}: a window is of causal steps here, and this one is not")
-        decode(
-            first_of(query, tokens), k.transpose(1, 2), v.transpose(1, 2), cu_seqlens_q=batch.query_start_loc,
-            max_seqlen_q=batch.max_query_len, seqlens=batch.seq_lens, block_table=batch.block_table, out=first_of(out, tokens),
-            **arguments,
-        )  # fmt: skip
+        decode(first_of(query, tokens), k, v, seqlens=batch.seq_lens, out=first_of(out, tokens), **arguments)
 
+    def _attend_over_ranks(
+        self,
+        ranks: Ranks,
+        query: torch.Tensor,
+        key: Optional[torch.Tensor],
+        value: Optional[torch.Tensor],
+        pages: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+        out: torch.Tensor,
+        scales: tuple[Any, Any],
+    ) -> None:
+        """This rank's keys by the query heads of all ranks; then several new tokens among themselves: every rank was given all of
+        them, whichever holds them."""
+        assert batch.held is not None
+        if not batch.causal:
+            raise NotImplementedError("causal = False: not with tokens that ranks share")
+        tokens = batch.num_actual_tokens
+        query, out = first_of(query, tokens), first_of(out, tokens)
+        k, v, arguments = self._cached(pages, batch, scales)
+        heads = ranks.gather_heads(query.contiguous())
+        whole, lse = decode(heads, k, v, seqlens=batch.held, return_lse=True, **arguments)
+        whole, lse = ranks.combine(whole, lse.transpose(0, 1))
+        if not batch.has_single_tokens:
+            assert key is not None and value is not None
+            own, own_lse = decode(
+                query, first_of(key, tokens), first_of(value, tokens), cu_seqlens_q=batch.query_start_loc,
+                max_seqlen_q=batch.max_query_len, cu_seqlens_k=batch.query_start_loc, max_seqlen_k=batch.max_query_len,
+                causal=True, return_lse=True, **self._rules,
+            )  # fmt: skip
+            whole, _ = merge_states(whole, lse, own, own_lse.transpose(0, 1))
+        out.copy_(whole)
+
+    def _cached(
+        self, pages: tuple[torch.Tensor, torch.Tensor], batch: Batch, scales: tuple[Any, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """K and V as decode() takes them, and its arguments for a call over them, without lengths."""
+        arguments = dict(self._rules)
+        if self._sinks is not None and "sinks" not in arguments:
+            raise RuntimeError("sinks: to() was not called after the weights were loaded")
+        k, v = pages
+        if self.fp8 is not None:
+            k, v = k.view(self.fp8), v.view(self.fp8)
+            arguments.update(k_scale=scales[0], v_scale=scales[1])
+        arguments.update(cu_seqlens_q=batch.query_start_loc, max_seqlen_q=batch.max_query_len, block_table=batch.block_table)
+        return k.transpose(1, 2), v.transpose(1, 2), arguments

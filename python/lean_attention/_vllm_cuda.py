@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from vllm import envs
+from vllm.distributed.parallel_state import get_dcp_group
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -19,7 +20,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from lean_attention._core import WIDEST_CUDA_HEAD
-from lean_attention._vllm_call import side_by_side
+from lean_attention._vllm_call import Ranks, side_by_side
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl, unknown_rule_of
 
 #: Of a request, in a step of this library's. Long chunks are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
@@ -29,6 +30,27 @@ MOST_QUERY_TOKENS = 16
 class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
     engine_backend = FlashAttentionBackend
     reads_packed = staticmethod(side_by_side)
+    # Decode context parallelism: several new tokens are never looked for in the cache, so that runs of any length are right.
+    can_return_lse_for_decode = True
+    supports_dcp = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
+
+    def ranks_of(self, count: int, of_layer: dict[str, Any]) -> Ranks:
+        """By the engine's own collectives. Rules are refused that FlashAttention, which has the long chunks, gets wrong there: it
+        leaves sinks out, and counts distances within a rank's own tokens."""
+        words = f"with decode_context_parallel_size = {count}"
+        for name, value in of_layer.items():
+            if value is not None:
+                raise NotImplementedError(f"{name}: not {words}")
+        if envs.VLLM_BATCH_INVARIANT:
+            raise NotImplementedError(f"VLLM_BATCH_INVARIANT: not {words}: the order in which ranks are added is the collective's")
+        if self.head_size & (self.head_size - 1):
+            raise NotImplementedError(f"head_size = {self.head_size}: {words} vLLM's kernel takes powers of two")
+        group = get_dcp_group()
+        return Ranks(
+            gather_heads=lambda query: group.all_gather(query, dim=1),
+            combine=lambda out, lse: self.dcp_combine(out, lse, group, return_lse=True),
+        )
 
 
 class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):

@@ -14,8 +14,10 @@ from vllm import envs
 from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer, first_of
+from lean_attention._vllm_call import FP8_TYPES, Batch, PagedLayer, Ranks, first_of, held_tokens
 from lean_attention._vllm_seams import Pages, reader_of
+from lean_attention.distributed._local_call import Shard
+from lean_attention.distributed._placement import Placement
 
 DECODER = "decoder"
 _FLOAT_CACHES = ("auto", "float16", "bfloat16", "float32")
@@ -36,6 +38,8 @@ class LeanBuilder:
 
     #: Whether the engine's class may take over what this library does not do: it knows what the cache holds.
     engine_reads_cache = False
+    #: This rank's part of the tokens; None where it has all.
+    shard: Optional[Shard] = None
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
@@ -44,6 +48,11 @@ class LeanBuilder:
         if len(ours) > 1:
             raise NotImplementedError(f"{', '.join(layer_names)}: share a cache, and some are computed here, some not")
         self.is_ours = ours == {True}
+        layer: Any = next(iter(layers.values()), None)
+        if self.is_ours and layer.impl.lean.ranks is not None:
+            interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
+            self.shard = Shard(Placement(layer.impl.dcp_world_size, interleave), layer.impl.dcp_rank)
+            self._held = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
         if self.is_ours and _is_derived(type(self)):
             if not self.engine_reads_cache:
                 raise NotImplementedError(f"{type(self).__name__}: changes the steps of its layers: not known to lean_attention")
@@ -51,9 +60,14 @@ class LeanBuilder:
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """On the host's way to each step, also to one that replays a graph and reads nothing of it: the engine's description
-        or ours, not both, and no operation on a tensor where the engine hands over as many rows as it has requests."""
+        or ours, not both, and no operation on a tensor where the engine hands over as many rows as it has requests and this
+        rank has all of their tokens."""
         if self.is_ours and self.takes(common_attn_metadata):
-            return batch_of(common_attn_metadata)
+            batch = batch_of(common_attn_metadata)
+            if self.shard is not None:  # in the same memory in each step: graphs read it
+                held = held_tokens(self.shard, batch)
+                batch.held = first_of(self._held, len(held)).copy_(held)
+            return batch
         return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
 
     def takes(self, common_attn_metadata: Any) -> bool:
@@ -94,7 +108,6 @@ def batch_of(common: Any) -> Batch:
 class LeanImpl:
     """Stands before the engine's implementation. `lean` is None for a layer that stays the engine's."""
 
-    # Ranks that hold every n-th token are not served: nothing here asks for the log-sum-exp.
     can_return_lse_for_decode = False
     supports_dcp = False
     supports_pcp = False
@@ -134,11 +147,16 @@ class LeanImpl:
             raise NotImplementedError(f"{type(self).__name__}: changes what its layer gets: not known to lean_attention")
         config = get_current_vllm_config()
         self.refuse_configuration(config, kv_cache_dtype)
+        ranks = None
+        if config.parallel_config.decode_context_parallel_size > 1:
+            of_layer = dict(alibi_slopes=alibi_slopes, sliding_window=sliding_window, sinks=sinks,
+                            kv_sharing_target_layer_name=kv_sharing_target_layer_name)  # fmt: skip
+            ranks = self.ranks_of(config.parallel_config.decode_context_parallel_size, of_layer)
         self._pages_of = reader_of(self.engine_backend, self.reads_packed)
         self.lean = PagedLayer(
             scale=scale, window=sliding_window, softcap=logits_soft_cap, alibi_slopes=alibi_slopes, sinks=sinks,
             fp8=FP8_TYPES.get(kv_cache_dtype), writes=self.writes and kv_sharing_target_layer_name is None,
-            batch_invariant=envs.VLLM_BATCH_INVARIANT,
+            batch_invariant=envs.VLLM_BATCH_INVARIANT, ranks=ranks,
         )  # fmt: skip
         self._bound: tuple[Any, Any] = (None, None)
         self._device = config.device_config.device
@@ -151,9 +169,12 @@ class LeanImpl:
         if kv_cache_dtype not in _FLOAT_CACHES and kv_cache_dtype not in FP8_TYPES:
             taken = ", ".join((*_FLOAT_CACHES, *FP8_TYPES))
             raise NotImplementedError(f"kv_cache_dtype = {kv_cache_dtype!r}: lean_attention takes {taken}")
-        ranks = config.parallel_config.decode_context_parallel_size
-        if ranks > 1:
-            raise NotImplementedError(f"decode_context_parallel_size = {ranks}: lean_attention serves caches that one rank holds")
+
+    def ranks_of(self, count: int, of_layer: dict[str, Any]) -> Ranks:
+        """The ranks that share this layer's tokens (decode context parallelism); `of_layer`: what it has of rules, by name.
+
+        Raises NotImplementedError for rules that are not computed there, and where ranks are not served."""
+        raise NotImplementedError(f"decode_context_parallel_size = {count}: lean_attention serves caches that one rank holds")
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]

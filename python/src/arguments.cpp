@@ -192,6 +192,7 @@ void Call::read_queries() {
     if (problem_.batch < 0) raise(PyExc_ValueError, "cu_seqlens_q: is empty: expected [B + 1]");
     problem_.cu_q_tokens = int32_array("cu_seqlens_q", problem_.batch + 1);
     problem_.q_tokens = to_int32(integer("max_seqlen_q", std::max<std::int64_t>(problem_.total_q_tokens, 1)), "max_seqlen_q");
+    if (problem_.total_q_tokens == 0 && problem_.q_tokens == 0) problem_.q_tokens = 1;  // the most of no queries
   } else {
     problem_.batch = size(q_, axes.sequence);
     problem_.q_tokens = one_token_ ? 1 : to_int32(size(q_, axes.token), "q: its number of tokens");
@@ -237,8 +238,10 @@ void Call::read_keys() {
     check_size(k, "k", k.shape[0], problem_.batch, "the batch");
     problem_.kv_capacity = to_int32(tokens, "k: its number of tokens");
   }
+  if (paged && problem_.pages.page_count == 0) problem_.kv_capacity = 0;  // whatever a table has columns for
   // Empty arrays have addresses too.
-  if (problem_.kv_capacity == 0 && !given("max_seqlen_k")) problem_.k.data = problem_.v.data = nullptr;
+  if (problem_.kv_capacity == 0 && (!given("max_seqlen_k") || problem_.pages.page_count == 0))
+    problem_.k.data = problem_.v.data = nullptr;
   read_scales();
 }
 

@@ -16,14 +16,12 @@ namespace lean {
 
 LEAN_HD [[nodiscard]] constexpr bool appends(const Problem& problem) noexcept { return problem.append.k.data != nullptr; }
 
-/// Writes the length of a sequence where the call is told how many tokens were there before it: nothing reads it earlier. Fewer than
-/// none stay fewer than none, so that the length is found to be none.
+/// Writes the length of a sequence where the call is told how many tokens were there before it. For the caller: the call itself
+/// reads what it was told.
 LEAN_HD inline void count_new_tokens(const Problem& problem, std::int64_t sequence) noexcept {
-  const std::int32_t* const cached = problem.append.cached_lengths;
-  if (cached == nullptr) return;
-  const std::int64_t before = cached[sequence];
-  const std::int64_t tokens = before < 0 ? before : before + LengthSource(problem).q_tokens(sequence);
-  const_cast<std::int32_t*>(problem.kv_lengths)[sequence] = static_cast<std::int32_t>(min_of(tokens, std::int64_t{INT32_MAX}));
+  if (problem.append.cached_lengths == nullptr) return;
+  const LengthSource lengths(problem);
+  const_cast<std::int32_t*>(problem.kv_lengths)[sequence] = lengths.given_tokens(sequence, lengths.q_tokens(sequence));
 }
 
 /// Of all sequences, whose arrays the host can reach.

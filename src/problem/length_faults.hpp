@@ -82,7 +82,8 @@ template <typename TLoad>
   using Array = LengthFault::Array;
   std::int64_t length = room_of<TLoad>(problem, sequence);
   if (problem.kv_lengths != nullptr) {
-    const std::int32_t seen = TLoad::load(problem.kv_lengths + sequence);
+    const BasicLengthSource<true, TLoad> lengths(problem);
+    const std::int32_t seen = lengths.given_tokens(sequence, lengths.q_tokens(sequence));
     if (seen < 0 || seen > length) return {.array = Array::kKvLengths, .seen = seen, .index = sequence, .most = length};
     length = seen;
   }

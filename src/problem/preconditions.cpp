@@ -258,9 +258,9 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return as_int(p.pages.block_table); },
                  [](P p) noexcept { return !paged(p) || (p.pages.block_table != nullptr) !=
                                            (p.pages.page_indptr != nullptr && p.pages.page_indices != nullptr); }},
-    Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V",
+    Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V, 0 too where kv_capacity is 0",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
-                 [](P p) noexcept { return !paged(p) || (p.pages.page_count >= 1 && p.pages.page_count <= kMaxInt32); }},
+                 [](P p) noexcept { return !paged(p) || (p.pages.page_count >= (has_keys(p) ? 1 : 0) && p.pages.page_count <= kMaxInt32); }},
     Precondition<Problem>{kInvalid, "pages.block_table_stride", "allowed 0 or more",
                  [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
                  [](P p) noexcept { return !paged(p) || p.pages.block_table_stride >= 0; }},

@@ -46,7 +46,7 @@ class BasicLengthSource {
  public:
   LEAN_HD explicit constexpr BasicLengthSource(const Problem& problem) noexcept
       : cu_q_tokens_(problem.cu_q_tokens),
-        kv_lengths_(problem.kv_lengths),
+        kv_lengths_(problem.append.cached_lengths != nullptr ? problem.append.cached_lengths : problem.kv_lengths),
         kv_left_pad_(problem.kv_left_pad),
         cu_kv_tokens_(problem.cu_kv_tokens),
         page_indptr_(problem.pages.page_tokens > 0 ? problem.pages.page_indptr : nullptr),
@@ -55,12 +55,22 @@ class BasicLengthSource {
         total_kv_tokens_(problem.total_kv_tokens),
         q_tokens_(problem.q_tokens),
         kv_capacity_(problem.kv_capacity),
-        page_tokens_(problem.pages.page_tokens) {}
+        page_tokens_(problem.pages.page_tokens),
+        adds_queries_(problem.append.cached_lengths != nullptr) {}
 
   /// n_q alone, which no length of keys is read for.
   [[nodiscard]] LEAN_HD constexpr std::int32_t q_tokens(std::int64_t sequence) const noexcept {
     if (!kCumulative || cu_q_tokens_ == nullptr) return q_tokens_;
     return span_of(cu_q_tokens_, sequence, total_q_tokens_, q_tokens_).tokens;
+  }
+
+  /// Tokens of K and V as the arrays have them, of a problem that gives lengths: those before the call and one for each of its
+  /// queries where it counts them (Append::cached_lengths), whether kv_lengths is written yet or not.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t given_tokens(std::int64_t sequence, std::int32_t queries) const noexcept {
+    const std::int32_t given = TLoad::load(kv_lengths_ + sequence);
+    const std::int32_t added = adds_queries_ ? queries : 0;
+    if (given < 0) return given;  // fewer than none stay so, and are found
+    return given > INT32_MAX - added ? INT32_MAX : given + added;
   }
 
   [[nodiscard]] LEAN_HD constexpr Sequence operator()(std::int64_t sequence) const noexcept {
@@ -85,7 +95,7 @@ class BasicLengthSource {
       capacity = static_cast<std::int32_t>(min_of(capacity, std::int64_t{span.tokens} * page_tokens_));
       s.clamped = s.clamped || span.clamped;
     }
-    s.kv_end = kv_lengths_ != nullptr ? clamp_length(TLoad::load(kv_lengths_ + sequence), capacity, s.clamped) : capacity;
+    s.kv_end = kv_lengths_ != nullptr ? clamp_length(given_tokens(sequence, s.q_tokens), capacity, s.clamped) : capacity;
     s.kv_begin = kv_left_pad_ != nullptr ? clamp_length(TLoad::load(kv_left_pad_ + sequence), s.kv_end, s.clamped) : 0;
     return s;
   }
@@ -124,6 +134,7 @@ class BasicLengthSource {
   std::int32_t q_tokens_;
   std::int32_t kv_capacity_;
   std::int32_t page_tokens_;
+  bool adds_queries_;
 };
 
 using LengthSource = BasicLengthSource<true>;

@@ -406,6 +406,7 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.pages = {.page_tokens = 1, .page_count = INT32_MAX, .page_indptr = kInts, .page_indices = kInts}; },
       [](Problem& p) { p.batch = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; },
       [](Problem& p) { p.kv_capacity = 0, p.k.data = p.v.data = nullptr; },
+      [](Problem& p) { make_paged(p), p.kv_capacity = 0, p.pages.page_count = 0, p.k.data = p.v.data = nullptr; },
       [](Problem& p) { make_packed(p), p.total_q_tokens = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; },
       [](Problem& p) { make_packed(p), p.total_kv_tokens = 0, p.k.data = p.v.data = nullptr; },
       [](Problem& p) {  // axes of length 1 may have any stride

@@ -236,10 +236,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   ptx::start_dependents();
   ptx::await_earlier_kernels();  // over already where this is not a dependent launch
   const std::int64_t sequence = blockIdx.x;
-  if (problem.append.cached_lengths != nullptr) {  // every CTA of the sequence writes the same number
-    if (threadIdx.x == 0) count_new_tokens(problem, sequence);
-    __syncthreads();
-  }
+  if (blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) count_new_tokens(problem, sequence);
   const Sequence lengths = LengthSource(problem)(sequence);
   const std::int32_t first_new = first_new_token(problem, lengths);
   const TokenRows rows(problem);
@@ -298,7 +295,7 @@ TensorView queries_after_append(const Problem& problem) noexcept {
 Problem after_append(const Problem& problem) noexcept {
   Problem after = problem;
   after.q = queries_after_append(problem);
-  after.append = {};
+  after.append = {.cached_lengths = problem.append.cached_lengths};  // which its lengths are counted from
   return after;
 }
 

@@ -129,14 +129,13 @@ Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchP
   return launch_pass(plan, launch, call, maps);
 }
 
-/// Only the first launch has the kernel that appends right ahead of it. Where that one writes lengths, it is waited for.
+/// Only the first launch has the kernel that appends right ahead of it.
 Status launch_all(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
   bool follows_append = false;
   if (appends(problem)) {
     const bool dependent = plan.options.dependent_launch;
     if (const Status status = enqueue_append(problem, dependent, plan.options.stream); !status.ok()) return status;
-    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock &&
-                     problem.append.cached_lengths == nullptr;
+    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock;
   }
   for (const LaunchPlan& launch : plan) {
     if (const Status status = launch_kernel(problem, plan, launch, workspace, follows_append); !status.ok()) return status;

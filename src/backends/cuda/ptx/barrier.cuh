@@ -52,6 +52,15 @@ __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint
 #endif
 }
 
+/// The arrivals of all threads of a warp that has met, by a lane: where a barrier counts threads, and they have nothing under way.
+__device__ __forceinline__ void barrier_arrive_for_warp(std::uint64_t* barrier, bool leads) {
+#if LEAN_CUDA_ARCH >= 900
+  __syncwarp();
+  if (!leads) return;
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0], 32; }" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
 /// The calling thread's arrival, once all its cp.async before this have landed. The barrier's count includes it.
 __device__ __forceinline__ void barrier_arrive_after_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
