@@ -222,6 +222,30 @@ TEST(Conformance, R07_WhatAnEmptyPartHoldsReachesNoRow) {
   }
 }
 
+/// The last token is alone in its chunk and its score is -inf: that part is empty, like one that sees no token, whatever V holds there.
+TEST(Conformance, R07_APartWhoseScoresAreMinusInfinityIsEmpty) {
+  for (const DType dtype : dtypes()) {
+    for (const CpuIsa isa : available_isas()) {
+      Case c{.dtype = dtype, .lens = {1}, .policy = Policy::fixed_chunk(1), .workers = 5, .isa = isa};
+      const TestExecutor executor(c.executor);
+      const Options options = options_of(c, executor);
+      const TestProblem shape(c);
+      if (!served(shape, options)) continue;
+      c.lens = {backend_of(options.backend)->tiling_of(shape.problem(), options).config.tile_tokens * 2 + 1};
+      TestProblem built(c);
+      for (std::int32_t head = 0; head < c.q_heads; ++head) built.set_q({0, head, 0, 2}, 1.0);
+      for (std::int32_t head = 0; head < c.kv_heads; ++head) built.set_k({0, head, c.lens[0] - 1, 2}, -kInf);
+      built.remember();
+      ASSERT_TRUE(run_and_check(built, reference::decode(built.problem()), options));
+      const auto bits = built.output_bits();
+      for (std::int32_t head = 0; head < c.kv_heads; ++head) built.set_v({0, head, c.lens[0] - 1, 3}, kNan);
+      built.remember();
+      ASSERT_TRUE(run(built, options));
+      EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+    }
+  }
+}
+
 /// More queries than keys: the first ones see nothing, and those behind them share their blocks and see NaN in V.
 TEST(Conformance, R07_RowsThatSeeNothingAreEmptyWhateverOthersSee) {
   for (const DType dtype : dtypes()) {
