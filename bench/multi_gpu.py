@@ -389,7 +389,9 @@ def main() -> int:
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
     ).stdout.strip()
     options.commit = commit or "unknown"
-    options.gpus = [ranks for ranks in options.gpus if options.device == "cpu" or ranks <= gpus]
+    asked, options.gpus = options.gpus, [ranks for ranks in options.gpus if options.device == "cpu" or ranks <= gpus]
+    if not options.gpus:
+        raise SystemExit(f"multi_gpu: --gpus {asked}: {gpus} are here")
     world = max(options.gpus)
     if any(world % ranks for ranks in options.gpus):
         raise SystemExit(f"multi_gpu: --gpus {options.gpus}: all must divide the largest")
