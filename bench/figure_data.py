@@ -415,6 +415,19 @@ def onnx_runtime_table() -> str:
     return markdown(["sequences x tokens", "K and V, MB", "lean, us", "ONNX Runtime, us", "its flash kernel, us", "default / lean"], table)
 
 
+def onnx_runtime_cpu_table() -> str:
+    """A layer on CPUs, both sessions in turns: times over this library's and microseconds, by machine and type."""
+    machines = {"Zen 4, 2 threads": "ort-decode-zen4-2t.jsonl", "Xeon, 2 threads": "ort-decode-xeon-2t.jsonl",
+                "Xeon, 16 threads": "ort-decode-xeon-16t.jsonl"}
+    table = {}
+    for machine, name in machines.items():
+        for line in lines(name):
+            row, dtype = re.fullmatch(r"Phi3m (.+) (fp\d\d)", line["row"]).groups()
+            times = f"{line['speedup']:.1f} ({line['us'] / 1e3:.2f}, {line['onnxruntime_us'] / 1e3:.2f} ms)"
+            table.setdefault((dtype, by_name(row).replace("+", " + ")), []).append(times)
+    return markdown(["type", "sequences x tokens", *machines], [[*key, *cells] for key, cells in table.items()])
+
+
 def onnx_runtime_steps_table() -> str:
     return markdown(["sequences x tokens", "lean, ms", "ONNX Runtime, ms", "its flash kernel, ms", "default / lean"], [
         [by_name(row["row"]).replace("+", " + "), *(f"{row['us'][impl] * 40 / 1e3:.2f}" for impl in ("lean_ort", "onnxruntime", "onnxruntime_flash")),
@@ -507,6 +520,7 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chun
           "uneven": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
           "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
               re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
+          "onnx runtime, CPU": onnx_runtime_cpu_table,
           "onnx runtime generation": lambda: markdown(*suite_data.generation_table(lines(ORT_GENERATION), by_name)),
           "onnx runtime prompts": lambda: markdown(*suite_data.prompts_table(lines(ORT_GENERATION), by_name)),
           "energy": lambda: markdown(*machine_data.energy_table(lines(ENERGY), by_name)),

@@ -1,4 +1,4 @@
-"""Tencent's hpc-ops: decode in bf16 on pages that hold K and V of a block side by side."""
+"""Tencent's hpc-ops: decode in bf16 on pages, keys and values apart, by its kernel without a task map."""
 import torch
 
 from peers import Peer, Prepared
@@ -22,15 +22,17 @@ class HpcOps(Peer):
         return [Form("nhd", row.form.page)] if row.form.page else [Form("nhd", 32), Form("nhd", 64)]
 
     def prepare(self, row, tensors):
-        """The cache is a copy of its own, with zeros behind a sequence's end. Lengths are those before this token."""
-        out, before, caches = tensors.output(), tensors.lens - 1, []
-        last = tensors.page_starts[1:].long() - 1
+        """K and V are copies, with zeros behind a sequence's end, as the library asks. Lengths count this token."""
+        out, caches = tensors.output(), []
+        last = tensors.page_ids[(tensors.page_starts[1:].long() - 1).to(tensors.device)].tolist()
         for k, v in zip(tensors.k, tensors.v, strict=True):
-            cache = torch.stack([k, v], dim=1)
-            for page, used in zip(tensors.page_ids[last.to(tensors.device)].tolist(), tensors.last_page_lens.tolist(), strict=True):
-                cache[page, :, used:] = 0
-            caches.append(cache)
-        return Prepared(lambda i: self.library.attention_decode_bf16(tensors.q, caches[i], tensors.table, before, out))
+            pools = k.clone(), v.clone()
+            for page, used in zip(last, tensors.last_page_lens.tolist(), strict=True):
+                for pool in pools:
+                    pool[page, used:] = 0
+            caches.append(pools)
+        return Prepared(lambda i: self.library.attention_decode_bf16(tensors.q, *caches[i], tensors.table, tensors.lens,
+                                                                     new_kv_included=True, output=out))
 
 
 PEERS = (HpcOps,)

@@ -151,9 +151,15 @@ def flash_mla():
 
 
 def hpc():
-    def attention_decode_bf16(q, kvcache, block_ids, cache_lens, output):
-        k, v = kvcache.unbind(1)
-        output.copy_(torch.cat(with_cache(q[:, None], k, v, cache_lens + 1, block_ids, q.shape[-1] ** -0.5, False)))
+    def attention_decode_bf16(q, kcache, vcache, block_ids, num_seq_kvcache, mtp=0, new_kv_included=False, splitk=True, task_map=None,
+                              split_flag=None, output=None):
+        assert mtp == 0 and splitk and task_map is None and split_flag is None
+        lens = num_seq_kvcache + (0 if new_kv_included else 1)
+        for pool in (kcache, vcache):  # as the library asks
+            for row, n in zip(block_ids.tolist(), lens.tolist(), strict=True):
+                page = pool.shape[1]
+                assert n % page == 0 or not pool[row[n // page], n % page:].any(), "slots behind a sequence's end are not 0"
+        output.copy_(torch.cat(with_cache(q[:, None], kcache, vcache, lens, block_ids, q.shape[-1] ** -0.5, False)))
         return output
 
     return {"hpc": dict(attention_decode_bf16=attention_decode_bf16)}
