@@ -281,7 +281,7 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
 
 @pytest.fixture
 def server(models):
-    """vLLM's server in processes of its own, which find the plug-in by its entry point; yields (URL, model, log)."""
+    """vLLM's server in processes of its own, which find the plug-in by its entry point; yields (URL, model, log, process id)."""
     folder = models("llama")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -295,7 +295,7 @@ def server(models):
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         _wait_for(process, f"http://127.0.0.1:{port}/health", log)
-        yield f"http://127.0.0.1:{port}/v1", folder, log
+        yield f"http://127.0.0.1:{port}/v1", folder, log, process.pid
     finally:
         process.terminate()
         process.wait(60)
@@ -313,10 +313,10 @@ def _wait_for(process, url, log):
 
 
 def test_a_server_streams_the_engines_tokens(server, models):
-    """Four clients at once, by OpenAI's protocol; and the load script of examples/serve."""
+    """Four clients at once, by OpenAI's protocol; and the load scripts of examples/serve."""
     import openai
 
-    url, model, log = server
+    url, model, log, process = server
     given = prompts((40, 7, 150, 90), seed=3)
     with engine(models("llama"), ours=False) as llm:
         theirs = [tokens for tokens, _ in generate(llm, given, tokens=16)]
@@ -340,6 +340,13 @@ def test_a_server_streams_the_engines_tokens(server, models):
     assert done.returncode == 0, done.stderr
     header, *rows = done.stdout.splitlines()
     assert "tokens/s" in header and [row.split()[0] for row in rows] == ["8", "16"] and {row.split()[-1] for row in rows} == {"0"}
+    names = [f"a={url}", f"b={url}"]  # the same server twice
+    command = [sys.executable, load.with_name("turns.py"), *names, "--turns", "2", "--load", "8", "--requests", "3", "--words", words]
+    command += ["--new-tokens", "5", "--processes", str(process), str(process)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:5]] == ["a", "b", "b", "a"]
+    assert len(re.findall(r"^a / b, .*: [0-9.]+ \([0-9.]+ to [0-9.]+\)$", done.stdout, re.MULTILINE)) == 4
 
 
 def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
