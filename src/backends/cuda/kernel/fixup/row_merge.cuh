@@ -17,20 +17,25 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 class RowMerge {
  public:
-  __device__ __forceinline__ RowMerge(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergeRun& run)
+  __device__ __forceinline__ RowMerge(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergeRun& run,
+                                      const fixup::MergeShare& share)
       : shared_(shared),
         record_(record),
         parts_{run},
         slot_(run.slot),
         warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads),
-        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads) {}
+        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads) {
+    const std::int32_t slices = (record.rows + kConfig.consumer_warps - 1) / kConfig.consumer_warps * kRowSlices<kConfig>;
+    begin_ = share.begin(slices);
+    end_ = share.end(slices);
+  }
 
   /// Called by all consumer threads.
   __device__ __forceinline__ void run() {
     merge_states();
     end_own_row();
 #pragma unroll 1
-    for (std::int32_t first = 0; first < kWarpSlices && exists(first); first += kAtOnce) {
+    for (std::int32_t first = begin_; exists(first); first += kAtOnce) {
       AskedSlice<kAhead, kConfig> asked[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -45,10 +50,9 @@ class RowMerge {
 
  private:
   static constexpr std::int32_t kWarpRows = kConfig.q_rows / kConfig.consumer_warps;
-  static constexpr std::int32_t kWarpSlices = kWarpRows * kRowSlices<kConfig>;
   static constexpr int kAhead = kConfig.latent() ? 8 : 4;  // parts of a slice
   static constexpr int kAtOnce = 16 / kAhead;              // slices: 64 registers of what is under way
-  static_assert(kConfig.q_rows % kConfig.consumer_warps == 0 && kWarpRows <= kWarpThreads && kWarpSlices % kAtOnce == 0);
+  static_assert(kConfig.q_rows % kConfig.consumer_warps == 0 && kWarpRows <= kWarpThreads);
 
   /// The row of the block that lane `of` of the warp has, and those of the warp's slices.
   [[nodiscard]] __device__ __forceinline__ std::int32_t lane_row(std::int32_t of) const {
@@ -56,12 +60,12 @@ class RowMerge {
   }
   [[nodiscard]] __device__ __forceinline__ std::int32_t row_of(std::int32_t i) const { return lane_row(i / kRowSlices<kConfig>); }
   [[nodiscard]] __device__ __forceinline__ static std::int32_t slice_of(std::int32_t i) { return i % kRowSlices<kConfig>; }
-  [[nodiscard]] __device__ __forceinline__ bool exists(std::int32_t i) const { return row_of(i) < record_.rows; }
+  [[nodiscard]] __device__ __forceinline__ bool exists(std::int32_t i) const { return i < end_ && row_of(i) < record_.rows; }
 
   /// Lane j keeps the state of the warp's row j.
   __device__ __forceinline__ void merge_states() {
 #pragma unroll 4
-    for (std::int32_t j = 0; j < kWarpRows; ++j) {
+    for (std::int32_t j = begin_ / kRowSlices<kConfig>; j * kRowSlices<kConfig> < end_; ++j) {
       softmax::State part;
       if (lane_row(j) < record_.rows && lane_ < parts_.count()) part = parts_.state(lane_, lane_row(j));
       const MergedState merged = merge_states_of_lanes(part);
@@ -71,11 +75,14 @@ class RowMerge {
 
   __device__ __forceinline__ void end_own_row() {
     const std::int32_t row = lane_row(lane_);
-    if (lane_ >= kWarpRows || row >= record_.rows) return;
+    const std::int32_t first = lane_ * kRowSlices<kConfig>;  // slice of the row
+    if (first + kRowSlices<kConfig> <= begin_ || first >= end_ || row >= record_.rows) return;
+    const bool begins_row = first >= begin_;  // else another worker stores what is the row's
     if (slot_ == nullptr) {
-      end_ = end_row<kConfig>(shared_.call, record_, row, state_, true);
+      row_end_ = end_row<kConfig>(shared_.call, record_, row, state_, begins_row);
       return;
     }
+    if (!begins_row) return;
     const fixup::Partial to = shared_.call.fixup.slots.layout.partial.at(slot_);
     to.m[row] = state_.m;
     to.l[row] = state_.l;
@@ -92,10 +99,10 @@ class RowMerge {
       *reinterpret_cast<LaneElements<kConfig>*>(slot_ + row * kConfig.value_dim() + dim) = sum;
       return;
     }
-    const auto to = __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(end_.to), owner);
+    const auto to = __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(row_end_.to), owner);
     const RowEnd end{.to = reinterpret_cast<std::uint16_t*>(to),
-                     .scale = __shfl_sync(ptx::kAllLanes, end_.scale, owner),
-                     .value_scale = __shfl_sync(ptx::kAllLanes, end_.value_scale, owner)};
+                     .scale = __shfl_sync(ptx::kAllLanes, row_end_.scale, owner),
+                     .value_scale = __shfl_sync(ptx::kAllLanes, row_end_.value_scale, owner)};
     store_elements<kConfig>(shared_.call, end, output_dim<kConfig>(row, dim), sum);
   }
 
@@ -105,8 +112,10 @@ class RowMerge {
   float* slot_;
   std::int32_t warp_;
   std::int32_t lane_;
+  std::int32_t begin_;  // slices of the warp's rows, [begin, end), which are the worker's
+  std::int32_t end_;
   softmax::State state_;  // of the lane's row
-  RowEnd end_;
+  RowEnd row_end_;
 };
 
 }  // namespace lean::cuda
