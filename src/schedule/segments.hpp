@@ -58,6 +58,7 @@ LEAN_HD [[nodiscard]] constexpr std::int64_t slot_count(const Plan& plan, std::i
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr std::int32_t cut_tile(const BasicOutput<TUnits>& output, TUnits units, const CostModel& model,
                                                       const BasicPlan<TUnits>& plan) noexcept {
+  if (plan.level_parts > 0) return static_cast<std::int32_t>(quotient(units * output.tiles, TUnits{plan.level_parts}));
   const TUnits charge = model.segment_units == 0 ? 0 : quotient(units * model.segment_units, output.cost);
   const TUnits tile_cost = model.tile_cost(output.rows);  // as output.tile_cost; but of a constant model, a constant
   auto cut = static_cast<std::int32_t>(quotient(units - charge, tile_cost));
@@ -85,6 +86,7 @@ class LineShare {
   LEAN_HD constexpr LineShare(const CostModel& model, const BasicPlan<TUnits>& plan, std::int32_t worker) noexcept
       : LineShare(model, plan, worker, plan.shares.range(worker)) {}
 
+  [[nodiscard]] LEAN_HD constexpr const BasicPlan<TUnits>& plan() const noexcept { return plan_; }
   [[nodiscard]] LEAN_HD constexpr TUnits begin() const noexcept { return range_.begin; }
   [[nodiscard]] LEAN_HD constexpr TUnits end() const noexcept { return range_.end; }
 

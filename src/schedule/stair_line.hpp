@@ -135,7 +135,8 @@ class StairCursor {
       const SequenceWork work = work_of(walk_.lengths);
       const auto stair = rules_.shape().stair_of(work);
       const std::int32_t blocks = rules_.shape().row_blocks(work);
-      const Units head_cost = rules_.stair_cost(stair, blocks);
+      const Units parts = share_.plan().level_parts;  // 0: the line is measured in costs
+      const Units head_cost = parts > 0 ? blocks * parts : rules_.stair_cost(stair, blocks);
       const Units in_sequence = walk_.place - output.sequence_begin;
       if (in_sequence >= rules_.shape().kv_heads * head_cost) {  // the next one's, whose lengths are asked for here alone
         output.sequence_begin += rules_.shape().kv_heads * head_cost;
@@ -144,9 +145,15 @@ class StairCursor {
       }
       output.kv_head = quotient(in_sequence, head_cost);
       const Units head_begin = output.sequence_begin + output.kv_head * head_cost;
-      output.row_block = rules_.stair_block(stair, blocks, walk_.place - head_begin);
-      output.begin = head_begin + rules_.stair_cost(stair, output.row_block);
+      if (parts > 0) {
+        output.row_block = quotient(walk_.place - head_begin, parts);
+        output.begin = head_begin + output.row_block * parts;
+      } else {
+        output.row_block = rules_.stair_block(stair, blocks, walk_.place - head_begin);
+        output.begin = head_begin + rules_.stair_cost(stair, output.row_block);
+      }
       output = rules_.make_output(output, work);
+      if (parts > 0) output.cost = parts;
       walk_.place = output.begin + output.cost;
       if (share_.own_run(walk_.segment)) return true;
     }

@@ -99,6 +99,99 @@ Reach any_stair_reach(Stream& random) {
   return {.right = random.chance(70) ? 0 : static_cast<std::int32_t>(random.between(1, 40))};
 }
 
+/// Walks every worker of a level line: each output's tiles once, in as many parts as its line has, whose tiles differ by one at most;
+/// a worker has one part, and knows whose others are.
+template <std::int32_t kRows, std::int32_t kTileTokens>
+bool expect_level_walks(Case c, std::int32_t grid, Stream& random) {
+  c.shape.batch = static_cast<std::int64_t>(c.works.size());
+  c.shape.q_rows = kRows;
+  c.shape.tile_tokens = kTileTokens;
+  const ListedLengths lengths{c.works.data()};
+  using StairRules = Rules<kRows, kTileTokens>;
+  const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
+  const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, c.shape.batch);
+  BasicPlan<std::int32_t> plan = make_plan(sums, Policy::lean(), c.model, kTileTokens, grid);
+  level(plan, sums, c.model, grid);
+  if (plan.level_parts == 0) return false;
+  EXPECT_EQ(plan.workers, sums.outputs * plan.level_parts);
+  EXPECT_LE(plan.workers, grid);
+  std::int32_t worker = 0;
+  for (std::int64_t b = 0, outputs_before = 0; b < c.shape.batch; ++b) {
+    const SequenceWork work = c.works[static_cast<std::size_t>(b)];
+    for (std::int32_t output = 0; output < c.shape.kv_heads * rules.shape().row_blocks(work); ++output) {
+      const std::int32_t block = output % rules.shape().row_blocks(work);
+      const std::int32_t tiles = rules.shape().tiles_of(work, block).count;
+      std::int32_t next_tile = 0;
+      for (std::int32_t part = 0; part < plan.level_parts; ++part, ++worker) {
+        const bool early = random.chance(50);  // from any sequence that begins at or before the share
+        const SequencePlace<std::int32_t> start{early ? 0 : b,
+                                                early ? 0 : static_cast<std::int32_t>(outputs_before) * plan.level_parts};
+        auto walk = StairCursor<StairRules>::begin(plan, worker, plan.shares.range(worker), start, lengths(start.sequence));
+        StairCursor<StairRules> cursor(rules, plan, walk);
+        EXPECT_TRUE(cursor.next());
+        const BasicSegment<std::int32_t>& segment = walk.segment;
+        EXPECT_EQ(segment.output.sequence, b);
+        EXPECT_EQ(segment.output.kv_head, output / rules.shape().row_blocks(work));
+        EXPECT_EQ(segment.output.row_block, block);
+        EXPECT_EQ(segment.output.tiles, tiles);
+        EXPECT_EQ(segment.tile_begin, next_tile);
+        EXPECT_NEAR(segment.tile_end - segment.tile_begin, tiles / plan.level_parts, 1);
+        EXPECT_EQ(segment.contributor, part);
+        EXPECT_EQ(segment.contributors, plan.level_parts);
+        EXPECT_EQ(segment.slots.slot(part), part == 0 ? 2 * worker + 1 : 2 * worker);
+        next_tile = segment.tile_end;
+        EXPECT_FALSE(cursor.next());
+      }
+      EXPECT_EQ(next_tile, tiles);
+    }
+    outputs_before += c.shape.kv_heads * rules.shape().row_blocks(work);
+  }
+  EXPECT_EQ(worker, plan.workers);
+  return true;
+}
+
+TEST(ScheduleStair, ALevelLineGivesEveryOutputAsManyEqualParts) {
+  Stream random(79);
+  std::int32_t level_lines = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(4000, 400) && !testing::Test::HasFailure(); ++round) {
+    Case c;
+    c.works.resize(static_cast<std::size_t>(random.between(1, 5)));
+    c.model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
+    const auto longest = static_cast<std::int32_t>(random.between(20, 300));
+    for (SequenceWork& work : c.works) {
+      work.kv_tokens = longest - static_cast<std::int32_t>(random.between(0, longest / 8));
+      work.q_tokens = static_cast<std::int32_t>(random.chance(10) ? 0 : random.between(1, 60));
+    }
+    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 5));
+    c.shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
+    c.shape.reach = any_stair_reach(random);
+    if (expect_level_walks<16, 8>(c, static_cast<std::int32_t>(random.between(1, 200)), random)) ++level_lines;
+  }
+  EXPECT_GT(level_lines, full_or_reduced(400, 40));
+}
+
+TEST(ScheduleStair, OutputsAreLevelWhereThatTakesNoLongerThanWhatCutsCost) {
+  const CostModel model =
+      cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
+  const auto parts = [&](std::int32_t q_tokens, std::int32_t kv_tokens) {
+    LineShape shape{.batch = 1, .kv_heads = 8, .group = 4, .q_rows = 128, .tile_tokens = 128, .reach = {.right = 0}};
+    const std::vector<SequenceWork> works{{q_tokens, kv_tokens}};
+    const ListedLengths lengths{works.data()};
+    const Rules<128, 128> rules(lengths, StairShape<128, 128>(shape, stair_width_of(shape)), model, Measure::kCost);
+    const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, 1);
+    BasicPlan<std::int32_t> plan = make_plan(sums, Policy::lean(), model, 128, 132);
+    level(plan, sums, model, 132);
+    return plan.level_parts;
+  };
+  EXPECT_EQ(parts(64, 2048), 8);
+  EXPECT_EQ(parts(256, 2048), 2);
+  EXPECT_EQ(parts(512, 2048), 1);
+  EXPECT_EQ(parts(512, 8192), 1);
+  EXPECT_EQ(parts(512, 32768), 0);  // 256 tiles, where an equal share is 251 and two ends
+  EXPECT_EQ(parts(1024, 2048), 0);  // more outputs than workers
+  EXPECT_EQ(parts(400, 400), 1);    // 1 to 4 tiles: two ends of a segment are more than the difference
+}
+
 TEST(ScheduleStair, GivesTheSegmentsOfTheGeneralWalk) {
   Stream random(71);
   Counted counted;

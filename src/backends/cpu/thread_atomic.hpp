@@ -19,6 +19,9 @@ struct ThreadAtomic {
   static Counter fetch_add_acq_rel(Counter& counter, Counter amount) noexcept {
     return std::atomic_ref<Counter>(counter).fetch_add(amount, std::memory_order_acq_rel);
   }
+  static Counter fetch_add_relaxed(Counter& counter, Counter amount) noexcept {
+    return std::atomic_ref<Counter>(counter).fetch_add(amount, std::memory_order_relaxed);
+  }
   static Counter load_acquire(Counter& counter) noexcept {
     return std::atomic_ref<Counter>(counter).load(std::memory_order_acquire);
   }

@@ -12,6 +12,9 @@ struct DeviceAtomic {
   __device__ static fixup::Counter fetch_add_acq_rel(fixup::Counter& counter, fixup::Counter amount) {
     return Ref(counter).fetch_add(amount, ::cuda::memory_order_acq_rel);
   }
+  __device__ static fixup::Counter fetch_add_relaxed(fixup::Counter& counter, fixup::Counter amount) {
+    return Ref(counter).fetch_add(amount, ::cuda::memory_order_relaxed);
+  }
   __device__ static void store_relaxed(fixup::Counter& counter, fixup::Counter value) {
     Ref(counter).store(value, ::cuda::memory_order_relaxed);
   }

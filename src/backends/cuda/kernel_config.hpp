@@ -173,6 +173,7 @@ struct KernelConfig {
   if (!config.wide()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
+  model.cut_units = 6 * model.tile_units;
   model.whole_percent = model.align_percent;
   model.align_units = schedule::CostModel{}.align_units;
   return model;

@@ -14,6 +14,7 @@
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "fixup/exchange.hpp"
+#include "fixup/joint_merge.hpp"
 #include "lean/exchange.hpp"
 #include "softmax/state.hpp"
 #include "timeline/timeline.hpp"
@@ -50,6 +51,7 @@ template <KernelConfig kConfig>
 struct CtaWide {
   CtaWalk walks[2];                               // the second is rehearsed: a share that begins and ends inside one output
   float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
+  fixup::MergeShare share;                        // of an output's merge
   SegmentRecord rehearsed;                        // the consumers': a whole tile, and no row that is written
 
   __device__ __forceinline__ void begin_rehearsal() {

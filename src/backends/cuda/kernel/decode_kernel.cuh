@@ -1,4 +1,4 @@
-// The kernel, warp-specialised: one CTA is one worker. One launch; nothing waits for another CTA but a host block, where that is
+// The kernel, warp-specialised: one CTA is one worker. One launch; nothing depends on another CTA but a host block, where that is
 // asked for.
 //
 //   warps           number    what they do

@@ -16,6 +16,7 @@ struct MergeRun {
   const float* second = nullptr;  // all after the first are a pitch apart
   std::int64_t pitch = 0;         // floats
   std::int32_t parts = 0;
+  std::int32_t index = 0;             // of the worker's own
   fixup::Counter* counter = nullptr;  // of their arrivals
   float* slot = nullptr;              // for the result; null: it goes to the output
 
@@ -46,6 +47,7 @@ struct SegmentRecord {
   // Known when the barrier contributors_known has been passed.
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
+  bool ends_share = false;  // the worker has nothing to do behind it
   schedule::SlotMap slots;
   float* slot = nullptr;            // where the result goes; null: to the output
   MergeRun run;                     // the first to be merged, by whoever of it arrives last

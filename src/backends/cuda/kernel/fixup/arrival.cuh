@@ -10,6 +10,7 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "fixup/arrival.hpp"
+#include "fixup/joint_merge.hpp"
 #include "fixup/workspace.hpp"
 
 namespace lean::cuda {
@@ -20,6 +21,38 @@ template <KernelConfig kConfig>
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   consumer_sync<kConfig>();
   if (ptx::thread_index() == 0) shared.arrival.last = fixup::arrive_last<DeviceAtomic>(counter, contributors) ? 1 : 0;
+  consumer_sync<kConfig>();
+  return shared.arrival.last != 0;
+}
+
+/// Cycles of a multiprocessor's clock that a worker with nothing else to do waits for an output's other contributors, some 17 us: then
+/// the multiprocessor is another kernel's. Workers of a share each arrive within a few us of each other.
+inline constexpr std::uint32_t kStayCycles = 1 << 15;
+
+/// The same of many rows: what of the merge is the worker's (fixup/joint_merge.hpp).
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ fixup::MergeShare join(const MergeRun& run, bool stays) {
+  CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  consumer_sync<kConfig>();
+  if (ptx::thread_index() == 0) {
+    const std::uint32_t since = ptx::clock_cycles();
+    shared.wide.share = fixup::join_merge<DeviceAtomic>(*run.counter, run.parts, run.index, stays,
+                                                        [since] { return ptx::clock_cycles() - since < kStayCycles; });
+  }
+  consumer_sync<kConfig>();
+  return shared.wide.share;
+}
+
+/// After a share of a bundle's merge: true for all consumer threads of the worker that leaves last, and sees all of it.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool leave(const MergeRun& run, const fixup::MergeShare& share) {
+  CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  consumer_sync<kConfig>();
+  if (ptx::thread_index() == 0) {
+    const bool last = fixup::is_last(fixup::leave_merge<DeviceAtomic>(*run.counter, share), share);
+    if (last) DeviceAtomic::store_relaxed(*run.counter, 0);
+    shared.arrival.last = last ? 1 : 0;
+  }
   consumer_sync<kConfig>();
   return shared.arrival.last != 0;
 }

@@ -19,7 +19,6 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];
-  if constexpr (kConfig.wide()) return RowMerge<kConfig>(shared, record, run).run();
   constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, record.rows * kSlices, [&run](std::int32_t i) {
@@ -48,10 +47,33 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
 }
 
+/// The same of many rows, by as many of the contributors as have nothing else to do.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void merge_jointly(std::int32_t record_index) {
+  const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  const SegmentRecord& record = shared.records[record_index];
+#pragma unroll 1
+  for (MergeRun run = record.run;;) {
+    const fixup::MergeShare share = join<kConfig>(run, record.ends_share);
+    if (share.sharers == 0) return;
+    note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
+    // Of the last merge nobody waits for what the counter says, which comes while it is done.
+    const bool resets = run.slot == nullptr && ptx::thread_index() == 0;
+    const fixup::Counter left = resets ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
+    RowMerge<kConfig>(shared, record, run, share).run();
+    note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
+    if (resets && fixup::is_last(left, share)) DeviceAtomic::store_relaxed(*run.counter, 0);
+    if (run.slot == nullptr || !leave<kConfig>(run, share)) return;
+    const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+    run = run_of_bundles(shared.call.fixup.slots, record.slots, bundling, record.contributor / bundling.size);
+  }
+}
+
 /// Called by all consumer threads at the end of a segment whose output is shared, its own partial stored.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_shared(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
+  if constexpr (kConfig.wide()) return merge_jointly<kConfig>(record_index);
   if (!Asked<kConfig>(shared.call).last_arriver()) return merge_alone<kConfig>(record_index);
   const SegmentRecord& record = shared.records[record_index];
 #pragma unroll 1

@@ -36,7 +36,10 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
   const bool chunks = kConfig.chunks_only();
   const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
-  return schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, static_cast<std::int32_t>(gridDim.x));
+  const auto grid = static_cast<std::int32_t>(gridDim.x);
+  FlatPlan plan = schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, grid);
+  if constexpr (kConfig.wide()) schedule::level(plan, sums, cost_model(kConfig), grid);
+  return plan;
 }
 
 /// This worker, or the first that has no share.
@@ -138,8 +141,9 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   for (int i = 0; i < kSequences; ++i) {
     if (first + i < batch) own = own.plus(each[i]);
   }
-  const std::int32_t begin = ptx::warp_sum_before(own.cost);
   FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
+  if (kConfig.wide() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
+  const std::int32_t begin = ptx::warp_sum_before(own.cost);
   line.share = line.plan.shares.range(worker_of(line.plan));
   const std::int32_t place = line.share.begin;
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
@@ -188,6 +192,7 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
   const auto [own, clamped] = sum_sequences(rules, first, first + strip_sequences);
   std::int32_t begin = ptx::warp_sum_before(own.cost);
+  const std::int32_t outputs_before = kConfig.wide() ? ptx::warp_sum_before(own.outputs) : 0;
   {
     const FlatSums sums = sum_over_warp(own);
     if (lane == 0) built.warp_sums[warp] = sums;
@@ -196,11 +201,17 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   FlatSums sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
+  const std::int32_t outputs_of_warps = kConfig.wide() ? ptx::warp_sum(lane < warp ? sums.outputs : 0) : 0;
   sums = sum_over_warp(sums);
   const FlatPlan plan = flat_plan<kConfig>(shared.call, sums);
+  std::int32_t length = own.cost;
+  if (kConfig.wide() && plan.level_parts > 0) {
+    begin = (outputs_of_warps + outputs_before) * plan.level_parts;
+    length = own.outputs * plan.level_parts;
+  }
   const FlatRange share = plan.shares.range(worker_of(plan));
   const std::int32_t place = share.begin;
-  if (begin <= place && place - begin < own.cost) built.line.start = {first, begin};
+  if (begin <= place && place - begin < length) built.line.start = {first, begin};
   if (threadIdx.x == 0) {
     built.line.plan = plan;
     built.line.share = share;

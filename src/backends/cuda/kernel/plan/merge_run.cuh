@@ -23,9 +23,10 @@ namespace lean::cuda {
 /// What of a bundle's contributors is merged, or of all of the output's where there is one bundle.
 [[nodiscard]] __device__ __forceinline__ MergeRun run_of_bundle(const fixup::Slots& slots, const schedule::SlotMap& map,
                                                                 std::int32_t contributors, const fixup::Bundling& bundling,
-                                                                std::int32_t bundle) {
+                                                                std::int32_t bundle, std::int32_t contributor = 0) {
   const std::int32_t begin = bundling.begin(bundle);
   MergeRun run = partials_of(slots, map, begin, 1, bundling.end(bundle, contributors) - begin, false);
+  run.index = contributor - begin;
   const std::int64_t slot = map.slot(begin);
   run.counter = &slots.counter(slot);
   if (bundling.bundles > 1) run.slot = slots.bundle_partial(slot).o;
@@ -34,8 +35,9 @@ namespace lean::cuda {
 
 /// What of the bundles' results is merged.
 [[nodiscard]] __device__ __forceinline__ MergeRun run_of_bundles(const fixup::Slots& slots, const schedule::SlotMap& map,
-                                                                 const fixup::Bundling& bundling) {
+                                                                 const fixup::Bundling& bundling, std::int32_t bundle = 0) {
   MergeRun run = partials_of(slots, map, 0, bundling.size, bundling.bundles, true);
+  run.index = bundle;
   run.counter = &slots.second_counter(map.slot(0));
   return run;
 }

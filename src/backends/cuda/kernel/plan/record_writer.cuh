@@ -111,7 +111,8 @@ class RecordWriter {
       const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
       const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
-      record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle);
+      record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle, record.contributor);
+      if constexpr (kConfig.wide()) record.ends_share = cursor.ends_share();
     }
   }
 

@@ -42,6 +42,10 @@ class WideCursor {
   [[nodiscard]] __device__ __forceinline__ const schedule::BasicSegment<std::int32_t>& segment() const {
     return walk_.walk.segment;
   }
+  /// Whether the worker has nothing to do behind its segment. Of a general line nobody asks: no.
+  [[nodiscard]] __device__ __forceinline__ bool ends_share() const {
+    return call_.plan.flat && walk_.walk.share.end - walk_.walk.place <= walk_.plan.snap_units;
+  }
   [[nodiscard]] __device__ __forceinline__ const Sequence& lengths() const { return walk_.walk.lengths; }
 
  private:
