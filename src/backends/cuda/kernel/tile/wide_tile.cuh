@@ -138,17 +138,20 @@ class WideTile {
       if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
       if (has_unseen(tile)) hide_unseen(tile);
     }
-    float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
-#pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
-    largest[0] *= scale;
-    largest[1] *= scale;
-    rescales_ = lane_rows_.any_outgrows(largest);
+    rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
     if (rescales_) {
+      float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
-        sum_[half] *= factor_[half];
+      for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
+      largest[0] *= scale;
+      largest[1] *= scale;
+      rescales_ = lane_rows_.any_outgrows(largest);
+      if (rescales_) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
+          sum_[half] *= factor_[half];
+        }
       }
     }
     return {scale, {-lane_rows_.shift(0), -lane_rows_.shift(1)}};
@@ -260,6 +263,20 @@ class WideTile {
   [[nodiscard]] __device__ __forceinline__ bool has_lacking_pages(const CtaShared<kConfig>& shared,
                                                                   const SegmentRecord& record) const {
     return is_paged(call_.problem.pages) && lacks_pages(shared) && record.rows > 0;
+  }
+
+  /// Whether a score of this lane's may be too far above what its row's weights refer to. Numbers that are not negative are ordered as
+  /// their bits are, of which one instruction takes the largest of three; 0 stands for all that are, and NaN is larger than any.
+  [[nodiscard]] __device__ __forceinline__ bool may_outgrow(float scale) {
+    float largest[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; j += 8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) largest[i] = ptx::largest_by_bits(largest[i], score(j + i), score(j + 4 + i));
+    }
+    const float rows[2] = {ptx::largest_by_bits(largest[0], largest[1], 0.0F) * scale,
+                           ptx::largest_by_bits(largest[2], largest[3], 0.0F) * scale};
+    return !(rows[0] <= lane_rows_.max[0] + kMaxSlack) || !(rows[1] <= lane_rows_.max[1] + kMaxSlack);
   }
 
   /// Scores scaled and capped, in the log2 domain.
