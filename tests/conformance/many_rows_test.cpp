@@ -41,7 +41,9 @@ std::vector<std::pair<const char*, void (*)(Case&)>> features() {
           {"a group of 3", [](Case& c) { c.causal = true, c.q_heads = 6, c.kv_heads = 2; }},
           {"a scale below 0", [](Case& c) { c.scale = -0.5F; }},
           {"ALiBi", [](Case& c) { c.causal = true, c.alibi = true; }},
-          {"peaks", [](Case& c) { c.causal = true, c.input = Input::kPeaks; }}};
+          {"peaks", [](Case& c) { c.causal = true, c.input = Input::kPeaks; }},
+          {"scores from far below 0 to far above", [](Case& c) { c.input = Input::kAscending; }},
+          {"scores from far above 0 to far below", [](Case& c) { c.input = Input::kDescending; }}};
 }
 
 /// Each variant's own dims, and fewer.

@@ -129,50 +129,57 @@ std::string produce(Cta& cta, const std::vector<std::int32_t>& tiles) {
 /// A consumer warpgroup.
 class Consumer {
  public:
-  explicit Consumer(Cta& cta) : cta_(cta), keys_{cta.kind.stages}, values_{cta.kind.stages} { values_.advance(); }
+  explicit Consumer(Cta& cta) : cta_(cta), stage_{cta.kind.stages} {}
 
   /// What take_latent_tiles() does with a segment's tiles.
   std::string take_latent_tiles(std::int32_t begin, std::int32_t end, std::int32_t queries) {
     for (std::int32_t tile = begin; tile < end; ++tile) {
-      if (!await(keys_)) return "no tile comes";
+      if (!await(stage_)) return "no tile comes";
       if (queries != cta_.queries_of(0)) return "queries of another segment";
-      const std::int32_t keys = held(keys_);
+      const std::int32_t keys = held(stage_);
       if (tile + 1 == end) cta_.queries_free.arrive();
-      if (keys != 2 * tile || held(keys_) != 2 * tile) return "another tile";  // scores, then values
-      release(keys_, 1);
+      if (keys != 2 * tile || held(stage_) != 2 * tile) return "another tile";  // scores, then values
+      free(stage_);
+      stage_.advance();
     }
     return "";
   }
 
-  /// What take_tiles() does.
+  /// What take_tiles() does: the values of a tile are multiplied beside the scores of the next.
   std::string take_tiles(std::int32_t begin, std::int32_t end, std::int32_t segment, std::int32_t record) {
-    for (std::int32_t tile = begin; tile <= end; ++tile) {  // scores of a tile, and values of the one before
-      if (tile < end && !await(keys_)) return "no keys come";
-      if (tile > begin && !await(values_)) return "no values come";
-      if (tile < end) {
-        if (held(keys_) != 2 * tile) return "another tile's keys";
-        if (cta_.queries_of(record) != segment) return "queries of another segment";
-        release(keys_, 2);
-        if (cta_.kind.query_places == 1 && tile + 1 == end) cta_.queries_free.arrive();
+    Pipeline values = stage_;
+    if (!await(stage_)) return "no keys come";
+    for (std::int32_t tile = begin;; ++tile) {
+      if (held(stage_) != 2 * tile) return "another tile's keys";
+      if (cta_.queries_of(record) != segment) return "queries of another segment";
+      free(stage_);
+      if (cta_.kind.query_places == 1 && tile + 1 == end) cta_.queries_free.arrive();
+      const Pipeline multiplied = values;
+      values = stage_;
+      values.advance();
+      stage_ = values;
+      stage_.advance();
+      if (tile > begin) {
+        if (held(multiplied) != 2 * tile - 1) return "another tile's values";
+        free(multiplied);
       }
-      if (tile == begin) continue;
-      if (held(values_) != 2 * tile - 1) return "another tile's values";
-      release(values_, 2);
+      if (tile + 1 == end) break;
+      if (!await(stage_)) return "no keys come";
+      if (!await(values)) return "no values come";
     }
+    if (!await(values)) return "no values come";
+    if (held(values) != 2 * end - 1) return "another tile's values";
+    free(values);
     return "";
   }
 
  private:
   bool await(const Pipeline& stage) { return cta_.stage_full[static_cast<std::size_t>(stage.index)].wait(stage.phase); }
   [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.stage[static_cast<std::size_t>(stage.index)]; }
-  void release(Pipeline& stage, int places) {
-    cta_.stage_free[static_cast<std::size_t>(stage.index)].arrive();
-    for (int i = 0; i < places; ++i) stage.advance();
-  }
+  void free(const Pipeline& stage) { cta_.stage_free[static_cast<std::size_t>(stage.index)].arrive(); }
 
   Cta& cta_;
-  Pipeline keys_;
-  Pipeline values_;
+  Pipeline stage_;  // of the next keys
 };
 
 std::string consume(Cta& cta, const std::vector<std::int32_t>& tiles) {

@@ -20,12 +20,13 @@
 
 namespace lean::cuda {
 
-/// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. With 200 and 104 the producers' walk
-/// spilled 176 bytes; 120 with 192 and 120, and 124 with 184 and 136, when these were compared: what is left is spilled before they
-/// are dealt out anew. A latent tile's consumers have 128 of O and 32 of scores, which become 16 of weights, and spill one word a
-/// segment. Those of 256 dims have all three at once, 176: with 200 the compiler lets no products run beside anything else.
+/// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. Consumers of 128 dims and more have O, scores
+/// and weights of 160 and 176 at once: with 192 what the loop over tiles goes by is spilled, and with 200 at 256 dims the compiler lets
+/// no products run beside anything else; with 208 and 88 neither they nor the producers' loop over tiles spill a word. Of fewer dims
+/// they need no more than 192, and producers spill nothing with 120. A latent tile's consumers have 128 of O and 32 of scores, which
+/// become 16 of weights, and spill one word a segment.
 template <KernelConfig kConfig>
-inline constexpr int kWideConsumerRegisters = kConfig.head_dim > 192 && !kConfig.latent() ? 208 : 192;
+inline constexpr int kWideConsumerRegisters = kConfig.head_dim >= 128 && !kConfig.latent() ? 208 : 192;
 template <KernelConfig kConfig>
 inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
@@ -33,12 +34,7 @@ template <KernelConfig kConfig>
 class WideConsumer {
  public:
   __device__ __forceinline__ WideConsumer(const DeviceCall& call, CtaMemory<kConfig>& memory)
-      : call_(call),
-        memory_(memory),
-        stages_(ptx::shared_address(memory.ring(call))),
-        keys_(call.load.ring_stages),
-        values_(call.load.ring_stages) {
-    values_.advance();
+      : call_(call), memory_(memory), stages_(ptx::shared_address(memory.ring(call))), stage_(call.load.ring_stages) {
     if (group() != 0) ptx::named_barrier_arrive(kTurnBarrier, kConfig.consumer_threads());
   }
 
@@ -81,6 +77,8 @@ class WideConsumer {
   }
 
  private:
+  static constexpr int kColumns = WideTile<kConfig>::kScoreColumns;
+  static constexpr int kAhead = kColumns * 3 / 4;  // of them, those whose weights are made before the values are awaited
   static constexpr bool kOnePlace = kConfig.query_places() == 1;
 
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
@@ -96,9 +94,7 @@ class WideConsumer {
 
   __device__ __forceinline__ void begin_in_earnest() {
     rehearses_ = 0;
-    keys_ = PipelineState(call_.load.ring_stages);
-    values_ = keys_;
-    values_.advance();
+    stage_ = PipelineState(call_.load.ring_stages);
     if (call_.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
   }
 
@@ -106,42 +102,61 @@ class WideConsumer {
     return {token, record.tokens_from(token, kConfig.tile_tokens)};
   }
 
-  /// The first tile goes the way of all others, so that what becomes of a tile is there once, and is fetched once. It has no output
-  /// to ask for beside its scores: its keys are multiplied instead, and what comes of that is cleared.
+  /// While a tile's scores become weights, the values of the one before are multiplied. From a tile's scores to the request for the
+  /// next's a warpgroup does one thing after the other, so all that can be known is found out beside the exponentials: where the next
+  /// factors lie, and whether they have come.
   __device__ __forceinline__ void take_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
-    StagedTile now{record.token_begin, 0};
+    const std::int32_t end = record.token_end;
+    const bool in_boxes = has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;  // whole tiles need no fence
+    StagedTile now = tile_at(record, record.token_begin);
+    PipelineState values_stage = stage_;  // of what is multiplied: at first of nothing
+    await(record, now, stage_);
+    const std::uint64_t first_queries = tile.queries_at();
+    const std::uint64_t first_keys = tile.keys_at(address_of(stage_));
+    take_turn();
+    tile.ask_for_scores(first_queries, first_keys);
+    pass_turn();
+    tile.template await_scores<0>();
 #pragma unroll 1
-    do {
-      const bool first = now.tokens == 0;
-      const StagedTile next = tile_at(record, now.end());
-      await_keys(record, next);
-      if (!first) await_values(record, now);
+    for (bool first = true;; first = false) {
+      const bool ruled = ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, now))) != 0;
+      tile.template await_scores<1>();
+      free(stage_);
+      const StagedTile next{now.end(), min(kConfig.tile_tokens, end - now.end())};
+      if (kOnePlace && next.tokens <= 0) free_queries();
+      const auto weighing = tile.update_softmax(memory_.shared, record, now, ruled);
+      tile.template make_weights<0, kAhead>(weighing);
+      tile.keep_ahead(memory_.shared);
+      const PipelineState multiplied = values_stage;
+      values_stage = stage_;
+      values_stage.advance();
+      stage_ = values_stage;
+      stage_.advance();
+      const bool keys_came = has_come(next, stage_);
+      const bool values_came = has_come(now, values_stage);
+      tile.await_output();
+      if (!first) free(multiplied);
+      tile.rescale();
+      tile.template make_weights<kAhead, kColumns - kAhead>(weighing);
+      tile.take_weights();
       const std::uint64_t queries = tile.queries_at();
-      const std::uint64_t keys = tile.keys_at(address_of(keys_));
-      const std::uint64_t values = tile.values_at(first ? address_of(keys_) : address_of(values_));
+      const std::uint64_t keys = tile.keys_at(address_of(stage_));
+      const std::uint64_t values = tile.values_at(address_of(values_stage));
+      if (next.tokens <= 0) break;
+      if (!in_boxes || !keys_came || !values_came) {
+        await(record, next, stage_);
+        await_whole(record, now, values_stage);
+      }
       take_turn();
       tile.ask_for_scores(queries, keys);
       tile.ask_for_output(values);
       pass_turn();
-      tile.template await_scores<1>();
-      if (!first) release(keys_);
-      if (kOnePlace && next.end() >= record.token_end) free_queries();
-      tile.update_softmax(memory_.shared, record, next);
-      tile.keep_ahead(memory_.shared);
-      tile.await_output();
-      if (first) {
-        release(keys_);
-        tile.clear();
-      } else {
-        release(values_);
-      }
-      tile.weigh();
       now = next;
-    } while (now.end() < record.token_end);
-    await_values(record, now);
-    tile.ask_for_output(tile.values_at(address_of(values_)));
+    }
+    await_whole(record, now, values_stage);
+    tile.ask_for_output(tile.values_at(address_of(values_stage)));
     tile.await_output();
-    release(values_);
+    free(values_stage);
   }
 
   /// The queries' one place is free once the last scores are there.
@@ -151,19 +166,22 @@ class WideConsumer {
 #pragma unroll 1
     while (token < record.token_end) {
       const StagedTile now = tile_at(record, token);
-      await_whole(record, now, keys_);
+      await_whole(record, now, stage_);
       const std::uint64_t queries = tile.queries_at();
-      const std::uint64_t keys = tile.keys_at(address_of(keys_));
+      const std::uint64_t keys = tile.keys_at(address_of(stage_));
       take_turn();
       tile.ask_for_scores(queries, keys);
       pass_turn();
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
-      tile.update_softmax(memory_.shared, record, now);
-      tile.weigh();
-      tile.ask_for_output(tile.values_at(address_of(keys_)));
+      tile.template make_weights<0, kColumns>(
+          tile.update_softmax(memory_.shared, record, now, tile.has_rules(memory_.shared, record, now)));
+      tile.rescale();
+      tile.take_weights();
+      tile.ask_for_output(tile.values_at(address_of(stage_)));
       tile.await_output();
-      release(keys_);
+      free(stage_);
+      stage_.advance();
       token = now.end();
     }
   }
@@ -178,10 +196,6 @@ class WideConsumer {
     wait(memory_.shared.stage_full[stage.index], stage.phase);
     if (by_threads(record, tile)) ptx::fence_before_copies();
   }
-  __device__ __forceinline__ void await_keys(const SegmentRecord& record, StagedTile tile) { await(record, tile, keys_); }
-
-  __device__ __forceinline__ void await_values(const SegmentRecord& record, StagedTile tile) { await_whole(record, tile, values_); }
-
   /// Of values, rows past the tile's tokens hold leftovers, which a weight of 0 may not make 0: they are cleared.
   __device__ __forceinline__ void await_whole(const SegmentRecord& record, StagedTile tile, const PipelineState& values) {
     await(record, tile, values);
@@ -200,8 +214,17 @@ class WideConsumer {
 
   /// Whether threads copied some of a tile, which products see after a fence only (Producer::boxed_tokens()).
   [[nodiscard]] __device__ __forceinline__ bool by_threads(const SegmentRecord& record, StagedTile tile) const {
-    return (tile.token | tile.tokens) % kBoxRows != 0 || call_.load.box_tokens == 0 ||
-           record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end;
+    return (tile.token | tile.tokens) % kBoxRows != 0 || !has_boxes(record);
+  }
+  [[nodiscard]] __device__ __forceinline__ bool has_boxes(const SegmentRecord& record) const {
+    return call_.load.box_tokens != 0 && record.lengths.kv_first_token <= INT32_MAX - record.lengths.kv_end;
+  }
+
+  /// Whether a tile that needs nothing but to be waited for has come.
+  [[nodiscard]] __device__ __forceinline__ bool has_come(StagedTile tile, const PipelineState& stage) const {
+    const bool passed =
+        ptx::barrier_has_passed(&memory_.shared.stage_full[stage.index], stage.phase);  // asked for without a branch
+    return passed && tile.tokens == kConfig.tile_tokens;
   }
 
   /// A rehearsal waits for nobody, and arrives nowhere.
@@ -212,12 +235,7 @@ class WideConsumer {
     ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0);
   }
 
-  /// Both are read by every other place of the ring, but where they are one.
-  __device__ __forceinline__ void release(PipelineState& stage) {
-    arrive(memory_.shared.stage_free[stage.index]);
-    stage.advance();
-    if constexpr (!kConfig.latent()) stage.advance();
-  }
+  __device__ __forceinline__ void free(const PipelineState& stage) const { arrive(memory_.shared.stage_free[stage.index]); }
 
   __device__ __forceinline__ static void take_turn() {
     ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
@@ -229,8 +247,7 @@ class WideConsumer {
   const DeviceCall& call_;
   CtaMemory<kConfig>& memory_;
   std::uint32_t stages_;
-  PipelineState keys_;
-  PipelineState values_;
+  PipelineState stage_;          // of the next keys; values lie in the one behind, where they are not the same
   std::uint32_t rehearses_ = 1;  // else 0
 };
 

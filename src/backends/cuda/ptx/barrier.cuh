@@ -83,6 +83,16 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
   } while (done == 0);
 }
 
+/// Whether the phase has passed, without waiting for it.
+[[nodiscard]] __device__ __forceinline__ bool barrier_has_passed(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
 /// A barrier of the first `threads` threads that name it; id 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

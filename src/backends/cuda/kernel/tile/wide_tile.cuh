@@ -113,34 +113,60 @@ class WideTile {
     ptx::pin_registers(o_);
   }
 
-  /// Scores become weights. O, which products may be adding to meanwhile, is left as it is: weigh() follows.
-  __device__ __forceinline__ void update_softmax(const CtaShared<kConfig>& shared, const SegmentRecord& record, StagedTile tile) {
+  /// Whether scores of a tile are anything else than its products.
+  [[nodiscard]] __device__ __forceinline__ bool has_rules(const CtaShared<kConfig>& shared, const SegmentRecord& record,
+                                                          StagedTile tile) const {
+    return is_capped() || has_unseen(tile) || has_lacking_pages(shared, record);
+  }
+
+  /// What scores become weights by.
+  struct Weighing {
+    float scale;
+    float shift[2];
+  };
+
+  /// Finds out what a tile's weights refer to, for all of whose scores make_weights() follows, and rescale() once no products run: O is
+  /// left as it is, which they may be adding to.
+  [[nodiscard]] __device__ __forceinline__ Weighing update_softmax(const CtaShared<kConfig>& shared, const SegmentRecord& record,
+                                                                   StagedTile tile, bool has_rules) {
     float scale = call_.tile.log2_scale;
-    if (call_.problem.scores.softcap > 0.0F) {
-      cap_scores(scale);
-      scale = 1.0F;
+    if (has_rules) {
+      if (is_capped()) {
+        cap_scores(scale);
+        scale = 1.0F;
+      }
+      if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
+      if (has_unseen(tile)) hide_unseen(tile);
     }
-    // A rehearsed segment has no rows, and no page ids.
-    if (is_paged(call_.problem.pages) && record.rows > 0 && lacks_pages(shared)) hide_lacking_pages(record, tile);
-    const bool masked = tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
-    if (masked) hide_unseen(tile);
-    float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
-#pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
-    largest[0] *= scale;
-    largest[1] *= scale;
-    rescales_ = lane_rows_.any_outgrows(largest);
+    rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
     if (rescales_) {
+      float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
-        sum_[half] *= factor_[half];
+      for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
+      largest[0] *= scale;
+      largest[1] *= scale;
+      rescales_ = lane_rows_.any_outgrows(largest);
+      if (rescales_) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
+          sum_[half] *= factor_[half];
+        }
       }
     }
-    const float shift[2] = {-lane_rows_.shift(0), -lane_rows_.shift(1)};
+    return {scale, {-lane_rows_.shift(0), -lane_rows_.shift(1)}};
+  }
+
+  /// Scores of so many columns of tokens, from one on, become weights.
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void make_weights(const Weighing& weighing) {
+    float scale = weighing.scale;
 #pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) {
-      score(j) = ptx::exp2_approx(fmaf(score(j), scale, shift[j % 4 / 2]));
+    for (int j = 4 * kFirst; j < 4 * (kFirst + kCount); ++j) {
+      // A weight is not negative, so that this changes nothing; but what comes after it waits, and exponentials begin before all
+      // that they are taken of is there.
+      if (j % 16 == 0 && j > 4 * kFirst) scale = fmaxf(scale, -score(j - 16));
+      score(j) = ptx::exp2_approx(fmaf(score(j), scale, weighing.shift[j % 4 / 2]));
       sum_[j % 4 / 2] += score(j);
     }
   }
@@ -152,8 +178,18 @@ class WideTile {
     ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[1][place]), __float_as_uint(sum_[1]));
   }
 
-  /// Takes the weights for the next product P V, and has O refer to what they do. No products run.
-  __device__ __forceinline__ void weigh() {
+  /// Has O refer to what weights do. No products run.
+  __device__ __forceinline__ void rescale() {
+    if (!rescales_) return;
+#pragma unroll
+    for (auto& column : o_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) column[i] *= factor_[i / 2];
+    }
+  }
+
+  /// Takes the weights for the next product P V. No products run.
+  __device__ __forceinline__ void take_weights() {
 #pragma unroll
     for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
 #pragma unroll
@@ -162,12 +198,6 @@ class WideTile {
         const float* const pair = &s_[kPair(run, i) / 4][kPair(run, i) % 4];
         p_[run][i] = ptx::pack<kConfig.dtype>(pair[0], pair[1]);
       }
-    }
-    if (!rescales_) return;
-#pragma unroll
-    for (auto& column : o_) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) column[i] *= factor_[i / 2];
     }
   }
 
@@ -224,6 +254,30 @@ class WideTile {
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 4 * kAccumulatorDims + j % 2; }
+
+  [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return call_.problem.scores.softcap > 0.0F; }
+  [[nodiscard]] __device__ __forceinline__ bool has_unseen(StagedTile tile) const {
+    return tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
+  }
+  /// A rehearsed segment has no rows, and no page ids.
+  [[nodiscard]] __device__ __forceinline__ bool has_lacking_pages(const CtaShared<kConfig>& shared,
+                                                                  const SegmentRecord& record) const {
+    return is_paged(call_.problem.pages) && lacks_pages(shared) && record.rows > 0;
+  }
+
+  /// Whether a score of this lane's may be too far above what its row's weights refer to. Numbers that are not negative are ordered as
+  /// their bits are, of which one instruction takes the largest of three; 0 stands for all that are, and NaN is larger than any.
+  [[nodiscard]] __device__ __forceinline__ bool may_outgrow(float scale) {
+    float largest[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; j += 8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) largest[i] = ptx::largest_by_bits(largest[i], score(j + i), score(j + 4 + i));
+    }
+    const float rows[2] = {ptx::largest_by_bits(largest[0], largest[1], 0.0F) * scale,
+                           ptx::largest_by_bits(largest[2], largest[3], 0.0F) * scale};
+    return !(rows[0] <= lane_rows_.max[0] + kMaxSlack) || !(rows[1] <= lane_rows_.max[1] + kMaxSlack);
+  }
 
   /// Scores scaled and capped, in the log2 domain.
   __device__ __forceinline__ void cap_scores(float scale) {
