@@ -23,7 +23,7 @@ from lean_attention._core import WIDEST_CUDA_HEAD
 from lean_attention._vllm_call import Ranks, side_by_side
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl, unknown_rule_of
 
-#: Of a request, in a step of this library's. Long chunks are 1.6 to 3.7 times slower than FlashAttention-2 (docs/results.md).
+#: Of a request, in a step of this library's. Chunks of 64 and more take 1.1 to 1.7 times FlashAttention-3's time (docs/results.md).
 MOST_QUERY_TOKENS = 16
 
 
