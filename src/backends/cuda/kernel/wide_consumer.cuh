@@ -9,6 +9,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/wide_segment_end.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
 #include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -217,7 +218,7 @@ class WideConsumer {
     return (tile.token | tile.tokens) % kBoxRows != 0 || !has_boxes(record);
   }
   [[nodiscard]] __device__ __forceinline__ bool has_boxes(const SegmentRecord& record) const {
-    return call_.load.box_tokens != 0 && record.lengths.kv_first_token <= INT32_MAX - record.lengths.kv_end;
+    return call_.load.box_tokens != 0 && has_box_places(record.lengths);
   }
 
   /// Whether a tile that needs nothing but to be waited for has come.

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/load/row_pieces.cuh"
+#include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/kernel/load/thread_copies.cuh"
 #include "backends/cuda/kernel/plan/record_writer.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
@@ -149,12 +150,11 @@ class Producer {
     return head_rows(Asked<kConfig, kEndToEnd>(call), keys, record.lengths, {record.sequence, record.kv_head});
   }
 
-  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one. Places of tokens have 31 bits
-  /// there.
+  /// How many of a tile's first tokens come in boxes: of rows that exist and, with pages, lie in one.
   [[nodiscard]] __device__ __forceinline__ std::int32_t boxed_tokens(const SegmentRecord& record, std::int32_t token,
                                                                      std::int32_t tokens) const {
     if (!asked_.tensor_copies() || (asked_.pages() && token % kBoxRows != 0)) return 0;
-    if (record.lengths.kv_first_token > INT32_MAX - record.lengths.kv_end) return 0;
+    if (!has_box_places(record.lengths)) return 0;
     return tokens / kBoxRows * kBoxRows;
   }
 
@@ -214,7 +214,7 @@ class Producer {
     const Sequence& lengths = record.lengths;
     const bool paged = asked_.pages();
     const std::int32_t in_box = call_.load.box_tokens - 1;  // a power of two, less one; below 0: there are no boxes
-    const bool places = lengths.kv_first_token <= INT32_MAX - lengths.kv_end;  // boxed_tokens()
+    const bool places = has_box_places(lengths);
     if (in_box < 0 || !places || call_.launch.follows_append || (paged && (token & in_box) != 0)) return token;
     const bool packed = call_.problem.cu_kv_tokens != nullptr;
     const LaneBox<kConfig> box;

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/tensor_map.hpp"
+#include "problem/sequence.hpp"
 
 namespace lean::cuda {
 
@@ -39,6 +40,11 @@ template <KernelConfig kConfig>
   const std::int32_t swizzle = rows % 8 >> (3 - same_bank_bits(kPieces));
   return (place ^ static_cast<std::uint32_t>(swizzle * kPieceBytes)) + static_cast<std::uint32_t>(rows * kConfig.column_bytes()) +
          static_cast<std::uint32_t>(columns) * column_stage_bytes<kConfig>;
+}
+
+/// Whether the places of a sequence's tokens fit the 31 bits that a box is told its own by.
+[[nodiscard]] __device__ __forceinline__ bool has_box_places(const Sequence& lengths) {
+  return lengths.kv_first_token <= INT32_MAX - lengths.kv_end;
 }
 
 /// A low box of a tile, for each of some lanes of all producers: what copies of a warp's lanes are asked for one after the other.
