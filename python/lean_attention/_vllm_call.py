@@ -15,6 +15,8 @@ from lean_attention._decode import decode
 from lean_attention._merge import merge_states
 from lean_attention._options import Options
 
+#: K, V and further arguments of decode().
+Cached = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 FP8_TYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -167,11 +169,12 @@ class PagedLayer:
             key, value: ``[tokens, Hkv, d]``; read where the layer writes, and where ranks share tokens.
             scales: of a float8 cache's keys and values.
         """
-        if self.ranks is not None:
-            self._attend_over_ranks(self.ranks, query, key, value, pages, batch, out, scales)
-            return
         tokens = batch.num_actual_tokens
+        query, out = first_of(query, tokens), first_of(out, tokens)
         k, v, arguments = self._cached(pages, batch, scales)
+        if self.ranks is not None:
+            out.copy_(self._over_ranks(self.ranks, query, key, value, batch, (k, v, arguments)))
+            return
         if self.writes:
             assert key is not None and value is not None
             arguments.update(append_k=first_of(key, tokens), append_v=first_of(value, tokens))
@@ -179,43 +182,32 @@ class PagedLayer:
             arguments.update(causal=True, window=(-1, -1) if self.window is None else (self.window - 1, -1))
         elif self.window is not None:
             raise NotImplementedError(f"sliding_window = {self.window}: a window is of causal steps here, and this one is not")
-        decode(first_of(query, tokens), k, v, seqlens=batch.seq_lens, out=first_of(out, tokens), **arguments)
+        decode(query, k, v, seqlens=batch.seq_lens, out=out, **arguments)
 
-    def _attend_over_ranks(
-        self,
-        ranks: Ranks,
-        query: torch.Tensor,
-        key: Optional[torch.Tensor],
-        value: Optional[torch.Tensor],
-        pages: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        out: torch.Tensor,
-        scales: tuple[Any, Any],
-    ) -> None:
+    def _over_ranks(
+        self, ranks: Ranks, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor], batch: Batch,
+        cached: Cached,
+    ) -> torch.Tensor:  # fmt: skip
         """This rank's keys by the query heads of all ranks; then several new tokens among themselves: every rank was given all of
         them, whichever holds them."""
         assert batch.held is not None
         if not batch.causal:
             raise NotImplementedError("causal = False: not with tokens that ranks share")
-        tokens = batch.num_actual_tokens
-        query, out = first_of(query, tokens), first_of(out, tokens)
-        k, v, arguments = self._cached(pages, batch, scales)
+        k, v, arguments = cached
         heads = ranks.gather_heads(query.contiguous())
         whole, lse = decode(heads, k, v, seqlens=batch.held, return_lse=True, **arguments)
         whole, lse = ranks.combine(whole, lse.transpose(0, 1))
         if not batch.has_single_tokens:
             assert key is not None and value is not None
             own, own_lse = decode(
-                query, first_of(key, tokens), first_of(value, tokens), cu_seqlens_q=batch.query_start_loc,
+                query, first_of(key, len(query)), first_of(value, len(query)), cu_seqlens_q=batch.query_start_loc,
                 max_seqlen_q=batch.max_query_len, cu_seqlens_k=batch.query_start_loc, max_seqlen_k=batch.max_query_len,
                 causal=True, return_lse=True, **self._rules,
             )  # fmt: skip
             whole, _ = merge_states(whole, lse, own, own_lse.transpose(0, 1))
-        out.copy_(whole)
+        return whole
 
-    def _cached(
-        self, pages: tuple[torch.Tensor, torch.Tensor], batch: Batch, scales: tuple[Any, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def _cached(self, pages: tuple[torch.Tensor, torch.Tensor], batch: Batch, scales: tuple[Any, Any]) -> Cached:
         """K and V as decode() takes them, and its arguments for a call over them, without lengths."""
         arguments = dict(self._rules)
         if self._sinks is not None and "sinks" not in arguments:
