@@ -79,8 +79,8 @@ struct TokenShard {
                                                   DType dtype) noexcept;
 
 /// Takes zeroed memory of the current device and the fault word for `rank` of `ranks`; `memory_bytes` is exchange_bytes() of the
-/// largest call, or more, the same on every rank. Writes `exchange`, which must not hold memory already, and, where it is not null, `handle`. The other ranks' memory comes by
-/// open_exchange() or join_exchange(). Not to be captured.
+/// largest call, or more, the same on every rank. Writes `exchange`, which must not hold memory already, and, where it is not null,
+/// `handle`. The other ranks' memory comes by open_exchange() or join_exchange(). Not to be captured.
 /// Codes: ok, invalid_argument, unsupported (no CUDA backend, no device), backend_error (CUDA's own, no memory): nothing is taken then.
 [[nodiscard]] LEAN_API Status create_exchange(std::int32_t rank, std::int32_t ranks, std::size_t memory_bytes, Exchange& exchange,
                                               ExchangeHandle* handle) noexcept;

@@ -1,7 +1,7 @@
 // A joint merge: contributors of an output that have nothing else to do stay until the last has arrived, and then merge together, a
 // share of the rows each. Nobody's end depends on it: a stayer that has waited long enough leaves, and whoever arrives when nobody
 // stays merges alone, as by arrive_last(). So it ends in any order of arrival and with any number of workers running at a time.
-// Every row is merged in index order, by whomever: the same bits as of one who merges all.
+// Every row is merged in one order, by whomever: the same bits as of one who merges all.
 //
 // All of it is one counter, 0 between calls: of contributors that arrived, of those that left, and of sharers that are through with
 // it. Once all have arrived nobody leaves any more: who shares is settled by the last arrival.
