@@ -87,7 +87,7 @@ TEST(Conformance, R04_EvenLinesOfAnyLength) {
   };
   EveryNth some(23);
   for (const std::int32_t head_dim : head_dims_and({96})) {
-    for (const Outputs& outputs : {Outputs{1, 1, 8}, {1, 8, 4}, {3, 2, 1}, {2, 5, 12}}) {
+    for (const Outputs& outputs : {Outputs{1, 1, 8}, {1, 1, 16}, {1, 8, 4}, {3, 2, 1}, {2, 5, 12}}) {
       for (const StepLayout& layout : {StepLayout{"bhsd", 0}, {"bshd", 0}, {"bshd", 16}, {"bhsd", 64}}) {
         for (const std::int32_t tokens : {0, 1, 256, 257, 1024, 2305, 5003}) {
           if (some.skips()) continue;
