@@ -46,7 +46,8 @@ Case random_case(Stream& random) {
              .alike_percent = pick({0, 2}),
              .align_percent = pick({0, 5, 20}),
              .whole_percent = pick({0, 5, 25}),
-             .short_tiles = pick({0, 0, 6})};
+             .short_tiles = pick({0, 0, 6}),
+             .spare_tiles = pick({0, 0, 16})};
   const bool all_alike = random.chance(40);
   const bool mixed = !all_alike && random.chance(50);
   const auto length = static_cast<std::int32_t>(random.between(0, 400));
@@ -302,6 +303,22 @@ TEST(SchedulePolicy, ShortOutputsLineUpWhateverStaysIdle) {
   }
 }
 
+/// 400 outputs are 4 for each of 100 workers, a merge for none, as long as that are no more than 32 tiles; 272 would be for 91.
+TEST(SchedulePolicy, WholeOutputsMayLeaveAQuarterOfTheWorkersIdle) {
+  const CostModel model = {
+      .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .spare_tiles = 32};
+  for (const std::int32_t tiles : {4, 8}) {
+    Checker checker(alike(400, tiles, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, 100) << tiles;
+    EXPECT_EQ(most(checker.worker_segments()), 4) << tiles;
+    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, 1) << tiles;
+  }
+  for (const auto& [outputs, tiles] : {std::pair{400, 9}, std::pair{272, 5}}) {
+    EXPECT_FALSE(Checker(alike(outputs, tiles, model), Measure::kCost).plan(Policy::lean(), 132).whole_outputs) << outputs;
+  }
+}
+
 TEST(SchedulePolicy, OutputsThatFillTheMachineWithinFivePercentStayWhole) {
   const CostModel model = {.segment_units = 8, .min_worker_tiles = 1, .sliver_tiles = 2, .align_percent = 5, .whole_percent = 5};
   for (const std::int32_t outputs : {126, 132, 256, 264, 380, 1010, 1056}) {
@@ -356,7 +373,7 @@ TEST(SchedulePolicy, LeanIsNeverWorseThanItsSpecialCasesByMoreThanItsLimits) {
       const double given_up = plan.whole_outputs ? 1.0 + model.whole_percent / 100.0 : 100.0 / (100.0 - model.align_percent);
       const double limit = given_up * static_cast<double>(other) + static_cast<double>(slack);
       if (static_cast<double>(lean_cost) > limit) {
-        ASSERT_LE(most(line.worker_tiles()), model.short_tiles);
+        ASSERT_LE(most(line.worker_tiles()), std::max(model.short_tiles, model.spare_tiles));
       }
       better += lean_cost < other ? 1 : 0;
     }
