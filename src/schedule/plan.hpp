@@ -90,7 +90,8 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
 /// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
 /// snap <= max(share x align_percent / 200, share / 8):
 ///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
-///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100), or short_tiles tiles and their segments;
+///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100), or short_tiles tiles and their segments, or
+///    spare_tiles and theirs, which is at most total / grid x 4 / 3;
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<TUnits>& sums, const Policy& policy,

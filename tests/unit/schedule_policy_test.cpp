@@ -303,19 +303,26 @@ TEST(SchedulePolicy, ShortOutputsLineUpWhateverStaysIdle) {
   }
 }
 
-/// 400 outputs are 4 for each of 100 workers, a merge for none, as long as that are no more than 32 tiles; 272 would be for 91.
+/// 400 outputs are 4 for each of 100 workers, and 800 are 7 for each of 115, a merge for none, as long as nobody has more than 48
+/// tiles; 272 would leave 41 workers idle, and longer outputs read as fast by fewer workers no more.
 TEST(SchedulePolicy, WholeOutputsMayLeaveAQuarterOfTheWorkersIdle) {
+  struct Row {
+    std::int32_t outputs, tiles, workers;
+  };
   const CostModel model = {
-      .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .spare_tiles = 32};
-  for (const std::int32_t tiles : {4, 8}) {
-    Checker checker(alike(400, tiles, model), Measure::kCost);
+      .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .spare_tiles = 48};
+  for (const Row& row : {Row{400, 4, 100}, Row{400, 12, 100}, Row{800, 6, 115}}) {
+    Checker checker(alike(row.outputs, row.tiles, model), Measure::kCost);
     ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
-    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, 100) << tiles;
-    EXPECT_EQ(most(checker.worker_segments()), 4) << tiles;
-    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, 1) << tiles;
+    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, row.workers) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_EQ(most(checker.worker_segments()), ceil_div(row.outputs, 132)) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_LE(most(checker.worker_cost()) * 132 * 3, checker.line().sums().cost * 4) << row.outputs << " outputs of " << row.tiles;
+    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, 1) << row.outputs << " outputs of " << row.tiles;
   }
-  for (const auto& [outputs, tiles] : {std::pair{400, 9}, std::pair{272, 5}}) {
-    EXPECT_FALSE(Checker(alike(outputs, tiles, model), Measure::kCost).plan(Policy::lean(), 132).whole_outputs) << outputs;
+  for (const Row& row : {Row{400, 13, 0}, Row{800, 7, 0}, Row{272, 5, 0}}) {
+    const Plan plan = Checker(alike(row.outputs, row.tiles, model), Measure::kCost).plan(Policy::lean(), 132);
+    EXPECT_FALSE(plan.whole_outputs) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_EQ(plan.workers, 132) << row.outputs << " outputs of " << row.tiles;
   }
 }
 
