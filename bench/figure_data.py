@@ -16,13 +16,21 @@ import timeline_data
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
-H100 = "experiments/h100-house.jsonl"
+H100 = "h100-tier-a.jsonl"
+FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3": "fa3"}
-UNEVEN = {"lean": "lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa"}
+SHORT_ROWS = "h100-short.jsonl"
+SHORT = {OURS: "lean", DEPENDENT: "dependent_launch", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
+         "hpc-ops": "decode"}
+UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa", "hpc-ops": "decode",
+          "SGLang's lean": r"sglang-[\d.]+/lean"}
+UNEVEN_ROWS = "h100-ragged.jsonl"
+LOAD = "h100-vllm-load.jsonl"
+SERVERS = {"lean": "CUSTOM", "FlashAttention-3": "FLASH_ATTN"}
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
 KNOWN_ROWS = {
@@ -103,20 +111,20 @@ def against_best(name: str) -> list:
 def flatness() -> dict:
     """Outputs (kv heads x batch) of a read of 512 MB, and the time over the read limit, by schedule."""
     series = {}
-    for line in lines("h200-flat.jsonl"):
+    for line in lines(FLAT):
         outputs = int(line["row"].split()[1])
         series.setdefault(line["impl"].removeprefix("lean/"), []).append([outputs, line["us"] / line["ceiling_us"]])
     return series
 
 
 def flat_times() -> list:
-    return [line["us"] for line in lines("h200-flat.jsonl") if line["impl"] == "lean"]
+    return [line["us"] for line in lines(FLAT) if line["impl"] == "lean"]
 
 
 def ragged_schedules() -> dict:
     """Average / longest length of 16 requests, and the time over the read limit, by schedule."""
     series = {}
-    for line in lines("h200-tier-b.jsonl"):
+    for line in lines(RAGGED_SCHEDULES):
         found = re.match(r"ragged avg/max ([\d.]+) b16 ", line["row"])
         if found and line["impl"] in ("lean", "lean/fixed_split", "lean/data_parallel"):
             series.setdefault(line["impl"].removeprefix("lean/"), []).append([float(found[1]), line["us"] / line["ceiling_us"]])
@@ -127,10 +135,9 @@ def ragged_rows() -> list:
     return [row for row in tier_a() if re.match(r"R\d", row["row"])]
 
 
-def h100_over_read(megabytes: float = 0) -> list:
-    """Tier a on an H100, of its newest commit, from so many MB on."""
-    newest = max(lines(H100), key=lambda line: line["date"])["commit"]
-    return [line["us"] / line["ceiling_us"] for line in lines(H100) if line["commit"] == newest and line["kv_bytes"] >= megabytes * 1e6]
+def h100_over_read(megabytes: float = 0, impl: str = "lean") -> list:
+    """Tier a on an H100, from so many MB on."""
+    return [line["us"] / line["ceiling_us"] for line in lines(H100) if line["impl"] == impl and line["kv_bytes"] >= megabytes * 1e6]
 
 
 def of_schedule(name: str, schedule: str) -> dict:
@@ -256,6 +263,18 @@ def ort_uneven() -> list:
     return [row["us"]["onnxruntime"] / row["us"]["lean_ort"] for row in onnx_runtime("h100-ort.jsonl") if "+" in row["row"]]
 
 
+def server_loads() -> dict:
+    """Of each server, by offered load: the mean over its turns of tokens a second and of a client's waiting times."""
+    found: dict = {}
+    for name, attention in SERVERS.items():
+        for line in lines(LOAD):
+            if line["attention"] == attention:
+                found.setdefault(name, {}).setdefault(f"{line['load']:g}", []).append(line)
+    measured = ("tokens_per_s", "first_ms_p50", "first_ms_p99", "gap_ms_p50", "gap_ms_p99")
+    return {name: {load: {key: statistics.fmean(line[key] for line in turns) for key in measured} for load, turns in loads.items()}
+            for name, loads in found.items()}
+
+
 def rounded(value, digits: int = 4):
     """Numbers of few digits, so that data are compared as text."""
     if isinstance(value, dict):
@@ -274,6 +293,7 @@ FIGURES = {
     "steps": steps,
     "onnx-runtime": lambda: onnx_runtime("h100-ort.jsonl"),
     "two-gpus": two_gpus,
+    "vllm-load": server_loads,
     "timeline": lambda: timeline_data.timelines(lines(TIMELINE)),
     "timeline-gpu": lambda: timeline_data.timelines(lines(GPU_TIMELINE), every=4),
 }
@@ -338,6 +358,27 @@ def tier_a_means_table() -> str:
         worst = max(range(len(rows)), key=lambda i: values[i])
         table.append([name, f"{mean(values):.2f}", f"{values[worst]:.2f}, {by_name(rows[worst]['row'])}"])
     return markdown(["", "geometric mean of time / read limit", "worst row"], table)
+
+
+def tier_a_h100_table() -> str:
+    """Every row on an H100, ours alone: over the read limit, and the other two schedules over lean."""
+    rows: dict = {}
+    for line in lines(H100):
+        rows.setdefault(line["row"], {})[line["impl"]] = line
+    table = []
+    for row, of in sorted(rows.items(), key=lambda item: item[1]["lean"]["kv_bytes"]):
+        lean, dependent, *others = (of[impl] for impl in ("lean", "lean/dependent_launch", "lean/fixed_split", "lean/data_parallel"))
+        table.append([by_name(row) + suite_data.void_mark(lean), f"{lean['kv_bytes'] / 1e6:.0f}", f"{lean['ceiling_us']:.4g}", f"{lean['us']:.4g}",
+                      *(f"{line['us'] / line['ceiling_us']:.2f}" for line in (lean, dependent)), *(f"{line['us'] / lean['us']:.2f}" for line in others)])
+    return markdown(["row", "MB", "read, us", "lean, us", "lean / read", "dependent launch / read", "fixed_split / lean", "data_parallel / lean"], table)
+
+
+def load_table() -> str:
+    servers = server_loads()
+    digits = {"tokens_per_s": ".0f", "first_ms_p50": ".0f", "first_ms_p99": ".0f", "gap_ms_p50": ".2f", "gap_ms_p99": ".0f"}
+    head = ["requests a second", "tokens a second", "first token, median, ms", "99 %, ms", "token to token, median, ms", "99 %, ms"]
+    return markdown(head, [[load, *(" / ".join(f"{servers[name][load][key]:{form}}" for name in SERVERS) for key, form in digits.items())]
+                           for load in servers["lean"]])
 
 
 def serving_table() -> str:
@@ -434,26 +475,50 @@ def onnx_runtime_steps_table() -> str:
          f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
 
 
-def short_batches() -> list:
-    """Microseconds of short contexts: ours, ours before short outputs lined up, and XQA in the same run as the former."""
-    before = {line["row"]: line["us"] for line in lines("experiments/h200-short-before.jsonl") if line["impl"] == "lean"}
-    rows = {}
-    for line in lines("h200-short.jsonl"):
-        if line.get("us"):
-            batch, tokens = re.match(r"short (\d+)x(\d+) ", line["row"]).groups()
-            row = rows.setdefault(line["row"], {"batch": int(batch), "tokens": int(tokens), "MB": line["kv_bytes"] / 1e6,
-                                                "read": line["ceiling_us"], "us": {}})
-            row["us"]["lean" if line["impl"] == "lean" else "XQA"] = line["us"]
-            if line["row"] in before:
-                row["us"]["before"] = before[line["row"]]
-    return sorted(rows.values(), key=lambda row: (row["batch"], row["tokens"]))
+def short_batches() -> dict:
+    """row: {column of SHORT: us}, a line of it; FlashAttention-3 and FlashInfer by the best of their kernels."""
+    return suite_data.times(lines(SHORT_ROWS), SHORT)
+
+
+def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30) -> dict:
+    """Ours over the best of the others, of rows of so many tokens a request."""
+    ratios = {}
+    for row, (us, _) in short_batches().items():
+        others = [us[name] for name in us if name not in (OURS, DEPENDENT)]
+        tokens = int(re.match(r"\w+ \d+x(\d+) ", row)[1])
+        if ours in us and others and fewest <= tokens <= most:
+            ratios[row] = us[ours] / min(others)
+    return ratios
+
+
+def short_lost(ours: str = OURS) -> str:
+    return f"{sum(ratio > 1.02 for ratio in short_ratios(ours).values())}"
 
 
 def short_table() -> str:
-    return markdown(["batch x context", "K and V, MB", "read, us", "lean before, us", "lean, us", "XQA, us", "lean / XQA"],
-                    [[f"{row['batch']} x {row['tokens']}", f"{row['MB']:.1f}", f"{row['read']:.1f}",
-                      f"{row['us']['before']:.1f}" if "before" in row["us"] else "", f"{row['us']['lean']:.1f}", f"{row['us']['XQA']:.1f}",
-                      f"{row['us']['lean'] / row['us']['XQA']:.2f}"] for row in short_batches()])
+    """Rows of 32/8 heads: a batch a line, a context a column."""
+    cells: dict = {}
+    plain, dependent = short_ratios(), short_ratios(DEPENDENT)
+    for row, (us, line) in short_batches().items():
+        found = re.match(r"short (\d+)x(\d+) 32/8 d128 ", row)
+        if found and row in plain:
+            both = f"{plain[row]:.2f}" + (f", {dependent[row]:.2f}" if row in dependent else "")
+            cells.setdefault(int(found[1]), {})[int(found[2])] = f"{us[OURS]:.1f} ({both})" + suite_data.void_mark(line)
+    contexts = sorted({tokens for of in cells.values() for tokens in of if len([1 for other in cells.values() if tokens in other]) > 1})
+    return markdown(["requests", *(f"of {tokens}" for tokens in contexts)],
+                    [[f"{batch}", *(of.get(tokens, "") for tokens in contexts)] for batch, of in sorted(cells.items()) if set(of) & set(contexts)])
+
+
+def short_heads_table() -> str:
+    """The suite's other rows: shorter requests, 9 to 16 query heads for each of few kv heads, and the two of TileOPs."""
+    rows = {row: found for row, found in short_batches().items() if not re.match(r"short \d+x\d+00 32/8 d128 ", row)}
+    columns = [name for name in SHORT if any(name in us for us, _ in rows.values())]
+    ratios = short_ratios()
+    rows = dict(sorted(rows.items(), key=lambda item: [int(number) for number in re.findall(r"(\d+)x(\d+)[^/]* (\d+)/(\d+)", item[0])[0][::-1]]))
+    return markdown(["row", "K and V, MB", "read, us", *(f"{name}, us" for name in columns), "lean / best other"],
+                    [[by_name(re.sub(r"^short | (bf16 bhsd )?n_q1$", "", row)) + suite_data.void_mark(line), f"{line['kv_bytes'] / 1e6:.1f}",
+                      f"{line['ceiling_us']:.1f}", *(f"{us[name]:.1f}" if name in us else "" for name in columns),
+                      f"{ratios[row]:.2f}" if row in ratios else ""] for row, (us, line) in rows.items()])
 
 
 def chunks() -> list:
@@ -511,7 +576,7 @@ def several_gpus_table(ranks: int) -> str:
     return markdown(["row", "K/V, MiB", *ways, "1 GPU / fused", *(f"fused - {way}" for way in shards)], table)
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
@@ -519,7 +584,9 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "chun
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
           "latent": lambda: markdown(*suite_data.beside(lines("h100-mla.jsonl"), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
           "mixed": lambda: markdown(*suite_data.beside(lines("h100-mixed.jsonl"), MIXED, lambda row: row)),
-          "uneven": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
+          "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
+          "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
+          "load": load_table, "tier a, H100": tier_a_h100_table,
           "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
               re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
           "onnx runtime, CPU": onnx_runtime_cpu_table,
@@ -548,19 +615,49 @@ def large(names: tuple, megabytes: float) -> list:
     return [row["over"][name] for row in tier_a() for name in names if row["MB"] >= megabytes]
 
 
+def commits_of(name: str) -> str:
+    """What built the rows of a file that have times: "1f87d02", or "02769b1 and 1f87d02"."""
+    found = sorted({line["commit"] for line in lines(name) if line.get("us")})
+    return ", ".join(found[:-1]) + (" and " if found[1:] else "") + found[-1]
+
+
+def rows_timed(name: str) -> str:
+    return f"{len({line['row'] for line in lines(name) if line['impl'] == 'lean' and line.get('us')})}"
+
+
+def rows_slower(name: str, columns: dict) -> str:
+    """Rows in which ours takes longer than the best of the others by more than 2 %."""
+    return f"{sum(ratio > 1.02 for ratio in suite_data.ratios(lines(name), columns))}"
+
+
 NUMBERS = {
     "two gpus at 512 MiB": lambda: f"{min(row['us']['1 GPU'] / row['us']['fused'] for row in two_gpus() if row['MiB'] == 512):.1f}",
-    "short rows": lambda: f"{len(short_batches())}",
-    "short over XQA": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches()):.2f}",
-    "short over XQA from 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] >= 300):.2f}",
-    "short over XQA below 300": lambda: f"{mean(row['us']['lean'] / row['us']['XQA'] for row in short_batches() if row['tokens'] < 300):.2f}",
+    "short rows": lambda: rows_timed(SHORT_ROWS),
+    "short commits": lambda: commits_of(SHORT_ROWS),
+    "chunk rows": lambda: rows_timed("h100-prefill.jsonl"),
+    "chunk commits": lambda: commits_of("h100-prefill.jsonl"),
+    "latent rows": lambda: rows_timed("h100-mla.jsonl"),
+    "latent commits": lambda: commits_of("h100-mla.jsonl"),
+    "latent rows lost": lambda: rows_slower("h100-mla.jsonl", LATENT),
+    "mixed rows": lambda: rows_timed("h100-mixed.jsonl"),
+    "mixed commits": lambda: commits_of("h100-mixed.jsonl"),
+    "flat commits": lambda: commits_of(FLAT),
+    "short over best other": lambda: f"{mean(short_ratios().values()):.2f}",
+    "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
+    "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
+    "short rows lost": short_lost,
     "chunks over FlashAttention-3 of 64 and 128 dims": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if 'FlashAttention-3' in row['us'] and re.search('of (64|128)', row['heads'])):.2f}",
     "chunks over FlashAttention-2": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
     "chunks most over FlashAttention-2": lambda: f"{max(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
     "empty parts, mean": empty_parts_mean,
     "latent over FlashMLA": lambda: f"{mean(suite_data.ratios(lines('h100-mla.jsonl'), LATENT)):.2f}",
     "mixed over FlashAttention-3": lambda: f"{mean(suite_data.ratios(lines('h100-mixed.jsonl'), {'lean': 'lean', 'FlashAttention-3': 'fa3'})):.2f}",
-    "uneven over best other": lambda: f"{mean(suite_data.ratios(lines('h200-ragged.jsonl'), UNEVEN)):.2f}",
+    "uneven rows": lambda: rows_timed(UNEVEN_ROWS),
+    "uneven over best other": lambda: f"{mean(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
+    "uneven, worst": lambda: f"{max(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
+    "uneven over best other, H200": lambda: f"{mean(suite_data.ratios(lines('h200-ragged.jsonl'), UNEVEN)):.2f}",
+    "ort most over best other": lambda: f"{max(suite_data.ratios(lines('h100-ort.jsonl'), suite_data.ORT)):.2f}",
+    "h100 dependent over read": lambda: f"{mean(h100_over_read(impl='lean/dependent_launch')):.2f}",
     "fixed split over lean, energy": lambda: f"{mean(machine_data.energy_ratios(lines(ENERGY), 'fixed_split')):.2f}",
     "ort uneven least": lambda: f"{min(ort_uneven()):.1f}",
     "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",

@@ -228,7 +228,20 @@ def draw_two_gpus(figure, data, colours):
     axes.legend(frameon=False, labelcolor=colours["ink"], loc="lower right")
 
 
-DRAWN = {"read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
+def draw_vllm_load(figure, data, colours):
+    """A client's view of two servers over the load that was offered: medians as lines, 99th percentiles dotted."""
+    shown = {"tokens_per_s": ("tokens a second", [""]), "first_ms": ("ms to the first token", ["_p50", "_p99"]), "gap_ms": ("ms from token to token", ["_p50", "_p99"])}
+    panels = figure.subplots(1, len(shown))
+    for axes, (key, (label, shares)) in zip(panels, shown.items()):
+        for (name, loads), colour, marker in zip(data.items(), [colours["ours"], colours["others"][0]], "os"):
+            for share, style in zip(shares, ("-", ":")):
+                axes.plot([float(load) for load in loads], [of[key + share] for of in loads.values()], style, marker=marker, color=colour, markersize=4.5, linewidth=1.3,
+                          markerfacecolor=colour if name == "lean" else "none", label=name if style == "-" else None)
+        axes.set(xlabel="requests a second", ylabel=label, ylim=(0, None))
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, labelcolor=colours["ink"], loc="outside upper center", ncols=2)
+
+
+DRAWN = {"vllm-load": (draw_vllm_load, 7.6, 2.8), "read-limit": (draw_read_limit, 7.6, 5.4), "flatness": (draw_flatness, 7.6, 3.6), "ragged": (draw_ragged, 7.6, 3.8),
          "serving": (draw_serving, 7.6, 6.4), "cpu": (draw_cpu, 7.6, 3.6), "steps": (draw_steps, 7.6, 3.0),
          "timeline": (draw_timeline, 7.6, 4.8), "timeline-gpu": (draw_timeline, 7.6, 6.4), "two-gpus": (draw_two_gpus, 7.6, 3.6), "onnx-runtime": (draw_onnx_runtime, 7.6, 3.0)}
 

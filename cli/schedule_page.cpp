@@ -53,7 +53,8 @@ Json batch_of(const explain::ScheduleMap& map, const schedule::CostModel& model)
             {"align_percent", model.align_percent},
             {"whole_percent", model.whole_percent},
             {"align_units", model.align_units},
-            {"short_tiles", model.short_tiles}}}};
+            {"short_tiles", model.short_tiles},
+            {"spare_tiles", model.spare_tiles}}}};
 }
 
 void put(std::string& page, std::string_view place, std::string_view text) { page.replace(page.find(place), place.size(), text); }

@@ -10,11 +10,13 @@ class Lean(Peer):
     dtypes = ("fp32", "fp16", "bf16")
     kv_dtypes = ("fp8_e4m3", "fp8_e5m2")
     features = ("window", "softcap", "alibi", "sinks")
+    options: dict = {}
 
     def __init__(self, device: str, threads: int):
         import lean_attention
 
         self.decode, self.version = lean_attention.decode, lean_attention.__version__
+        self.options = {"options": lean_attention.Options(**self.options)} if self.options else {}
 
     def supports(self, row):
         return row.unknown or None
@@ -24,7 +26,7 @@ class Lean(Peer):
 
     def prepare(self, row, tensors):
         q, out, result, layout = self.queries(row, tensors)
-        arguments = dict(causal=row.causal, scale=row.scale, layout=layout, **self.rules(row, tensors), **self.places(row, tensors))
+        arguments = dict(causal=row.causal, scale=row.scale, layout=layout, **self.options, **self.rules(row, tensors), **self.places(row, tensors))
         k, v = tensors.k, tensors.v
 
         def call(i):
@@ -65,6 +67,15 @@ class Lean(Peer):
         return arguments
 
 
+class DependentLaunch(Lean):
+    """Programmatic dependent launch, by which a call overlaps the one ahead of it, as FlashInfer's kernels and XQA are launched by default."""
+
+    name = "lean-dependent"
+    impl = "lean/dependent_launch"
+    devices = ("cuda",)
+    options = {"dependent_launch": True}
+
+
 class TwoCalls(Lean):
     """A mixed batch as two calls: the chunks, then the rows of one query token."""
 
@@ -93,4 +104,4 @@ class TwoCalls(Lean):
         return Prepared(call)
 
 
-PEERS = (Lean, TwoCalls)
+PEERS = (Lean, DependentLaunch, TwoCalls)

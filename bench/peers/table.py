@@ -47,30 +47,39 @@ def row_text(name: str, lines: list) -> str:
 HEAD = f"{'row':44} {'MB':>9} {'lean us':>11} {'of read':>7}  {'best peer':38} {'us':>11} {'of read':>7} {'ratio':>7}"
 
 
+def against_peers(rows: dict, ours: str) -> list:
+    """A form of ours beside each row's best peer, in two lines of text; void rows do not count."""
+    ratios = {}
+    for name, found in rows.items():
+        line, best = next((line for line in found if line["impl"] == ours and line.get("us")), None), best_peer(found)
+        if line and best and not (line.get("note") or "").startswith("void"):
+            ratios[name] = line["us"] / best["us"], best["impl"]
+    if not ratios:
+        return []
+    worst, lost = max(ratios, key=ratios.get), [name for name, (ratio, _) in ratios.items() if ratio > LOST]
+    of = "" if ours == "lean" else f"{ours}: "
+    return [f"{of}time / best peer's: geometric mean {mean(ratio for ratio, _ in ratios.values()):.3f} over {len(ratios)} rows, worst "
+            f"{ratios[worst][0]:.2f} ({worst}, {ratios[worst][1]})",
+            f"{of}rows lost by more than {LOST - 1:.0%}: {len(lost)}" + (f": {', '.join(lost)}" if lost else "")]
+
+
 def summary(lines: list) -> list:
     """Lines of text over all rows of a run; rows whose times are void do not count, and are named."""
-    rows, ratios, over, void = rows_in(lines), {}, {}, []
+    rows, over, void = rows_in(lines), {}, []
     for name, found in rows.items():
-        ours, best = next((line for line in found if is_ours(line) and line.get("us")), None), best_peer(found)
+        ours = next((line for line in found if is_ours(line) and line.get("us")), None)
         if not ours:
             continue
         if (ours.get("note") or "").startswith("void"):
             void.append(name)
-            continue
-        if ours.get("ceiling_us"):
+        elif ours.get("ceiling_us"):
             over[name] = ours["us"] / ours["ceiling_us"]
-        if best:
-            ratios[name] = ours["us"] / best["us"], best["impl"]
     texts = []
     if over:
         worst = max(over, key=over.get)
         texts.append(f"time / read: geometric mean {mean(over.values()):.3f} over {len(over)} rows, worst {over[worst]:.2f} ({worst})")
-    if ratios:
-        worst = max(ratios, key=ratios.get)
-        lost = [name for name, (ratio, _) in ratios.items() if ratio > LOST]
-        texts.append(f"time / best peer's: geometric mean {mean(ratio for ratio, _ in ratios.values()):.3f} over {len(ratios)} rows, worst "
-                     f"{ratios[worst][0]:.2f} ({worst}, {ratios[worst][1]})")
-        texts.append(f"rows lost by more than {LOST - 1:.0%}: {len(lost)}" + (f": {', '.join(lost)}" if lost else ""))
+    for impl in dict.fromkeys(["lean", *(line["impl"] for line in lines if line["impl"].startswith("lean/"))]):
+        texts += against_peers(rows, impl)
     texts += [f"void: {', '.join(void)}"] if void else []
     unmeasured = [name for name, found in rows.items() if not any(is_ours(line) and line.get("us") for line in found)]
     return texts + ([f"without a time of ours: {', '.join(unmeasured)}"] if unmeasured else [])

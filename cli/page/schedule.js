@@ -83,7 +83,9 @@ const LeanSchedule = (() => {
     const rounds = ceilDiv(n, w);
     const idle = rounds * w - n;
     const cheap = idle * 100 <= n * model.whole_percent && idle * line.maxCost <= model.align_units * w;
-    if (cheap || rounds * line.maxOutputTiles <= model.short_tiles) {
+    const longest = rounds * line.maxOutputTiles;
+    const spares = longest <= model.spare_tiles && 4 * n >= 3 * rounds * w;
+    if (cheap || spares || longest <= model.short_tiles) {
       plan.workers = ceilDiv(n, rounds);
       plan.whole_outputs = true;
     }

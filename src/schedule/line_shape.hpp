@@ -190,7 +190,8 @@ struct CostModel {
   std::int32_t align_percent = 0;  // up to this many percent are given up to cut at outputs' edges,
   std::int32_t whole_percent = 0;  // or so many where each worker then has whole outputs, so that none is merged,
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved;
-  std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this
+  std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this,
+  std::int32_t spare_tiles = 0;        // or a quarter, where a worker then has whole outputs and no more tiles than this
   std::int32_t cut_units = 0;  // what ends that cuts anywhere give a worker cost more than level cuts (level()); 0: never level
 
   bool operator==(const CostModel&) const = default;

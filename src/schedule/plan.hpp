@@ -54,7 +54,8 @@ LEAN_HD [[nodiscard]] constexpr TUnits snap_of(const CostModel& model, TUnits sh
 namespace detail {
 
 /// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where
-/// outputs stay whole, and no worker more than align_units; or whatever it costs, where no worker then has more than short_tiles.
+/// outputs stay whole, and no worker more than align_units; or whatever it costs, where no worker then has more than short_tiles, or a
+/// quarter of them for whole outputs of no more than spare_tiles together.
 /// Outputs that are shared may differ by alike_percent: boundaries that are a little off the edges are moved there.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
@@ -76,8 +77,9 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   const std::int64_t idle = std::int64_t{rounds} * w - n;  // outputs that would fit too
   const bool cheap =
       idle * 100 <= std::int64_t{n} * model.whole_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w;
-  const bool is_short = std::int64_t{rounds} * sums.max_output_tiles <= model.short_tiles;
-  if (cheap || is_short) {
+  const std::int64_t longest = std::int64_t{rounds} * sums.max_output_tiles;
+  const bool spares = longest <= model.spare_tiles && 4 * n >= 3 * std::int64_t{rounds} * w;
+  if (cheap || spares || longest <= model.short_tiles) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
   }
@@ -88,7 +90,8 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
 /// The plan for `grid` workers at most. Limits it keeps, tested in schedule_test, with share = total / workers rounded up and
 /// snap <= max(share x align_percent / 200, share / 8):
 ///  - a worker's cost is at most share + one granule + 2 segment_units + 2 snap;
-///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100), or short_tiles tiles and their segments;
+///  - with whole_outputs it is at most total / grid x (1 + whole_percent / 100), or short_tiles tiles and their segments, or
+///    spare_tiles and theirs, which is at most total / grid x 4 / 3;
 ///  - with CostModel::plain() a worker's tiles lie less than one granule from the equal share (lean: one tile).
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<TUnits>& sums, const Policy& policy,

@@ -65,25 +65,28 @@ def test_two_processes_generate_what_one_does(interleave, model, alone, tmp_path
 
 
 def exact(model, given):
-    """Log-probabilities of each prompt's tokens after the first, by eager attention in fp64."""
+    """Of each prompt, by eager attention in fp64: log-probabilities of its tokens after the first, and of all that may come next."""
     import transformers
 
     known = transformers.AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").double().eval()
     with torch.no_grad():
         for prompt in given:
             tokens = torch.tensor([prompt])
-            yield known(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].numpy()
+            chances = known(tokens).logits[0].log_softmax(-1)
+            yield chances[:-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy(), chances[-1].numpy()
 
 
 @on_gpus
 def test_on_gpus_ranks_are_as_near_to_exact_as_flash_attentions(tmp_path):
-    """Chunks of up to 16 tokens and captured decode steps of an engine in fp16; its own FlashAttention shares the tokens too."""
+    """Chunks of up to 16 tokens and captured decode steps of an engine in bf16; its own FlashAttention shares the tokens too."""
     from vllm_models import prompts
 
     folder = str(tmp_path / "half")
-    vllm_ranks.save_model(folder, dtype="float16")
+    vllm_ranks.save_model(folder, dtype="bfloat16")
     graphs = dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=[1, 2, 4, 8])
-    settings = dict(dtype="float16", compilation_config=graphs, gpu_memory_utilization=0.3, disable_custom_all_reduce=True)
+    # a cache of so many bytes is not measured out at the start, which two engines on a GPU would do in each other's way
+    memory = dict(gpu_memory_utilization=0.3, kv_cache_memory_bytes=1 << 28)
+    settings = dict(dtype="bfloat16", compilation_config=graphs, disable_custom_all_reduce=True, **memory)
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_HOST_IP": "127.0.0.1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "NCCL_NVLS_ENABLE": "0"}
     wanted = {
         "ours": dict(attention_backend="CUSTOM", **SHARED),
@@ -91,8 +94,8 @@ def test_on_gpus_ranks_are_as_near_to_exact_as_flash_attentions(tmp_path):
         "ours, runs of 16": dict(attention_backend="CUSTOM", cp_kv_cache_interleave_size=16, **SHARED),
         "alone": dict(attention_backend="CUSTOM"),
     }
-    pairs = queue.SimpleQueue()  # of GPUs; as many engines at a time as there are pairs
-    for first in range(0, torch.cuda.device_count() - 1, 2):
+    pairs = queue.SimpleQueue()  # of GPUs, two engines on each at a time: most of an engine's time is its start, on the CPU
+    for first in 2 * list(range(0, torch.cuda.device_count() - 1, 2)):
         pairs.put(f"{first},{first + 1}")
 
     def found(name):
@@ -102,9 +105,10 @@ def test_on_gpus_ranks_are_as_near_to_exact_as_flash_attentions(tmp_path):
         finally:
             pairs.put(pair)
 
-    with concurrent.futures.ThreadPoolExecutor(torch.cuda.device_count() // 2) as pool:
+    with concurrent.futures.ThreadPoolExecutor(pairs.qsize()) as pool:
         results = dict(zip(wanted, pool.map(found, wanted)))
-    truth = np.concatenate(list(exact(folder, prompts(vllm_ranks.LENGTHS, 4))))
+    given, following = zip(*exact(folder, prompts(vllm_ranks.LENGTHS, 4)))
+    truth = np.concatenate(given)
     apart = {name: np.abs(np.concatenate(result["given"]) - truth) for name, result in results.items()}
     tokens = {name: np.array(result["greedy"]) for name, result in results.items()}
     for name in wanted:
@@ -113,4 +117,5 @@ def test_on_gpus_ranks_are_as_near_to_exact_as_flash_attentions(tmp_path):
     assert apart["theirs"].mean() > 1e-5  # else there is nothing to compare
     for name in ("ours", "ours, runs of 16"):
         assert apart[name].mean() < 1.25 * apart["theirs"].mean() and apart[name].max() < 2 * apart["theirs"].max()
-        assert (tokens[name][:, 0] == tokens["alone"][:, 0]).all()
+        for chances, token in zip(following, tokens[name][:, 0]):  # the likeliest, or one as likely as far as bf16 tells
+            assert chances[token] >= chances.max() - 2 * apart["theirs"].max()

@@ -251,7 +251,7 @@ class Checker {
         << " right " << case_.shape.reach.right << ", model {" << case_.model.tile_units << ", " << case_.model.free_rows << ", "
         << case_.model.row_units << ", " << case_.model.segment_units << ", " << case_.model.min_worker_tiles << ", "
         << case_.model.sliver_tiles << ", " << case_.model.align_percent << ", " << case_.model.whole_percent << ", "
-        << case_.model.short_tiles << "}, q:kv";
+        << case_.model.short_tiles << ", " << case_.model.spare_tiles << "}, q:kv";
     for (std::size_t b = 0; b < std::min<std::size_t>(case_.works.size(), 64); ++b) {
       out << ' ' << case_.works[b].q_tokens << ':' << case_.works[b].kv_tokens;
     }
@@ -279,7 +279,8 @@ class Checker {
        .sliver_tiles = 2,
        .align_percent = 5,
        .whole_percent = 20,
-       .short_tiles = 6},
+       .short_tiles = 6,
+       .spare_tiles = 16},
       {.tile_units = 4,
        .free_rows = 2,
        .row_units = 3,

@@ -46,7 +46,8 @@ Case random_case(Stream& random) {
              .alike_percent = pick({0, 2}),
              .align_percent = pick({0, 5, 20}),
              .whole_percent = pick({0, 5, 25}),
-             .short_tiles = pick({0, 0, 6})};
+             .short_tiles = pick({0, 0, 6}),
+             .spare_tiles = pick({0, 0, 16})};
   const bool all_alike = random.chance(40);
   const bool mixed = !all_alike && random.chance(50);
   const auto length = static_cast<std::int32_t>(random.between(0, 400));
@@ -302,6 +303,29 @@ TEST(SchedulePolicy, ShortOutputsLineUpWhateverStaysIdle) {
   }
 }
 
+/// 400 outputs are 4 for each of 100 workers, and 800 are 7 for each of 115, a merge for none, as long as nobody has more than 48
+/// tiles; 272 would leave 41 workers idle, and longer outputs read as fast by fewer workers no more.
+TEST(SchedulePolicy, WholeOutputsMayLeaveAQuarterOfTheWorkersIdle) {
+  struct Row {
+    std::int32_t outputs, tiles, workers;
+  };
+  const CostModel model = {
+      .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .spare_tiles = 48};
+  for (const Row& row : {Row{400, 4, 100}, Row{400, 12, 100}, Row{800, 6, 115}}) {
+    Checker checker(alike(row.outputs, row.tiles, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, row.workers) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_EQ(most(checker.worker_segments()), ceil_div(row.outputs, 132)) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_LE(most(checker.worker_cost()) * 132 * 3, checker.line().sums().cost * 4) << row.outputs << " outputs of " << row.tiles;
+    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, 1) << row.outputs << " outputs of " << row.tiles;
+  }
+  for (const Row& row : {Row{400, 13, 0}, Row{800, 7, 0}, Row{272, 5, 0}}) {
+    const Plan plan = Checker(alike(row.outputs, row.tiles, model), Measure::kCost).plan(Policy::lean(), 132);
+    EXPECT_FALSE(plan.whole_outputs) << row.outputs << " outputs of " << row.tiles;
+    EXPECT_EQ(plan.workers, 132) << row.outputs << " outputs of " << row.tiles;
+  }
+}
+
 TEST(SchedulePolicy, OutputsThatFillTheMachineWithinFivePercentStayWhole) {
   const CostModel model = {.segment_units = 8, .min_worker_tiles = 1, .sliver_tiles = 2, .align_percent = 5, .whole_percent = 5};
   for (const std::int32_t outputs : {126, 132, 256, 264, 380, 1010, 1056}) {
@@ -356,7 +380,7 @@ TEST(SchedulePolicy, LeanIsNeverWorseThanItsSpecialCasesByMoreThanItsLimits) {
       const double given_up = plan.whole_outputs ? 1.0 + model.whole_percent / 100.0 : 100.0 / (100.0 - model.align_percent);
       const double limit = given_up * static_cast<double>(other) + static_cast<double>(slack);
       if (static_cast<double>(lean_cost) > limit) {
-        ASSERT_LE(most(line.worker_tiles()), model.short_tiles);
+        ASSERT_LE(most(line.worker_tiles()), std::max(model.short_tiles, model.spare_tiles));
       }
       better += lean_cost < other ? 1 : 0;
     }
