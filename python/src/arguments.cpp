@@ -137,22 +137,18 @@ std::int64_t Call::integer(Argument which, std::int64_t otherwise) const {
   return value;
 }
 
-float Call::number(Argument which, float otherwise) const {
-  if (!given(which)) return otherwise;
-  const double value = PyFloat_AsDouble(argument(which));
-  if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(PyExc_TypeError, "%s: %R: a number is needed", which.name(), argument(which));
-  }
-  return static_cast<float>(value);
-}
+float Call::number(Argument which, float otherwise) const { return given(which) ? float_of(argument(which), which) : otherwise; }
 
 bool Call::flag(Argument which) const {
   if (!given(which)) return false;
-  if (PyObject_Size(argument(which)) >= 0)  // "no" and [False] would be true
-    raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), argument(which));
+  PyObject* const value = argument(which);
+  bool is_flag = PyObject_Size(value) < 0;  // "no" and [False] would be true
   PyErr_Clear();
-  return truth(which);
+  const bool yes = is_flag && truth(which);
+  if (is_flag) is_flag = PyObject_RichCompareBool(value, yes ? Py_True : Py_False, Py_EQ) == 1;  // as would 0.5, one argument too far
+  PyErr_Clear();
+  if (!is_flag) raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), value);
+  return yes;
 }
 
 bool Call::truth(Argument which) const {
@@ -255,7 +251,7 @@ void Call::read_pages(const Array& k) {
     check_dims(table, "block_table", 2, "[B, pages of a sequence]");
     check_size(table, "block_table", table.shape[0], problem_.batch, "the batch");
     if (table.type != ElementType::kInt32) raise(PyExc_TypeError, "block_table: %s: expected int32", table.type_text().c_str());
-    if (table.shape[1] > 1 && table.strides[1] != 1) raise(PyExc_ValueError, "block_table: rows must be contiguous");
+    if (table.shape[0] > 0 && table.shape[1] > 1 && table.strides[1] != 1) raise(PyExc_ValueError, "block_table: rows must be contiguous");
     problem_.pages.block_table = table.data == nullptr ? &kNoPages : static_cast<const std::int32_t*>(table.data);
     problem_.pages.block_table_stride = table.strides[0];
     pages = table.shape[1];
