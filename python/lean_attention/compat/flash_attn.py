@@ -3,7 +3,8 @@ arguments, same results, no backward pass."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence, Union
+import types
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -275,7 +276,7 @@ class _Call(NamedTuple):
     causal: bool
     window: tuple[int, int]
     mask: Optional[torch.Tensor] = None
-    append: dict[str, Any] = {}
+    append: Mapping[str, Any] = types.MappingProxyType({})
 
     @property
     def capacity(self) -> int:

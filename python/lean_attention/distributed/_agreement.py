@@ -23,6 +23,15 @@ def timeout_of(group: Any) -> datetime.timedelta:
     return dist.default_pg_timeout
 
 
+def membership(group: Any) -> tuple[Any, int, int]:
+    """A group, by default that of all processes, this process's rank in it, and how many there are."""
+    group = dist.group.WORLD if group is None else group
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("group: this process is not in it")
+    return group, rank, ranks
+
+
 class WeakGroup:
     """An attribute with a process group that torch.distributed keeps until destroy_process_group(), and its owner does not.
 
