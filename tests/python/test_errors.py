@@ -411,6 +411,20 @@ def test_unknown_names_of_options():
         Options(policy="fast")
 
 
+@pytest.mark.parametrize(
+    "message, given",
+    [
+        ("workers: True: an integer is needed", dict(workers=True)),
+        ("dependent_launch: 'no': True or False is needed", dict(dependent_launch="no")),
+        ("check_lengths: 0.5: True or False is needed", dict(check_lengths=0.5)),  # as an integer it would be off
+    ],
+)
+def test_flags_and_numbers_of_options(message, given):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        Options(**given)
+    assert Options(check_lengths=np.True_).encoded[-1] == 1
+
+
 def test_supports_says_why():
     q, k, v = arrays()
     assert supports(q, k, v)
