@@ -145,7 +145,8 @@ bool Call::flag(Argument which) const {
   bool is_flag = PyObject_Size(value) < 0;  // "no" and [False] would be true
   PyErr_Clear();
   const bool yes = is_flag && truth(which);
-  if (is_flag) is_flag = PyObject_RichCompareBool(value, yes ? Py_True : Py_False, Py_EQ) == 1;  // as would 0.5, one argument too far
+  if (is_flag)
+    is_flag = PyObject_RichCompareBool(value, yes ? Py_True : Py_False, Py_EQ) == 1;  // as would 0.5, one argument too far
   PyErr_Clear();
   if (!is_flag) raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), value);
   return yes;
@@ -251,7 +252,8 @@ void Call::read_pages(const Array& k) {
     check_dims(table, "block_table", 2, "[B, pages of a sequence]");
     check_size(table, "block_table", table.shape[0], problem_.batch, "the batch");
     if (table.type != ElementType::kInt32) raise(PyExc_TypeError, "block_table: %s: expected int32", table.type_text().c_str());
-    if (table.shape[0] > 0 && table.shape[1] > 1 && table.strides[1] != 1) raise(PyExc_ValueError, "block_table: rows must be contiguous");
+    if (table.shape[0] > 0 && table.shape[1] > 1 && table.strides[1] != 1)
+      raise(PyExc_ValueError, "block_table: rows must be contiguous");
     problem_.pages.block_table = table.data == nullptr ? &kNoPages : static_cast<const std::int32_t*>(table.data);
     problem_.pages.block_table_stride = table.strides[0];
     pages = table.shape[1];

@@ -85,17 +85,16 @@ struct Axis {
 /// Whether steps along one axis never end where steps along the other do: the first multiple that both strides have lies outside.
 bool apart(const Axis& a, const Axis& b) noexcept {
   if (a.count <= 1 || b.count <= 1) return true;
-  if (a.stride > (b.count - 1) * b.stride || b.stride > (a.count - 1) * a.stride) return true;  // one is a step over all of the other
+  if (a.stride > (b.count - 1) * b.stride || b.stride > (a.count - 1) * a.stride)
+    return true;  // one is a step over all of the other
   const std::int64_t common = std::gcd(a.stride, b.stride);
   return b.stride / common >= a.count || a.stride / common >= b.count;
 }
 
 /// No two elements share an address, as far as axes tell two by two. Every axis moves, and strides are addressable.
 bool distinct(const Extents& n, const Strides& s) noexcept {
-  const std::array<Axis, 4> axes{{{n.sequences, std::abs(s.sequence)},
-                                  {n.heads, std::abs(s.head)},
-                                  {n.tokens, std::abs(s.token)},
-                                  {n.dims, std::abs(s.dim)}}};
+  const std::array<Axis, 4> axes{
+      {{n.sequences, std::abs(s.sequence)}, {n.heads, std::abs(s.head)}, {n.tokens, std::abs(s.token)}, {n.dims, std::abs(s.dim)}}};
   for (std::size_t i = 0; i < axes.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!apart(axes[i], axes[j])) return false;
