@@ -148,7 +148,9 @@ def into(name: str, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 def wrote(arrays: Iterable[Any]) -> None:
     """PyTorch counts what is written to a tensor, so that a backward pass that needs the old values is refused. It does not see
     what the library writes."""
-    increment_version([array for array in arrays if isinstance(array, torch.Tensor)])
+    for array in arrays:
+        if isinstance(array, torch.Tensor):
+            increment_version(array)
 
 
 def merge_states(framework: Any, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 #include "arguments.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -308,6 +309,10 @@ void Call::read_outputs() {
   problem_.lse.token_stride = one_token_ ? 0 : stride(lse, head_axis + 1);
 }
 
+/// Stands for new tokens of which there are none, kept at null as a table without entries may be: null appends nothing, and has no
+/// rotary embedding.
+alignas(std::max_align_t) constexpr std::byte kNoTokens{};
+
 /// New keys have q's tokens and k's heads; they are laid out as q is.
 void Call::read_append() {
   const bool rotates = given("rotary_cos") || given("rotary_sin");
@@ -330,7 +335,8 @@ void Call::read_append() {
                  axis == axes.head ? "heads" : "an axis of q's");
     }
     check_size(added, which, size(added, added.ndim - 1), dims, "head dim");
-    return {.data = added.data, .dtype = dtype_of(added, which.name()), .strides = strides_of(added, axes)};
+    const void* const data = added.data == nullptr ? &kNoTokens : added.data;
+    return {.data = data, .dtype = dtype_of(added, which.name()), .strides = strides_of(added, axes)};
   };
   problem_.append.k = read("append_k", problem_.head_dim);
   problem_.append.v = read("append_v", problem_.value_dim);
@@ -341,7 +347,7 @@ void Call::read_append() {
     if (angles.type != ElementType::kFloat32)
       raise(PyExc_TypeError, "%s: %s: expected float32", which.name(), angles.type_text().c_str());
     check_dims(angles, which, 2, "[positions, rotary_dim / 2]");
-    if (angles.strides[1] != 1 || angles.strides[0] != angles.shape[1])
+    if ((angles.shape[1] > 1 && angles.strides[1] != 1) || (angles.shape[0] > 1 && angles.strides[0] != angles.shape[1]))
       raise(PyExc_ValueError, "%s: must be contiguous", which.name());
     check_size(angles, which, angles.shape[1], problem_.append.rotary_dim / 2, "rotary_dim / 2");
     if (angles.shape[0] < problem_.kv_capacity) {

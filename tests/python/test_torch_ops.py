@@ -159,6 +159,18 @@ def test_r50_a_backward_pass_through_what_was_written_over_is_refused(writer):
         product.sum().backward()
 
 
+@needs("append")
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_a_step_without_tokens_appends_none(sequences):
+    """PyTorch keeps empty tensors at null, which is no tensor to the library."""
+    rows, k = torch.zeros(4, 0, 8), torch.ones(sequences, 2, 16, 8)
+    new, tables = torch.zeros(2, 0, 8), dict(rotary_cos=torch.ones(16, 4), rotary_sin=torch.zeros(16, 4))
+    cu = torch.zeros(sequences + 1, dtype=torch.int32)
+    arguments = dict(append_k=new, append_v=new, seqlens=[5] * sequences, cu_seqlens_q=cu, **tables)
+    assert decode(rows, k, k.clone(), **arguments).shape == (4, 0, 8)
+    assert (k == 1).all()
+
+
 def test_tensors_of_inference_mode_are_written_to():
     q, k, v = tensors()
     with torch.inference_mode():
