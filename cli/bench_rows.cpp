@@ -34,7 +34,7 @@ std::vector<BenchRow> chosen_rows(const BenchSettings& settings) {
 }
 
 int list_rows(const BenchSettings& settings, bool json) {
-  for (const BenchRow& row : chosen_rows(settings)) print(json ? to_json(row).dump() + "\n" : to_text(row));
+  for (const BenchRow& row : chosen_rows(settings)) print(json ? line_of(to_json(row)) : to_text(row));
   return kExitOk;
 }
 

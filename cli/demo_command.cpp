@@ -229,7 +229,7 @@ class DemoCommand final : public Command {
     svg.check();
     Demo demo = choose_batch();
     measure_and_check(demo);
-    print(json ? to_json(demo, svg_path_).dump() + "\n" : to_text(demo));
+    print(json ? line_of(to_json(demo, svg_path_)) : to_text(demo));
     svg.begin(drawing_of(demo));
     if (!json) print(what_next(demo, svg_path_));
     return demo.passes() ? kExitOk : kExitCheckFailed;

@@ -244,7 +244,7 @@ class DoctorCommand final : public Command {
   int run(bool json) override {
     const Machine machine = inspect_machine();
     const std::vector<SelfTest> tests = self_tests();
-    print(json ? to_json(machine, tests).dump() + "\n" : to_text(machine, tests));
+    print(json ? line_of(to_json(machine, tests)) : to_text(machine, tests));
     const bool passes = std::all_of(tests.begin(), tests.end(), [](const SelfTest& test) { return test.passes(); });
     return passes ? kExitOk : kExitCheckFailed;
   }

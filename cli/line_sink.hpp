@@ -30,7 +30,7 @@ class LineSink {
   }
 
   void add(TLine line, Progress& progress) {
-    const std::string json_line = forms_.json(line).dump() + "\n";
+    const std::string json_line = line_of(forms_.json(line));
     progress.clear();
     print(as_json_ ? json_line : forms_.text(line));
     if (file_) file_->append(json_line);

@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <string>
+
 #include "cli/measure.hpp"
 #include "cli/problem_spec.hpp"
 #include "cli/suites/matrix.hpp"
@@ -10,6 +12,9 @@
 namespace lean::cli {
 
 using Json = nlohmann::ordered_json;
+
+/// A line of JSON. Bytes of a name that are no UTF-8 become U+FFFD: a result that was computed is not lost to them.
+inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
 /// lens, q_heads, kv_heads, head_dim, dtype, layout, n_q, causal, and what else was asked for.
 inline void add_problem(Json& json, const ProblemSpec& spec) {

@@ -107,7 +107,7 @@ class RunCommand final : public Command {
 
   int run(bool json) override {
     const RunResult result = measure_and_check(call_.options(), problem_.spec());
-    print(json ? to_json(result).dump() + "\n" : to_text(result));
+    print(json ? line_of(to_json(result)) : to_text(result));
     return result.verdict.passes() ? kExitOk : kExitCheckFailed;
   }
 

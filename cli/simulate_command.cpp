@@ -270,7 +270,7 @@ class SimulateCommand final : public Command {
         "\nPredicted, not measured: docs/simulate.md says how well. Occupancy: multiprocessors that work, mean from the first byte "
         "to\n"
         "the last end.\n";
-    print(json ? result.dump() + "\n" : text);
+    print(json ? line_of(result) : text);
     return kExitOk;
   }
 
@@ -300,7 +300,7 @@ class SimulateCommand final : public Command {
                         {"worker_tiles", prediction.map.tiles.max},
                         {"contributors", prediction.map.max_contributors}});
     }
-    if (json) return print(result.dump() + "\n"), kExitOk;
+    if (json) return print(line_of(result)), kExitOk;
     Table table({"", "calls", "median error", "worst"});
     for (const auto& [what, values] : errors) {
       table.add({what, std::to_string(values.size()), percent_text(median_of(values)),

@@ -201,10 +201,12 @@ class TimelineCommand final : public Command {
     if (!timeline::kBuilt) throw BadArgument("this build records no timeline: one configured with -DLEAN_TIMELINE=ON does");
     const Where where = where_of(backend_.backend_or(Backend::kCpu));
     const ProblemSpec spec = problem_.spec();
+    const OutputFile file("--out", out_);
+    if (!out_.empty()) file.check();
     const std::vector<Recorded> all = record_all(where, spec);
     std::string lines;
-    for (const Recorded& one : all) lines += json_of(one, spec, where, commit_).dump() + "\n";
-    if (!out_.empty()) OutputFile("--out", out_).begin(lines);
+    for (const Recorded& one : all) lines += line_of(json_of(one, spec, where, commit_));
+    if (!out_.empty()) file.begin(lines);
     print(json
               ? lines
               : fmt::format("{}, {} workers, {}\n\n{}", describe(spec), all.front().map.workers_asked, where.device, text_of(all)));

@@ -5,7 +5,7 @@ tests that need one, and a reduced list of the first two under compute-sanitizer
 Each test of gpu_tests and each file of Python tests has a process of its own that is killed when it hangs, so nothing here waits
 for ever. The Python tests are those of the package that --python imports, and skipped where that has none with CUDA. Prints a table,
 writes a summary as JSON, ends with "N passed, M failed" alone on the last line, and exits non-zero when M > 0; 77 where
-there is no GPU. Needs Python and nothing else, so that binaries can be carried to a machine that has no build:
+there is no GPU. Needs Python and this tree, so that binaries can be carried to a machine that has no build:
 
 Usage: gpu_test.py [--bin DIR] [--json FILE] [--jobs N] [--seconds N] [--only GROUP,...] [--filter PATTERN] [--python PROGRAM]
        groups: conformance, gpu, python, sanitizer; the pattern is GoogleTest's, for the first two
@@ -25,6 +25,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench"))
+from option_lists import list_of  # noqa: E402
+
 NO_DEVICE = 77
 GROUPS = ("conformance", "gpu", "python", "sanitizer")
 FINISHED = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+) \((\d+) ms\)$", re.MULTILINE)
@@ -100,12 +103,12 @@ class Runner:
     def has(self, binary: str) -> bool:
         return (self.folder / binary).is_file()
 
-    def run(self, name: str, command: list, limit: float, environment: dict = {}) -> Run:
+    def run(self, name: str, command: list, limit: float, **environment: str) -> Run:
         """Ends within the limit and within the time left: kills the process and its children."""
         begin = time.monotonic()
         limit = max(1.0, min(limit, self.end - begin))
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                 env={**self.environment, **environment}, start_new_session=True)
+                                 env=self.environment | environment, start_new_session=True)
         result = Run(name)
         try:
             result.output, _ = child.communicate(timeout=limit)
@@ -164,7 +167,7 @@ def test_conformance(runner: Runner, jobs: int, pattern: str) -> Tally:
     def shard(index: int) -> Run:
         command = runner.gtest("conformance_tests", "--backend=cuda", f"--gtest_filter={pattern}")
         return runner.run(f"conformance_tests, shard {index} of {jobs}", command, 300,
-                          {"GTEST_TOTAL_SHARDS": str(jobs), "GTEST_SHARD_INDEX": str(index)})
+                          GTEST_TOTAL_SHARDS=str(jobs), GTEST_SHARD_INDEX=str(index))
 
     served = refused = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -262,7 +265,7 @@ def test_sanitizer(runner: Runner, racecheck_folder: pathlib.Path) -> list:
         environment = {"LEAN_TEST_REDUCED": "1", "LEAN_TEST_BACKEND": "cuda"}
         if name == "racecheck":
             environment["LEAN_TEST_WHOLE_TILES"] = "1"  # tests/gpu/memory_test.cpp says why
-        run = runner.run(f"{name} {binary}", command, SANITIZER_SECONDS, environment)
+        run = runner.run(f"{name} {binary}", command, SANITIZER_SECONDS, **environment)
         tally = Tally(run.name, seconds=run.seconds)
         errors = [line for line in run.output.splitlines() if line.startswith("=========")]
         tally.note = errors[-1].strip("= ") if errors else "no report"
@@ -298,14 +301,6 @@ def write_summary(path: pathlib.Path, gpu: dict, tallies: list, seconds: float) 
     path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def groups_in(text: str) -> list:
-    groups = text.split(",")
-    for group in groups:
-        if group not in GROUPS:
-            raise argparse.ArgumentTypeError(f"{group!r}: some of {', '.join(GROUPS)} with commas between them")
-    return groups
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build-cuda" / "bin")
@@ -314,7 +309,7 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "bench" / "results" / "gpu_tests.json")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=int, default=470, help="for all of it; what has not run by then has failed")
-    parser.add_argument("--only", default=",".join(GROUPS), type=groups_in)
+    parser.add_argument("--only", default=",".join(GROUPS), type=list_of(known=GROUPS))
     parser.add_argument("--filter", default="*")
     parser.add_argument("--python", default=sys.executable, help="whose lean_attention is tested")
     options = parser.parse_args()

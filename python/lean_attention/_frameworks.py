@@ -20,6 +20,8 @@ class Framework:
     ops: Any = None
     #: What the caller gets for an array made by output(); None: that array.
     finish: Optional[Callable[[Any], Any]] = None
+    #: Told of the caller's arrays that a call has written to.
+    wrote: Optional[Callable[[Sequence[Any]], None]] = None
     #: The stream the library works on now, as a cudaStream_t; None where the extension asks by itself.
     stream: Optional[Callable[[Any], int]] = None
 
@@ -66,6 +68,7 @@ class TorchFramework(Framework):
 
         self._torch = torch
         self.ops = torch_ops
+        self.wrote = torch_ops.wrote
         if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # before 2.10 the extension cannot ask
             self.stream = self._stream
 

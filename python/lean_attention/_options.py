@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 Policy = Literal["lean", "fixed_split", "data_parallel", "fixed_chunk"]
 Fixup = Literal["last_arriver", "two_kernels", "host_block"]
@@ -13,6 +13,13 @@ _POLICIES = ("lean", "fixed_split", "data_parallel", "fixed_chunk")
 _FIXUPS = ("last_arriver", "two_kernels", "host_block")
 _DETERMINISMS = ("run_to_run", "batch_invariant", "not_guaranteed")
 _CPU_ISAS = ("best", "scalar", "native128", "avx2", "avx512", "avx512_bf16", "amx_bf16")
+
+
+def flag(name: str, value: Any) -> bool:
+    """What equals True or False; "no" and 0.5 would be either by some rule."""
+    if value not in (True, False):
+        raise TypeError(f"{name}: {value!r}: True or False is needed")
+    return bool(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Options:
             call, which waits for the device and cannot be captured. Those on the host are always looked at.
 
     Raises:
+        TypeError: a number or a flag is none.
         ValueError: a name is unknown. Combinations that make no sense are refused by the call itself.
     """
 
@@ -57,6 +65,11 @@ class Options:
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name} = {value!r}: allowed {', '.join(allowed)}")
+        for name in ("splits", "chunk_tokens", "workers"):
+            if isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: {getattr(self, name)}: an integer is needed")
+        for name in ("dependent_launch", "check_workspace", "check_lengths"):
+            flag(name, getattr(self, name))
         object.__setattr__(self, "encoded", self._encode())
 
     def _encode(self) -> tuple[int, ...]:

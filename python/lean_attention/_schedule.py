@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from lean_attention import _core
-from lean_attention._options import Options
+from lean_attention._options import Options, flag
 
 _TEXT, _JSON, _SVG = range(3)
 
@@ -110,9 +110,13 @@ def schedule(
     for name, array in (("seqlens", lengths), ("leftpad", pads)):
         if array is not None and array.shape != (lengths.size,):
             raise ValueError(f"{name}: shape {array.shape}: expected one number for each sequence")
+    if pads is not None and (pads > lengths).any():
+        raise ValueError(f"leftpad = {leftpad!r}: allowed 0 to each sequence's length, {lengths.tolist()}")
+    if not isinstance(window, (tuple, list)) or len(window) != 2 or any(isinstance(side, bool) for side in window):
+        raise TypeError(f"window: {window!r}: a pair (left, right) is needed, -1 for all")
     sizes = (
         lengths.size, q_heads, q_heads if kv_heads is None else kv_heads, head_dim, value_dim or head_dim, q_tokens,
-        int(lengths.max(initial=0)), _core.QUERY_DTYPES.index(dtype), int(causal), *window,
+        int(lengths.max(initial=0)), _core.QUERY_DTYPES.index(dtype), int(flag("causal", causal)), *window,
     )  # fmt: skip
     return Schedule((sizes, lengths, pads, options))
 

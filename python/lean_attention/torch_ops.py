@@ -6,10 +6,11 @@ There is no backward pass: inputs that need a gradient are refused, and so are t
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
@@ -99,6 +100,9 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
             refuse_unknown(name)
     out, lse, return_lse = given.pop("out", None), given.pop("lse", None), given.pop("return_lse", False)
     given.pop("stream", None)  # an operator runs on the current one
+    for name in ("scale", "softcap"):
+        if isinstance(given.get(name), bool):
+            raise TypeError(f"{name}: {given[name]}: a number is needed")
     if "window" in given:
         given["window_left"], given["window_right"] = given.pop("window")
     if "options" in given:
@@ -141,6 +145,14 @@ def into(name: str, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return given.copy_(result)
 
 
+def wrote(arrays: Iterable[Any]) -> None:
+    """PyTorch counts what is written to a tensor, so that a backward pass that needs the old values is refused. It does not see
+    what the library writes."""
+    for array in arrays:
+        if isinstance(array, torch.Tensor):
+            increment_version(array)
+
+
 def merge_states(framework: Any, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """lean_attention.merge_states() of o_a, lse_a, o_b, lse_b, whose shapes fit."""
     if must_dispatch(states[0]):
@@ -169,6 +181,8 @@ def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int = -
     if given.get("options") is not None:
         given["options"] = tuple(given["options"])
     _core.decode(None, q, k, v, dict(given, window=(window_left, window_right)))
+    if given.get("append_k") is not None:
+        wrote((k, v))
 
 
 def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:

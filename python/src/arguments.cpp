@@ -2,6 +2,7 @@
 #include "arguments.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -137,22 +138,19 @@ std::int64_t Call::integer(Argument which, std::int64_t otherwise) const {
   return value;
 }
 
-float Call::number(Argument which, float otherwise) const {
-  if (!given(which)) return otherwise;
-  const double value = PyFloat_AsDouble(argument(which));
-  if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(PyExc_TypeError, "%s: %R: a number is needed", which.name(), argument(which));
-  }
-  return static_cast<float>(value);
-}
+float Call::number(Argument which, float otherwise) const { return given(which) ? float_of(argument(which), which) : otherwise; }
 
 bool Call::flag(Argument which) const {
   if (!given(which)) return false;
-  if (PyObject_Size(argument(which)) >= 0)  // "no" and [False] would be true
-    raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), argument(which));
+  PyObject* const value = argument(which);
+  bool is_flag = PyObject_Size(value) < 0;  // "no" and [False] would be true
   PyErr_Clear();
-  return truth(which);
+  const bool yes = is_flag && truth(which);
+  if (is_flag)
+    is_flag = PyObject_RichCompareBool(value, yes ? Py_True : Py_False, Py_EQ) == 1;  // as would 0.5, one argument too far
+  PyErr_Clear();
+  if (!is_flag) raise(PyExc_TypeError, "%s: %R: True or False is needed", which.name(), value);
+  return yes;
 }
 
 bool Call::truth(Argument which) const {
@@ -255,7 +253,8 @@ void Call::read_pages(const Array& k) {
     check_dims(table, "block_table", 2, "[B, pages of a sequence]");
     check_size(table, "block_table", table.shape[0], problem_.batch, "the batch");
     if (table.type != ElementType::kInt32) raise(PyExc_TypeError, "block_table: %s: expected int32", table.type_text().c_str());
-    if (table.shape[1] > 1 && table.strides[1] != 1) raise(PyExc_ValueError, "block_table: rows must be contiguous");
+    if (table.shape[0] > 0 && table.shape[1] > 1 && table.strides[1] != 1)
+      raise(PyExc_ValueError, "block_table: rows must be contiguous");
     problem_.pages.block_table = table.data == nullptr ? &kNoPages : static_cast<const std::int32_t*>(table.data);
     problem_.pages.block_table_stride = table.strides[0];
     pages = table.shape[1];
@@ -310,6 +309,10 @@ void Call::read_outputs() {
   problem_.lse.token_stride = one_token_ ? 0 : stride(lse, head_axis + 1);
 }
 
+/// Stands for new tokens of which there are none, kept at null as a table without entries may be: null appends nothing, and has no
+/// rotary embedding.
+alignas(std::max_align_t) constexpr std::byte kNoTokens{};
+
 /// New keys have q's tokens and k's heads; they are laid out as q is.
 void Call::read_append() {
   const bool rotates = given("rotary_cos") || given("rotary_sin");
@@ -332,7 +335,8 @@ void Call::read_append() {
                  axis == axes.head ? "heads" : "an axis of q's");
     }
     check_size(added, which, size(added, added.ndim - 1), dims, "head dim");
-    return {.data = added.data, .dtype = dtype_of(added, which.name()), .strides = strides_of(added, axes)};
+    const void* const data = added.data == nullptr ? &kNoTokens : added.data;
+    return {.data = data, .dtype = dtype_of(added, which.name()), .strides = strides_of(added, axes)};
   };
   problem_.append.k = read("append_k", problem_.head_dim);
   problem_.append.v = read("append_v", problem_.value_dim);
@@ -343,7 +347,7 @@ void Call::read_append() {
     if (angles.type != ElementType::kFloat32)
       raise(PyExc_TypeError, "%s: %s: expected float32", which.name(), angles.type_text().c_str());
     check_dims(angles, which, 2, "[positions, rotary_dim / 2]");
-    if (angles.strides[1] != 1 || angles.strides[0] != angles.shape[1])
+    if ((angles.shape[1] > 1 && angles.strides[1] != 1) || (angles.shape[0] > 1 && angles.strides[0] != angles.shape[1]))
       raise(PyExc_ValueError, "%s: must be contiguous", which.name());
     check_size(angles, which, angles.shape[1], problem_.append.rotary_dim / 2, "rotary_dim / 2");
     if (angles.shape[0] < problem_.kv_capacity) {

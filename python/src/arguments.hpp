@@ -112,6 +112,7 @@ class Call {
   [[nodiscard]] Array array(Argument which, PyObject* object);
   [[nodiscard]] Reference from_framework(const char* method, PyObject* first, PyObject* second) const;
   [[nodiscard]] std::int64_t integer(Argument which, std::int64_t otherwise) const;
+  [[nodiscard]] static float float_of(PyObject* number, Argument which);  // True is no number
   [[nodiscard]] float number(Argument which, float otherwise) const;
   [[nodiscard]] bool flag(Argument which) const;
   [[nodiscard]] bool truth(Argument which) const;  // of one that is given

@@ -32,15 +32,6 @@ std::int32_t int32_of(PyObject* number, Argument which, std::size_t index) {
   return to_int32(value, which, index);
 }
 
-float float_of(PyObject* number, Argument which) {
-  const double value = PyFloat_AsDouble(number);
-  if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    raise(PyExc_TypeError, "%s: %R: a number is needed", which.name(), number);
-  }
-  return static_cast<float>(value);
-}
-
 void check_count(Argument which, std::int64_t count, std::int64_t expected) {
   if (count != expected) {
     raise(PyExc_ValueError, "%s: its length is %lld, expected %lld", which.name(), static_cast<long long>(count),
@@ -64,6 +55,15 @@ std::vector<std::int32_t> copied(const Array& ints, Argument which) {
 }
 
 }  // namespace
+
+float Call::float_of(PyObject* number, Argument which) {
+  const double value = PyBool_Check(number) ? -1.0 : PyFloat_AsDouble(number);
+  if (PyBool_Check(number) || (value == -1.0 && PyErr_Occurred() != nullptr)) {
+    PyErr_Clear();
+    raise(PyExc_TypeError, "%s: %R: a number is needed", which.name(), number);
+  }
+  return static_cast<float>(value);
+}
 
 /// framework.method(q, values), or of one argument where `second` is null.
 Reference Call::from_framework(const char* method, PyObject* first, PyObject* second) const {

@@ -21,8 +21,13 @@ void Call::read_scores() {
     PyObject* const window = argument("window");
     const bool pair = (PyTuple_Check(window) || PyList_Check(window)) && PySequence_Size(window) == 2;
     if (!pair) raise(PyExc_TypeError, "window: %R: a pair (left, right) is needed, -1 for all", window);
-    scores.window_left = int_of(Reference(checked(PySequence_GetItem(window, 0))).get(), "window[0]");
-    scores.window_right = int_of(Reference(checked(PySequence_GetItem(window, 1))).get(), "window[1]");
+    const auto side = [window](Py_ssize_t at, const char* name) {
+      const Reference number(checked(PySequence_GetItem(window, at)));
+      if (PyBool_Check(number.get())) raise(PyExc_TypeError, "%s: %R: an integer is needed", name, number.get());
+      return int_of(number.get(), name);
+    };
+    scores.window_left = side(0, "window[0]");
+    scores.window_right = side(1, "window[1]");
   }
   read_alibi();
   scores.sinks = float_array("sinks", problem_.q_heads);
@@ -57,8 +62,10 @@ void Call::read_mask() {
     check_size(tree, "tree_mask", tree.shape[0], problem_.batch, "the batch");
     check_size(tree, "tree_mask", tree.shape[1], problem_.q_tokens, "tokens");
     check_size(tree, "tree_mask", tree.shape[2], words, "words");
-    if (tree.strides[2] != 1 || tree.strides[1] != words || tree.strides[0] != words * problem_.q_tokens) {
-      raise(PyExc_ValueError, "tree_mask: must be contiguous");
+    std::int64_t dense = 1;
+    for (const std::size_t axis : {2U, 1U, 0U}) {
+      if (tree.shape[axis] > 1 && tree.strides[axis] != dense) raise(PyExc_ValueError, "tree_mask: must be contiguous");
+      dense *= tree.shape[axis];
     }
     problem_.scores.tree_mask = static_cast<const std::uint32_t*>(tree.data);
   }

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <initializer_list>
+#include <numeric>
 
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
@@ -69,10 +71,36 @@ bool addressable(const Extents& n, const Strides& s) noexcept {
   return true;
 }
 
-/// No two elements share an address, seen from the strides: no axis longer than 1 stands still.
-bool distinct(const Extents& n, const Strides& s) noexcept {
+/// No axis longer than 1 stands still, which would give its elements one address.
+bool moves(const Extents& n, const Strides& s) noexcept {
   return (n.sequences <= 1 || s.sequence != 0) && (n.heads <= 1 || s.head != 0) && (n.tokens <= 1 || s.token != 0) &&
          (n.dims <= 1 || s.dim != 0);
+}
+
+struct Axis {
+  std::int64_t count;
+  std::int64_t stride;  // elements, of no direction
+};
+
+/// Whether steps along one axis never end where steps along the other do: the first multiple that both strides have lies outside.
+bool apart(const Axis& a, const Axis& b) noexcept {
+  if (a.count <= 1 || b.count <= 1) return true;
+  if (a.stride > (b.count - 1) * b.stride || b.stride > (a.count - 1) * a.stride)
+    return true;  // one is a step over all of the other
+  const std::int64_t common = std::gcd(a.stride, b.stride);
+  return b.stride / common >= a.count || a.stride / common >= b.count;
+}
+
+/// No two elements share an address, as far as axes tell two by two. Every axis moves, and strides are addressable.
+bool distinct(const Extents& n, const Strides& s) noexcept {
+  const std::array<Axis, 4> axes{
+      {{n.sequences, std::abs(s.sequence)}, {n.heads, std::abs(s.head)}, {n.tokens, std::abs(s.token)}, {n.dims, std::abs(s.dim)}}};
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (!apart(axes[i], axes[j])) return false;
+    }
+  }
+  return true;
 }
 
 bool has_additive_mask(P p) noexcept { return p.scores.mask != nullptr && !p.scores.mask_is_boolean; }
@@ -192,14 +220,21 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return addressable(query_extents(p, 1), lse_strides(p)); }},
     Precondition<Problem>{kInvalid, "o.strides", "no stride may be 0 on an axis longer than 1: outputs must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.o.strides.token; },
-                 [](P p) noexcept { return !has_queries(p) || distinct(query_extents(p, value_dim_of(p)), p.o.strides); }},
+                 [](P p) noexcept { return !has_queries(p) || moves(query_extents(p, value_dim_of(p)), p.o.strides); }},
     Precondition<Problem>{kInvalid, "lse.token_stride", "no stride may be 0 on an axis longer than 1: outputs must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.lse.token_stride; },
                  [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) ||
-                                           distinct(query_extents(p, 1), lse_strides(p)); }},
+                                           moves(query_extents(p, 1), lse_strides(p)); }},
     Precondition<Problem>{kTooLarge, "batch x q_heads x q_tokens x kv_capacity", "at most 2^46 row-tile pairs",
                  [](P p) noexcept -> std::int64_t { return p.batch; },
                  [](P p) noexcept { return line_work(p) >= 0 && line_work(p) <= kMaxLineWork; }},
+    Precondition<Problem>{kInvalid, "o.strides", "no two axes may meet: outputs must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.o.strides.token; },
+                 [](P p) noexcept { return !has_queries(p) || distinct(query_extents(p, value_dim_of(p)), p.o.strides); }},
+    Precondition<Problem>{kInvalid, "lse.token_stride", "no two axes may meet: outputs must not overlap",
+                 [](P p) noexcept -> std::int64_t { return p.lse.token_stride; },
+                 [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) ||
+                                           distinct(query_extents(p, 1), lse_strides(p)); }},
     Precondition<Problem>{kInvalid, "scores.scale", "must be finite",
                  nullptr,
                  [](P p) noexcept { return std::isfinite(p.scores.scale); },
@@ -318,12 +353,12 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "k.strides",
                  "with append no stride may be 0 on an axis longer than 1: new keys must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.k.strides.token; },
-                 [](P p) noexcept { return !appends(p) || !has_keys(p) || distinct(key_extents(p, p.head_dim), p.k.strides); }},
+                 [](P p) noexcept { return !appends(p) || !has_keys(p) || moves(key_extents(p, p.head_dim), p.k.strides); }},
     Precondition<Problem>{kInvalid, "v.strides",
                  "with append no stride may be 0 on an axis longer than 1: new values must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.v.strides.token; },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) ||
-                                           distinct(key_extents(p, value_dim_of(p)), p.v.strides); }},
+                                           moves(key_extents(p, value_dim_of(p)), p.v.strides); }},
     Precondition<Problem>{kInvalid, "v.data", "with append must not be k.data",
                  [](P p) noexcept -> std::int64_t { return as_int(p.v.data); },
                  [](P p) noexcept { return !appends(p) || !has_keys(p) || p.k.data != p.v.data; }},

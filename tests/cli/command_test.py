@@ -144,6 +144,11 @@ class Writes(unittest.TestCase):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("lean bench: --out = /dev/full: a file that can be written (No space left on device)", done.stderr)
 
+    def test_bytes_that_are_no_text_cost_no_result(self):
+        done = lean(*BENCH, "--json", "--commit", "a\udcff")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual({json.loads(line)["commit"] for line in done.stdout.splitlines()}, {"a\ufffd"})
+
     def test_svg_that_is_full(self):
         done = lean("schedule", *SMALL, "--svg", "/dev/full")
         self.assertEqual(done.returncode, 2)

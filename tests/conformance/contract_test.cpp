@@ -97,8 +97,10 @@ TEST(Conformance, R30_SupportsAgreesWithDecodeForEveryType) {
 TEST(Conformance, R30_EveryHeadDimAndHeadCountIsServedOrRefusedByName) {
   const TestExecutor executor(ExecutorKind::kPool, 2);
   const TestProblem built(Case{.q_heads = 12, .kv_heads = 12, .head_dim = 256, .lens = {1}});
+  constexpr Strides apart{.head = kMaxHeadDim};  // room for the widest rows
   for (std::int32_t d = -1; d <= kMaxHeadDim + 2; ++d) {
     Problem problem = built.problem();
+    problem.o.strides = apart;
     problem.head_dim = d;
     const Status status = supports(problem, options_of(Case{}, executor));
     EXPECT_EQ(status.ok(), d >= 1 && d <= kMaxHeadDim) << d;
@@ -106,6 +108,7 @@ TEST(Conformance, R30_EveryHeadDimAndHeadCountIsServedOrRefusedByName) {
   }
   for (std::int32_t dv = -1; dv <= kMaxHeadDim + 2; ++dv) {
     Problem problem = built.problem();
+    problem.o.strides = apart;
     problem.value_dim = dv;
     EXPECT_EQ(supports(problem, options_of(Case{}, executor)).ok(), dv >= 0 && dv <= kMaxHeadDim) << dv;
   }

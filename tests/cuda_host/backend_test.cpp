@@ -329,7 +329,10 @@ Asked random_call(std::uint64_t& key) {
   o.workers = static_cast<std::int32_t>(one_of(key, {std::int64_t{0}, std::int64_t{0}, 1 + support::pick(++key, 1100)}));
   o.dependent_launch = one_of(key, {false, false, false, true});
   o.check_workspace = one_of(key, {false, false, false, true});
-  if (one_of(key, {false, false, false, true})) make_plain(p, key);
+  if (one_of(key, {false, false, false, true})) {
+    make_plain(p, key);
+    lay_out_outputs(p);
+  }
   return asked;
 }
 

@@ -28,6 +28,12 @@ struct Shape {
   std::int32_t page_tokens = 0;
 };
 
+/// Lays o's elements apart after sizes, or the stride of its dims, were changed.
+inline void lay_out_outputs(Problem& p) {
+  const std::int64_t row = (p.value_dim != 0 ? p.value_dim : p.head_dim) * p.o.strides.dim;
+  p.o.strides = {.sequence = p.q_tokens * p.q_heads * row, .head = row, .token = p.q_heads * row, .dim = p.o.strides.dim};
+}
+
 inline Problem problem_of(const Shape& s) {
   Problem p{.batch = s.batch, .q_heads = s.q_heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .kv_capacity = s.capacity};
   const std::int64_t d = s.head_dim;

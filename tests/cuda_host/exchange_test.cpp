@@ -71,6 +71,7 @@ TEST(CudaHostExchange, R47_ADecodeStepExchangesInItsOwnLaunchAndOthersAreRefused
     exchange.memory_bytes = exchange_bytes(2, 1000, shape.head_dim, DType::kBFloat16) - missing_bytes;
     asked.options.exchange = &exchange;
     asked.problem.q_tokens = q_tokens;
+    lay_out_outputs(asked.problem);
     return supports(asked.problem, asked.options);
   };
   for (const std::int32_t head_dim : {64, 128}) {

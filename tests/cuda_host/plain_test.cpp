@@ -52,6 +52,7 @@ TEST(CudaHost, R06_ThePlainKernelServesWhatNoVariantDoes) {
     for (const auto& [name, change] : plain_calls()) {
       Asked asked{name, problem_of({.batch = 3}), cuda_options()};
       change(asked.problem);
+      lay_out_outputs(asked.problem);
       const std::vector<Call> launches = launches_of(asked);
       ASSERT_EQ(launches.size(), 1U) << name;
       EXPECT_TRUE(launches[0].plain()) << name << ": " << launches[0].kernel;

@@ -775,6 +775,31 @@ def test_the_example_generates_the_same_tokens_under_torchrun():
     assert outputs[0].partition(":")[2] == outputs[1].partition(":")[2]
 
 
+def group_that_is_destroyed() -> tuple:
+    """Threads of gloo before and after, and what a call says then."""
+
+    def threads() -> int:
+        return sum("gloo_run" in name.read_text() for name in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+    context, heads = ContextParallel(block_tokens=16), TensorParallel(6, 2)
+    q, k = torch.ones(1, 6, 16), torch.ones(1, 2, 64, 16)
+    context.decode(q, k, k, seqlens=[100])
+    before = threads()
+    dist.destroy_process_group()
+    try:
+        context.decode(q, k, k, seqlens=[100])
+    except RuntimeError as refusal:
+        return before, threads(), str(refusal), heads.rank
+    raise AssertionError("a call without a group has a result")
+
+
+def test_objects_that_are_kept_do_not_keep_a_destroyed_group():
+    """Its threads would drop tensors while the interpreter ends, which ended one of the example's ranks by abort() now and then."""
+    for rank, (before, after, refusal, own) in enumerate(ranks.run(2, group_that_is_destroyed)):
+        assert before > 0 and after == 0 and own == rank
+        assert "the process group has been destroyed" in refusal
+
+
 def generate(model) -> list:
     ids = torch.arange(1, 21)[None]
     with torch.no_grad():

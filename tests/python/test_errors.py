@@ -187,6 +187,12 @@ def test_cumulative_lengths_in_words():
         ("k: int8: expected", dict(k=np.ones((2, 2, 37, 40), np.int8))),
         ("causal: 'no': True or False is needed", dict(causal="no")),
         (r"causal: \[False\]: True or False is needed", dict(causal=[False])),
+        ("causal: 0.125: True or False is needed", dict(causal=0.125)),
+        ("causal: nan: True or False is needed", dict(causal=float("nan"))),
+        ("causal: 2: True or False is needed", dict(causal=2)),
+        ("scale: True: a number is needed", dict(scale=True)),
+        ("softcap: False: a number is needed", dict(softcap=False)),
+        (r"window\[1\]: True: an integer is needed", dict(window=(1, True))),
         (r"mask: int64: expected bool \(True: seen\), float32, float16 or bfloat16", dict(mask=np.ones((1, 1, 1, 37), np.int64))),
         (r"seqlens\[0\] = True: an integer is needed", dict(seqlens=[True, 4])),
         ("k.dtype = float16: must equal q.dtype, or be float8; q is float32", dict(k=np.ones((2, 2, 37, 40), np.float16))),
@@ -200,6 +206,35 @@ def test_a_message_says_what_was_seen_and_what_works(message, change):
     q, k, v = arrays()
     with pytest.raises((TypeError, ValueError), match=f"^({message})"):
         decode(**(dict(q=q, k=k, v=v) | change))
+
+
+@pytest.mark.parametrize("yes", [True, 1, np.True_, np.array(True)], ids=["bool", "int", "numpy", "array"])
+def test_what_equals_true_is_a_flag(yes):
+    q, k, v = arrays(q_tokens=3)
+    np.testing.assert_array_equal(decode(q, k, v, causal=yes), decode(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_outputs_whose_elements_share_memory_are_refused(name):
+    q, k, v = arrays(q_tokens=2)
+    strides = dict(out=(8, 20 * 4, 40 * 4, 4), lse=(8, 8, 4))[name]  # a head of out begins in the middle of the one before
+    shape = dict(out=q.shape, lse=q.shape[:3])[name]
+    given = np.lib.stride_tricks.as_strided(np.zeros(4096, np.float32), shape, strides)
+    with pytest.raises(ValueError, match=f"^{name}.*: no two axes may meet: outputs must not overlap"):
+        decode(q, k, v, return_lse=True, **{name: given})
+
+
+@needs("pages")
+def test_a_table_of_no_sequences_may_have_any_strides():
+    pool, table = np.ones((6, 4, 2, 40), np.float32), np.zeros((8, 3), INT32).T[:0]
+    assert decode(np.ones((0, 6, 40), np.float32), pool, pool, block_table=table, seqlens=[], layout="bshd").shape == (0, 6, 40)
+
+
+def test_axes_of_one_in_a_tree_mask_may_have_any_strides():
+    q, k, v = arrays(q_tokens=3)
+    tree = np.array([[[1], [3], [7]]] * 2, np.uint32)
+    odd = np.lib.stride_tricks.as_strided(tree, tree.shape, (12, 4, 400))
+    np.testing.assert_array_equal(decode(q, k, v, tree_mask=odd), decode(q, k, v, causal=True))
 
 
 def test_keys_and_values_of_one_tensor_cannot_be_appended_to():
@@ -374,6 +409,20 @@ def test_out_must_not_be_an_input():
 def test_unknown_names_of_options():
     with pytest.raises(ValueError, match="policy = 'fast'"):
         Options(policy="fast")
+
+
+@pytest.mark.parametrize(
+    "message, given",
+    [
+        ("workers: True: an integer is needed", dict(workers=True)),
+        ("dependent_launch: 'no': True or False is needed", dict(dependent_launch="no")),
+        ("check_lengths: 0.5: True or False is needed", dict(check_lengths=0.5)),  # as an integer it would be off
+    ],
+)
+def test_flags_and_numbers_of_options(message, given):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        Options(**given)
+    assert Options(check_lengths=np.True_).encoded[-1] == 1
 
 
 def test_supports_says_why():

@@ -318,6 +318,52 @@ def test_flash_attn_refuses_a_descale_without_its_float8():
         flash_attn_with_kvcache(q.half(), *(x.to(torch.float8_e4m3fn) for x in (k, v)), q_descale=0.5)
 
 
+@needs("fp8")
+def test_flash_attn_refuses_descales_of_other_batches_and_float8_queries_alone():
+    q, k, v = to_bshd(*tensors())
+    k8, v8 = (x.to(torch.float8_e4m3fn) for x in (k, v))
+    for name, rows in (("k_descale", 3), ("v_descale", 4)):
+        with pytest.raises(ValueError, match=rf"^{name}: shape \({rows}, 2\): expected \[2, 2\]"):
+            flash_attn_with_kvcache(q.bfloat16(), k8, v8, **{name: torch.ones(rows, 2)})
+    with pytest.raises(TypeError, match="^q: torch.float8_e4m3fn: k and v are torch.bfloat16"):
+        flash_attn_with_kvcache(q.to(torch.float8_e4m3fn), k.bfloat16(), v.bfloat16(), q_descale=0.5)
+    cu = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([0, 37, 74], dtype=torch.int32)
+    with pytest.raises(TypeError, match="^q: torch.float8_e4m3fn: k and v are torch.bfloat16"):
+        flash_attn_varlen_func(q.flatten(0, 1).to(torch.float8_e4m3fn), k.flatten(0, 1).bfloat16(), v.flatten(0, 1).bfloat16(), *cu)
+
+
+@pytest.mark.parametrize(
+    "message, arguments",
+    [
+        (r"window_size = \(3.7, 0\): two integers are needed", dict(window_size=(3.7, 0))),
+        (r"window_size = \(True, 0\): two integers are needed", dict(window_size=(True, 0))),
+        (r"window_size = 3: expected \(left, right\)", dict(window_size=3)),
+        ("scale: True: a number is needed", dict(softmax_scale=True)),  # flash-attention 3's causal, by place
+        (r"seqlens\[0\] = True: an integer is needed", dict(cache_seqlens=True)),
+        ("cache_batch_idx: <class 'list'>: a torch tensor of int32 or int64", dict(cache_batch_idx=[0, 1])),
+        ("cache_batch_idx: torch.float32: a torch tensor", dict(cache_batch_idx=torch.tensor([0.5, 1]))),
+        ("output_scale: ", dict(output_scale=torch.ones(1))),
+        ("block_sparse_tensors: ", dict(block_sparse_tensors=(1, 2))),
+        ("aux_scalars: ", dict(aux_scalars=(1,))),
+    ],
+)
+def test_flash_attn_refuses_by_name(message, arguments):
+    q, k, v = to_bshd(*tensors())
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=f"^{message}"):
+        flash_attn_with_kvcache(q, k, v, **arguments)
+
+
+@needs("pages")
+@pytest.mark.parametrize("row", [-1, 2])
+def test_flash_attn_a_row_that_the_table_has_not_is_refused(row):
+    """Indexing would take -1 for the last one."""
+    q, k, v = tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 6)
+    rows, lengths = torch.tensor([0, row]), torch.tensor([48, 13], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^block_table\[1, 0\] = -1: allowed 0 to"):
+        flash_attn_with_kvcache(q.transpose(1, 2), pool_k, pool_v, cache_batch_idx=rows, block_table=table, cache_seqlens=lengths)
+
+
 def test_flash_attn_a_position_outside_the_tables_is_refused():
     q, k, v = to_bshd(*tensors(q_tokens=2))
     new = k[:, :1].clone(), v[:, :1].clone()
@@ -327,7 +373,8 @@ def test_flash_attn_a_position_outside_the_tables_is_refused():
 
 def test_flash_attn_takes_what_means_nothing():
     q, k, v = to_bshd(*tensors())
-    hints = dict(qv=None, attention_chunk=0, pack_gqa=True, sm_margin=8, fa_version=3, gqa_parallel=True, max_seqlen_k_hint=37)
+    none = dict.fromkeys(("output_scale", "mask_mod", "aux_tensors", "aux_tensor_leading_dims", "block_sparse_tensors", "dynamic_causal"))
+    hints = dict(none, qv=None, attention_chunk=0, pack_gqa=True, sm_margin=8, fa_version=3, gqa_parallel=True, max_seqlen_k_hint=37)
     same = flash_attn_with_kvcache(q, k, v, k_descale=torch.ones(2, 2), **hints)  # a cache that is not float8 has no scale
     assert torch.equal(same, flash_attn_with_kvcache(q, k, v))
 
@@ -339,6 +386,8 @@ def test_flash_attn_func():
     out, lse, none = flash_attn_func(*to_bshd(q, k, v), return_attn_probs=True, deterministic=True, **arguments)
     expected.check(out.transpose(1, 2), lse)
     assert none is None and torch.equal(flash_attn_func(*to_bshd(q, k, v), 0.0, 0.3, True, [9, -1]), out)
+    both = flash_attn_func(*to_bshd(q, k, v), return_attn_probs=True, return_softmax_lse=True, **arguments)
+    assert torch.equal(both[0], out) and torch.equal(both[1], lse) and both[2] is None
     with pytest.raises(NotImplementedError, match="^dropout_p: "):
         flash_attn_func(*to_bshd(q, k, v), 0.1)
 

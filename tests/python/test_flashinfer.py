@@ -297,6 +297,11 @@ def test_flashinfer_single(layout):
         out, lse = single_prefill_with_kv_cache(q[0].transpose(0, 1), keys, values, kv_layout=layout, return_lse=True, **arguments)
         torch.testing.assert_close(out.transpose(0, 1), torch.from_numpy(expected.out[0]).float(), rtol=0, atol=2e-5)
         torch.testing.assert_close(lse.t() / math.log2(math.e), torch.from_numpy(expected.lse[0]).float(), rtol=0, atol=2e-5)
+    given = (q[0].transpose(0, 1), keys, values)
+    in_a_row = single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.flatten())
+    assert torch.equal(in_a_row, single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.t().contiguous().t()))
+    with pytest.raises(ValueError, match=r"^custom_mask: shape \(37, 3\): expected \(3, 37\)"):
+        single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.t())
     out = single_decode_with_kv_cache(q[0, :, 0], keys, values, layout, v_scale=2.0)
     attention(q[:, :, :1], k, 2 * v).check(out[None, :, None])
 
@@ -418,6 +423,33 @@ def test_lse_goes_where_it_is_wanted_and_is_not_resized():
         wrapper.run_return_lse(*call, lse=torch.empty(2, 6, dtype=torch.float64))
     with pytest.raises(ValueError, match="^paged_kv_cache: 3 tensors"):
         wrapper.run(call[0], (pool_k, pool_v, pool_v))
+    natural, across = torch.empty(2, 6), torch.empty(6, 2)
+    torch.testing.assert_close(wrapper.run_return_lse(*call, lse_base="ln", lse=natural)[1] * math.log2(math.e), expected)
+    returned = wrapper.run_return_lse(*call, lse_layout="HN", lse=across)[1]
+    assert torch.equal(returned, expected.t()) and torch.equal(across, expected.t()) and returned.is_contiguous()
+    for name in ("lse_base", "lse_layout"):
+        with pytest.raises(ValueError, match=f"^{name} = 'e': allowed '"):
+            wrapper.run_return_lse(*call, **{name: "e"})
+
+
+@needs("pages")
+def test_a_last_page_holds_no_more_than_a_page():
+    q, k, v = tensors(kv_tokens=48)
+    _, _, table = paged(k, v, 4)
+    indptr, indices, last = csr(table, [48, 13], 4)
+    for wrong in (-1, 5):
+        last[1] = wrong
+        with pytest.raises(ValueError, match=rf"^last_page_len\[1\] = {wrong}: allowed 0 to 4"):
+            BatchDecodeWithPagedKVCacheWrapper().plan(indptr, indices, last, 6, 2, 40, 4)
+
+
+def test_head_dims_of_values_are_those_that_were_planned():
+    cu = torch.tensor([0, 1], dtype=torch.int32)
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper()
+    wrapper.plan(cu, cu, 1, 1, 8, 4, uniform_q_len=1)
+    assert wrapper.run(torch.ones(1, 1, 8), torch.ones(1, 1, 8), torch.ones(1, 1, 4)).shape == (1, 1, 4)
+    with pytest.raises(ValueError, match="^k: head dim of v = 8: plan\\(\\) was told head_dim_vo = 4"):
+        wrapper.run(torch.ones(1, 1, 8), torch.ones(1, 1, 8), torch.ones(1, 1, 8))
 
 
 @pytest.mark.parametrize("requests", [0, 2])

@@ -61,6 +61,21 @@ def test_misuse():
         lean_attention.schedule([1], q_heads=2**32 + 1)
 
 
+@pytest.mark.parametrize(
+    "message, given",
+    [
+        ("causal: 'no': True or False is needed", dict(causal="no")),
+        ("causal: 0.5: True or False is needed", dict(causal=0.5)),
+        ("window: 3: a pair", dict(window=3)),
+        (r"window: \(True, 1\): a pair", dict(window=(True, 1))),
+        (r"leftpad = \[4\]: allowed 0 to each sequence's length, \[3\]", dict(leftpad=[4])),
+    ],
+)
+def test_what_decode_refuses_is_refused_here(message, given):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        lean_attention.schedule([3], q_heads=4, **given)
+
+
 def test_the_doctor_passes():
     done = subprocess.run([sys.executable, "-m", "lean_attention", "doctor"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "self-test  ok" in done.stdout, done.stdout + done.stderr

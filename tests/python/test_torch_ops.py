@@ -1,5 +1,6 @@
 """torch.ops.lean_attention, and decode() on torch tensors."""
 
+import functools
 import subprocess
 import sys
 
@@ -118,6 +119,63 @@ def test_inference_mode():
         inside = decode(q, k, v)
         assert torch.equal(OPS.decode(q, k, v), inside)
     assert torch.equal(decode(q, k, v), inside)
+
+
+def write_out(k, v):
+    q, out = tensors()[0], torch.zeros(2, 6, 1, 40)
+    return out, lambda: decode(q, k, v, out=out)
+
+
+def write_lse(k, v):
+    q, lse = tensors()[0], torch.zeros(2, 6, 1)
+    return lse, lambda: decode(q, k, v, lse=lse, return_lse=True)
+
+
+def write_cache(call, which, k, v):
+    new = dict(append_k=torch.ones(2, 2, 1, 40), append_v=torch.ones(2, 2, 1, 40))
+    q, lengths = tensors()[0], torch.tensor([3, 7], dtype=torch.int32)
+    return (k, v)[which], lambda: call(q, k, v, seqlens=lengths, **new)
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        write_out,
+        write_lse,
+        pytest.param(functools.partial(write_cache, decode, 0), marks=needs("append")),
+        pytest.param(functools.partial(write_cache, decode, 1), marks=needs("append")),
+        pytest.param(functools.partial(write_cache, OPS.decode_append, 0), marks=needs("append")),
+    ],
+    ids=["out", "lse", "k", "v", "op_k"],
+)
+def test_r50_a_backward_pass_through_what_was_written_over_is_refused(writer):
+    """Its gradient would be made of the new values."""
+    written, call = writer(*tensors()[1:])
+    factor = torch.ones_like(written).requires_grad_()
+    product = factor * written
+    with torch.no_grad():
+        call()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@needs("append")
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_a_step_without_tokens_appends_none(sequences):
+    """PyTorch keeps empty tensors at null, which is no tensor to the library."""
+    rows, k = torch.zeros(4, 0, 8), torch.ones(sequences, 2, 16, 8)
+    new, tables = torch.zeros(2, 0, 8), dict(rotary_cos=torch.ones(16, 4), rotary_sin=torch.zeros(16, 4))
+    cu = torch.zeros(sequences + 1, dtype=torch.int32)
+    arguments = dict(append_k=new, append_v=new, seqlens=[5] * sequences, cu_seqlens_q=cu, **tables)
+    assert decode(rows, k, k.clone(), **arguments).shape == (4, 0, 8)
+    assert (k == 1).all()
+
+
+def test_tensors_of_inference_mode_are_written_to():
+    q, k, v = tensors()
+    with torch.inference_mode():
+        out = torch.zeros(2, 6, 1, 40)
+    assert torch.equal(decode(q, k, v, out=out), decode(q, k, v))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -45,6 +45,18 @@ class TimelineCommand(unittest.TestCase):
             whole = [max(1, -(-length // line["tile_tokens"])) for length in (2000, 3, 40, 0)]
             self.assertEqual(list(tiles.values()), whole, line["impl"])
 
+    def test_a_file_that_cannot_be_written_is_refused_before_anything_is_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, why in ((folder, "Is a directory"), (f"{folder}/none/x", "No such file or directory")):
+                done = lean(WITH, *TWO, "--out", name)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertEqual(done.stderr, f"lean timeline: --out = {name}: a file that can be written ({why})\n")
+
+    def test_bytes_that_are_no_text_cost_no_result(self):
+        done = lean(WITH, *TWO, "--json", "--commit", "a\udcff")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([json.loads(line)["commit"] for line in done.stdout.splitlines()], ["a\ufffd"] * 3)
+
     def test_the_table(self):
         done = lean(WITH, *TWO)
         self.assertEqual(done.returncode, 0, done.stderr)

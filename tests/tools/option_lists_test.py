@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/option_lists.py, and the lists of the tools beside it: an empty item, or one that nobody knows, is refused by name."""
+"""bench/option_lists.py, and what tools/run_tests.py makes of it: an empty item, or one that nobody knows, is refused by name."""
 import argparse
 import contextlib
 import importlib.util
@@ -28,7 +28,7 @@ class Lists(unittest.TestCase):
         self.assertEqual(list_of()("a"), ["a"])
 
     def test_empty_items_are_refused(self):
-        for read in (list_of(), list_of(int), list_of(known=("a", "b")), tool("gpu_test").groups_in, tool("run_tests").presets_in):
+        for read in (list_of(), list_of(int), list_of(known=("a", "b")), tool("run_tests").presets_in):
             for text in ("a,,b", ",a", "a,", ","):
                 with self.subTest(read=read, text=text), self.assertRaises(argparse.ArgumentTypeError):
                     read(text)

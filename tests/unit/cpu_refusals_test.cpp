@@ -126,6 +126,8 @@ const std::vector<Refusal>& refusals() {
          p.batch = 1 << 30;
          p.q_heads = p.kv_heads = 1 << 14;
          p.k.strides = p.v.strides = {0, 0, 0, 1};
+         p.o.strides.sequence = std::int64_t{kDims} << 14;
+         p.lse.sequence_stride = 1 << 14;
          o.policy = Policy::fixed_split(128);
        }},
   };

@@ -52,6 +52,7 @@ void make_packed(Problem& p) {
   p.total_q_tokens = 4;
   p.cu_kv_tokens = kInts;
   p.total_kv_tokens = 200;
+  p.lse.head_stride = 4;
 }
 
 void* off_by(std::size_t bytes, void* data) { return static_cast<std::byte*>(data) + bytes; }
@@ -150,6 +151,9 @@ const std::vector<Breaker>& breakers() {
          p.batch = p.q_tokens = p.kv_capacity = INT32_MAX;  // leaves 64 bits
          p.q_heads = 1 << 30;
        }},
+      {"o.strides", "no two axes may meet", [](Problem& p) { p.o.strides.head = p.o.strides.dim; }},
+      {"o.strides", "no two axes may meet", [](Problem& p) { p.o.strides.token = -p.o.strides.head; }},
+      {"lse.token_stride", "no two axes may meet", [](Problem& p) { p.lse.sequence_stride = p.lse.head_stride; }},
       {"scores.scale", "finite", [](Problem& p) { p.scores.scale = INFINITY; }},
       {"scores.scale", "finite", [](Problem& p) { p.scores.scale = NAN; }},
       {"scores.scale", "-1e38 to 1e38", [](Problem& p) { p.scores.scale = 2e38F; }},
@@ -373,7 +377,7 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { p.batch = 0; },
       [](Problem& p) { p.batch = INT32_MAX; },
       [](Problem& p) { p.head_dim = 1; },
-      [](Problem& p) { p.head_dim = p.value_dim = kMaxHeadDim; },
+      [](Problem& p) { p.head_dim = p.value_dim = kMaxHeadDim, p.o.strides = {4608, 576, 2304, 1}; },
       [](Problem& p) { p.lse.data = nullptr; },
       [](Problem& p) { p.scores.scale = -1.0F; },
       [](Problem& p) { p.scores.scale = -1e38F, p.scores.softcap = 1e30F; },

@@ -137,7 +137,7 @@ Problem decode_problem(std::int64_t batch = 3, std::int32_t capacity = 4000) {
   problem.q = {.data = memory, .strides = {1, 1, 1, 1}};
   problem.k = problem.v = problem.q;
   static float output[1] = {};
-  problem.o = {.data = output, .strides = {1, 1, 1, 1}};
+  problem.o = {.data = output, .strides = {8 * 64, 64, 8 * 64, 1}};
   problem.kv_capacity = capacity;
   return problem;
 }
@@ -218,6 +218,7 @@ TEST(WorkspaceSize, R20_NeverWraps) {
   // The largest line the preconditions let through: 2^45 outputs, each cut into as many splits as there may be.
   Problem problem = decode_problem(std::int64_t{1} << 30, 15);
   problem.q_heads = problem.kv_heads = 1 << 15;
+  problem.o.strides.sequence = problem.o.strides.token = std::int64_t{64} << 15;
   for (const std::int32_t splits : {0, 1, 2, 128}) {
     const WorkspaceSize size = workspace_size(problem, {.policy = Policy::fixed_split(splits), .workers = 4096});
     if (splits < 2) {

@@ -11,15 +11,18 @@ from lean_attention.compat._flashinfer_rules import PositionEncoding, refuse_gai
 from lean_attention.compat._flashinfer_states import merge_states
 
 
-def _refuse_mask_buffers(*buffers: Optional[torch.Tensor]) -> None:
-    if any(buffer is not None for buffer in buffers):
+def _refuse_masks(custom_mask_buf: Any, mask_indptr_buf: Any, variant_owns_mask: bool) -> None:
+    if custom_mask_buf is not None or mask_indptr_buf is not None:
         raise NotImplementedError("custom_mask_buf, mask_indptr_buf: a mask of each request needs decode(mask=)")
+    if variant_owns_mask:
+        raise NotImplementedError("variant_owns_mask: kernels of one's own are not compiled here")
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     """Packed queries of each request, the last of its sequence, over a paged cache: prefill, chunks of it, and decode together.
 
-    Arguments as BatchDecodeWithPagedKVCacheWrapper. custom_mask_buf, mask_indptr_buf, jit_args: refused.
+    Arguments as BatchDecodeWithPagedKVCacheWrapper. custom_mask_buf, mask_indptr_buf, jit_args,
+    variant_owns_mask: refused.
     """
 
     def __init__(
@@ -36,8 +39,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         backend: str = "auto",
         jit_args: Optional[list] = None,
         jit_kwargs: Optional[dict] = None,
+        variant_owns_mask: bool = False,
     ) -> None:
-        _refuse_mask_buffers(custom_mask_buf, mask_indptr_buf)
+        _refuse_masks(custom_mask_buf, mask_indptr_buf, variant_owns_mask)
         buffers = dict(
             paged_kv_indptr_buf=paged_kv_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf,
             paged_kv_last_page_len_buf=paged_kv_last_page_len_buf, qo_indptr_buf=qo_indptr_buf,
@@ -78,7 +82,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of
                 each request.
             num_qo_heads, num_kv_heads, head_dim_qk, page_size: checked against the tensors of run().
-            head_dim_vo, use_fp16_qk_reduction: not needed.
+            head_dim_vo: of v and the result, checked if given; default: any.
+            use_fp16_qk_reduction: not needed.
             custom_mask, packed_custom_mask: refused.
             causal: query i of n sees keys up to n_kv - n + i.
             pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
@@ -96,8 +101,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self._keep(**tables, qo_indptr=qo_indptr)
         self._keep_pages(page_size)
         self._plan = Plan(
-            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
-            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
+            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), head_dim_vo, head_dim_qk**-0.5 if sm_scale is None else sm_scale,
+            causal, window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
             o_data_type, self._options(page_size, fixed_split_size, disable_split_kv),
         )  # fmt: skip
 
@@ -140,8 +145,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
         backend: str = "auto",
         jit_args: Optional[list] = None,
         jit_kwargs: Optional[dict] = None,
+        variant_owns_mask: bool = False,
     ) -> None:
-        _refuse_mask_buffers(custom_mask_buf, mask_indptr_buf)
+        _refuse_masks(custom_mask_buf, mask_indptr_buf, variant_owns_mask)
         super().__init__(kv_layout, use_cuda_graph, jit_args, dict(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf))
 
     def plan(
@@ -176,7 +182,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
             qo_indptr: int32 ``[B + 1]``: where each request's queries begin.
             kv_indptr: int32 ``[B + 1]``: where each request's keys begin.
             num_qo_heads, num_kv_heads, head_dim_qk: checked against the tensors of run().
-            head_dim_vo, use_fp16_qk_reduction, q_data_type, kv_data_type: not needed.
+            head_dim_vo: of v and the result, checked if given; default: any.
+            use_fp16_qk_reduction, q_data_type, kv_data_type: not needed.
             custom_mask, packed_custom_mask: refused.
             causal: query i of n sees keys up to n_kv - n + i.
             pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
@@ -193,8 +200,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
         self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         self._keep_lengths(self._kept["kv_indptr"].diff())
         self._plan = Plan(
-            (num_qo_heads, num_kv_heads, head_dim_qk), head_dim_qk**-0.5 if sm_scale is None else sm_scale, causal,
-            window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
+            (num_qo_heads, num_kv_heads, head_dim_qk), head_dim_vo, head_dim_qk**-0.5 if sm_scale is None else sm_scale,
+            causal, window_left, logits_soft_cap or 0.0, PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta),
             o_data_type, self._options(1, fixed_split_size, disable_split_kv),
         )  # fmt: skip
 

@@ -11,6 +11,8 @@ from lean_attention.compat._torch_pieces import is_fp8, sequence_of_tokens, turn
 
 LOG2_E = math.log2(math.e)
 LAYOUTS = ("NHD", "HND")
+LSE_BASES = {"log2": LOG2_E, "ln": 1.0}
+LSE_LAYOUTS = ("NH", "HN")
 ScaleLike = Union[float, torch.Tensor, None]
 
 #: Say how, not what: nothing here depends on them. skip_softmax_* trades accuracy for speed: here results stay exact.
@@ -18,10 +20,11 @@ RUN_HINTS = ("enable_pdl", "skip_softmax_threshold_scale_factor", "use_fp16_soft
 RUN_REFUSED = {
     "kv_cache_sf": "nvfp4 K/V is not computed here",
     "uses_spcompress": "compressed K/V is not computed here",
+    "o_scale": "float8 results are not made here: v_scale multiplies others",
 }
 PLAN_HINTS = (
     "q_data_type", "kv_data_type", "data_type", "non_blocking", "block_tables", "seq_lens", "seq_lens_q",
-    "use_fp16_qk_reduction", "max_token_per_sequence", "max_sequence_kv", "global_override_indptr_cpu",
+    "use_fp16_qk_reduction", "max_token_per_sequence", "max_sequence_kv", "global_override_indptr_cpu", "uniform_q_len",
 )  # fmt: skip
 _NO_ITEMS = "several items in one sequence have no mask here"
 PLAN_REFUSED = {

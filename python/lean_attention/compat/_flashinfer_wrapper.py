@@ -9,7 +9,7 @@ import torch
 from lean_attention._decode import decode
 from lean_attention._options import Options
 from lean_attention.compat._flashinfer_rules import (
-    LOG2_E, PLAN_HINTS, PLAN_REFUSED, RUN_HINTS, RUN_REFUSED, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of,
+    LSE_BASES, LSE_LAYOUTS, PLAN_HINTS, PLAN_REFUSED, RUN_HINTS, RUN_REFUSED, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of,
 )  # fmt: skip
 from lean_attention.compat._torch_pieces import float32, positions_of, refuse
 from lean_attention.torch_ops import into
@@ -21,6 +21,7 @@ class Plan(NamedTuple):
     """The constants of the runs that follow a plan()."""
 
     sizes: tuple[int, ...]  # heads of q and of k, head dim, and of a paged cache the page
+    value_dim: Optional[int]  # None: any
     scale: float
     causal: bool
     window_left: int
@@ -114,8 +115,8 @@ class Wrapper:
     def _attend(
         self, q: torch.Tensor, cache: PagedCache, cu_seqlens_q: Optional[torch.Tensor], args: tuple, *, q_scale: ScaleLike = None,
         k_scale: ScaleLike = None, v_scale: ScaleLike = None, out: Optional[torch.Tensor] = None,
-        lse: Optional[torch.Tensor] = None, return_lse: bool = False, window_left: Optional[int] = None,
-        sinks: Optional[torch.Tensor] = None, **others: Any,
+        lse: Optional[torch.Tensor] = None, return_lse: bool = False, lse_base: str = "log2", lse_layout: str = "NH",
+        window_left: Optional[int] = None, sinks: Optional[torch.Tensor] = None, **others: Any,
     ) -> Any:  # fmt: skip
         """q ``[B, Hq, d]``, or ``[B, n_q, Hq, d]``, or packed."""
         if self._plan is None:
@@ -123,6 +124,9 @@ class Wrapper:
         if args:
             raise NotImplementedError("run(): further arguments are those of kernels of one's own: not here")
         refuse("run", others, RUN_HINTS, RUN_REFUSED)
+        for name, value, allowed in (("lse_base", lse_base, LSE_BASES), ("lse_layout", lse_layout, LSE_LAYOUTS)):
+            if value not in allowed:
+                raise ValueError(f"{name} = {value!r}: allowed {', '.join(map(repr, allowed))}")
         self._bring_tables(q.device)
         cu_seqlens_q = None if cu_seqlens_q is None else cu_seqlens_q.to(q.device)
         plan = self._plan
@@ -133,6 +137,8 @@ class Wrapper:
         if given != plan.sizes:
             names = ", ".join(("query heads", "kv heads", "head dim", "page")[: len(plan.sizes)])
             raise ValueError(f"q, {self._cache}: ({names}) = {given}: plan() was told {plan.sizes}")
+        if plan.value_dim not in (None, v.shape[-1]):
+            raise ValueError(f"{self._cache}: head dim of v = {v.shape[-1]}: plan() was told head_dim_vo = {plan.value_dim}")
         q = queries_of(q, plan.o_data_type)
         k, v, lengths = self._keys(k, v, plan.encoding, q.dtype)
         if plan.encoding.turns:
@@ -149,10 +155,12 @@ class Wrapper:
             result.mul_(scales.of_result)
         if natural is None:
             return result
-        in_base_2 = _in_base_2(natural, q, cu_seqlens_q)
+        asked = _of_tokens(natural, q, cu_seqlens_q) * LSE_BASES[lse_base]
+        if lse_layout == "HN":
+            asked = asked.t().contiguous()
         if lse is not None:
-            in_base_2 = into("lse", lse, in_base_2)
-        return (result, in_base_2) if return_lse else result
+            asked = into("lse", lse, asked)
+        return (result, asked) if return_lse else result
 
     def _keys(
         self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
@@ -177,8 +185,12 @@ class PagedWrapper(Wrapper):
         pages, last = self._kept["indptr"].diff(), self._kept["last_page_len"]
         if last.shape != pages.shape:
             raise ValueError(f"last_page_len: shape {tuple(last.shape)}: expected {tuple(pages.shape)}, one for each request of indptr")
+        possible = (last >= 0) & (last <= page_size)
+        if possible.device.type == "cpu" and not bool(possible.all()):
+            b = int(possible.int().argmin())
+            raise ValueError(f"last_page_len[{b}] = {int(last[b])}: allowed 0 to {page_size} (the page)")
         lengths = torch.where(pages > 0, (pages - 1) * page_size + last, 0)
-        self._keep_lengths(lengths.to(torch.int32))
+        self._keep_lengths(torch.where(possible, lengths, -1).to(torch.int32))  # on a device decode() reports -1
 
     def _keys(
         self, k: torch.Tensor, v: torch.Tensor, encoding: PositionEncoding, dtype: torch.dtype
@@ -204,10 +216,8 @@ class RaggedWrapper(Wrapper):
         return k, v, dict(cu_seqlens_k=indptr)
 
 
-def _in_base_2(natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:
-    """decode()'s lse as FlashInfer has it: a row for each query token, ``[tokens, Hq]``."""
+def _of_tokens(natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:
+    """decode()'s lse with a row for each query token, ``[tokens, Hq]``, as FlashInfer has it."""
     if cu_seqlens_q is not None:
-        natural = natural.t()
-    elif q.dim() == 4:
-        natural = natural.transpose(1, 2).flatten(0, 1)
-    return natural * LOG2_E
+        return natural.t()
+    return natural.transpose(1, 2).flatten(0, 1) if q.dim() == 4 else natural

@@ -6,6 +6,8 @@ from typing import NamedTuple, Optional, Union
 
 import torch
 
+from lean_attention.compat._torch_pieces import is_fp8
+
 Scale = Union[float, torch.Tensor, None]
 
 
@@ -18,14 +20,18 @@ class Fp8Scales(NamedTuple):
 
 
 def fp8_scales(
-    q: torch.Tensor, k: torch.Tensor, q_is_fp8: bool, q_descale: Scale, k_descale: Scale, v_descale: Scale
+    q: torch.Tensor, k: torch.Tensor, batch: int, q_descale: Scale, k_descale: Scale, v_descale: Scale
 ) -> Fp8Scales:
-    """`k`: the cache; its axis 2 has the heads."""
-    if not q_is_fp8 and q_descale is not None:
+    """`k`: the cache; its axis 2 has the heads. One of 16 or 32 bits has no scales, whatever is given, as there."""
+    if not is_fp8(k):
+        if is_fp8(q):
+            raise TypeError(f"q: {q.dtype}: k and v are {k.dtype}: float8 q goes with float8 k and v")
+        return Fp8Scales()
+    if not is_fp8(q) and q_descale is not None:
         raise NotImplementedError(f"q_descale: q is {q.dtype}: is for float8 q")
     heads = k.shape[2]
     given = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    factors = [_rows(name, scale, heads, q.device) for name, scale in given.items()]
+    factors = [_rows(name, scale, batch, heads, q.device) for name, scale in given.items()]
     of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
     of_q, of_k, of_v = factors
     if of_q is not None:
@@ -38,7 +44,7 @@ def fp8_scales(
     return Fp8Scales(of_k[0].contiguous(), of_v[0].contiguous())
 
 
-def _rows(name: str, scale: Scale, heads: int, device: torch.device) -> Optional[torch.Tensor]:
+def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device) -> Optional[torch.Tensor]:
     """``[1 or B, Hkv]``; what is expanded from one number or one row is one row."""
     if scale is None:
         return None
@@ -49,6 +55,6 @@ def _rows(name: str, scale: Scale, heads: int, device: torch.device) -> Optional
         return scale.reshape(1, 1).expand(1, heads)
     if scale.dim() == 1 and scale.shape[0] == heads:
         return scale[None]
-    if scale.dim() != 2 or scale.shape[1] != heads:
-        raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected [B, {heads}], [{heads}] or one number")
+    if scale.dim() != 2 or scale.shape[1] != heads or scale.shape[0] not in (1, batch):
+        raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected [{batch}, {heads}], [{heads}] or one number")
     return scale[:1] if scale.stride(0) == 0 else scale

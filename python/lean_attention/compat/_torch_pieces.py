@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
@@ -28,11 +29,21 @@ def window_of(name: str, window: Optional[Sequence[int]]) -> tuple[int, int]:
     """(left, right) of a tuple, a list or two numbers of a tensor; None: all keys. Any negative number means -1."""
     if window is None:
         return (-1, -1)
-    sides = [side for side in window]
+    sides = list(window) if isinstance(window, Iterable) else []
     if len(sides) != 2:
         raise ValueError(f"{name} = {window!r}: expected (left, right)")
-    left, right = (-1 if side is None else max(-1, int(side)) for side in sides)
+    try:
+        left, right = (-1 if side is None else max(-1, _integer(side)) for side in sides)
+    except TypeError:
+        raise TypeError(f"{name} = {window!r}: two integers are needed") from None
     return (left, right)
+
+
+def _integer(number: Any) -> int:
+    """operator.index() without True and False."""
+    if isinstance(number, bool):
+        raise TypeError
+    return operator.index(number)
 
 
 def one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:

@@ -3,7 +3,8 @@ arguments, same results, no backward pass."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence, Union
+import types
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -18,8 +19,9 @@ Window = Optional[Sequence[int]]
 #: Say how, not what: nothing here depends on them.
 _HINTS = (
     "scheduler_metadata", "pack_gqa", "sm_margin", "fa_version", "gqa_parallel", "max_seqlen_k_hint", "deterministic",
-    "max_seqlen_k_new", "num_sm",
+    "max_seqlen_k_new", "num_sm", "min_seqlen_k", "seqlen_k_per_split", "disable_scheduler_metadata",
 )  # fmt: skip
+_OWN_RULES = "scores are changed by decode()'s own rules only: mask=, window=, softcap=, alibi_slopes="
 _REFUSED = {
     "qv": "scores of a second query over v are not computed here",
     "q_v": "scores of a second query over v are not computed here",
@@ -28,8 +30,10 @@ _REFUSED = {
     "cp_world_size": "one process's keys are attended to: merge the parts with merge_states()",
     "cp_rank": "one process's keys are attended to: merge the parts with merge_states()",
     "cp_tot_seqused_k": "one process's keys are attended to: merge the parts with merge_states()",
-    "mask_mod": "scores are changed by decode()'s own rules only: mask=, window=, softcap=, alibi_slopes=",
-    "score_mod": "scores are changed by decode()'s own rules only: mask=, window=, softcap=, alibi_slopes=",
+    "output_scale": "results have q's type: float8 ones are not made here",
+    **dict.fromkeys(("mask_mod", "score_mod", "score_mod_bwd", "aux_tensors", "aux_tensor_leading_dims", "aux_scalars"), _OWN_RULES),
+    **dict.fromkeys(("block_sparse_tensors", "block_sparse_tensors_bwd", "gather_kv_indices"), "tokens are not picked here"),
+    "dynamic_causal": "causal is of all sequences of a call",
 }
 
 
@@ -111,15 +115,13 @@ def flash_attn_with_kvcache(
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cache_seqlens is None and table is not None and k is None:
         cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
-    if isinstance(cache_seqlens, int):
+    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     if k is None:
         of_new = dict(v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
         for name in [name for name, given in of_new.items() if given is not None]:
             raise ValueError(f"{name}: is for new tokens: k must be given with it")
-    scales = Fp8Scales()
-    if is_fp8(k_cache):
-        scales = fp8_scales(q, k_cache, is_fp8(q), q_descale, k_descale, v_descale)
+    scales = fp8_scales(q, k_cache, batch, q_descale, k_descale, v_descale)
     call = _Call(
         q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, v_cache, cache_seqlens, cache_leftpad, table, cu_seqlens_q,
         max_seqlen_q, causal, window_of("window_size", window_size),
@@ -169,9 +171,10 @@ def flash_attn_func(
         probabilities exist in tests of dropout only.
     """
     refuse("flash_attn_func", dict(dropout_p=dropout_p), _HINTS, _REFUSED)
+    with_lse = others.pop("return_softmax_lse", False) or return_attn_probs
     result = flash_attn_with_kvcache(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, return_softmax_lse=return_attn_probs or others.pop("return_softmax_lse", False), **others,
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        return_softmax_lse=with_lse, **others,
     )  # fmt: skip
     return (*result, None) if return_attn_probs else result
 
@@ -240,9 +243,8 @@ def flash_attn_varlen_func(
         raise ValueError("cu_seqlens_k: must be given without a block_table")
     if cu_seqlens_k is not None and attention_chunk > 0:
         raise NotImplementedError("attention_chunk: packed keys have no mask of their own: not here")
-    scales = Fp8Scales()
-    if is_fp8(k):
-        scales = fp8_scales(q, k[None] if table is None else k, is_fp8(q), q_descale, k_descale, v_descale)
+    batch = cu_seqlens_q.shape[0] - 1
+    scales = fp8_scales(q, k[None] if table is None else k, batch, q_descale, k_descale, v_descale)
     if scales.of_each_sequence:
         raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
     call = _Call(
@@ -274,7 +276,7 @@ class _Call(NamedTuple):
     causal: bool
     window: tuple[int, int]
     mask: Optional[torch.Tensor] = None
-    append: dict[str, Any] = {}
+    append: Mapping[str, Any] = types.MappingProxyType({})
 
     @property
     def capacity(self) -> int:
@@ -306,9 +308,14 @@ def _attend(call: _Call, **arguments: Any) -> Any:
 def _table(cache_batch_idx: Optional[torch.Tensor], table: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if cache_batch_idx is None:
         return table
-    if table is not None:
-        return table[cache_batch_idx.long()]
-    return cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
+    if not isinstance(cache_batch_idx, torch.Tensor) or cache_batch_idx.dtype not in (torch.int32, torch.int64):
+        what = getattr(cache_batch_idx, "dtype", type(cache_batch_idx))
+        raise TypeError(f"cache_batch_idx: {what}: a torch tensor of int32 or int64 is needed")
+    if table is None:
+        return cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
+    rows = cache_batch_idx.long()
+    there = (rows >= 0) & (rows < table.shape[0])  # others have no page, which decode() refuses, or on a device reports
+    return torch.where(there[:, None], table[torch.where(there, rows, 0)], -1)
 
 
 def _with_new_tokens(

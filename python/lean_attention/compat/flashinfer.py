@@ -119,7 +119,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         self._keep_pages(page_size)
         self._q_len = q_len_per_req
         self._plan = Plan(
-            (num_qo_heads, num_kv_heads, head_dim, page_size), head_dim**-0.5 if sm_scale is None else sm_scale,
+            (num_qo_heads, num_kv_heads, head_dim, page_size), None, head_dim**-0.5 if sm_scale is None else sm_scale,
             q_len_per_req > 1, window_left, logits_soft_cap or 0.0,
             PositionEncoding(pos_encoding_mode, num_qo_heads, rope_scale, rope_theta), o_data_type,
             self._options(page_size, fixed_split_size, disable_split_kv),
@@ -137,11 +137,12 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             q_scale, k_scale, v_scale: numbers, or for a float8 cache tensors of one number or ``[Hkv]``.
             return_lse: return (out, lse) instead of out.
             out, lse: where results go.
+            lse_base, lse_layout: "log2" or "ln"; "NH" or "HN", which is ``[Hq, B q_len_per_req]``.
             window_left, sinks ``[Hq]``: as there.
             enable_pdl, skip_softmax_threshold_scale_factor: change no result here; ignored.
 
         Returns:
-            out in q's shape, or (out, lse ``[B q_len_per_req, Hq]``) with lse in base 2, as FlashInfer has it.
+            out in q's shape, or (out, lse ``[B q_len_per_req, Hq]``) with lse in base 2, as FlashInfer has it, unless asked otherwise.
 
         Raises:
             RuntimeError: before plan().
@@ -236,7 +237,7 @@ def single_prefill_with_kv_cache(
         k, v: ``[n_kv, Hkv, d]`` ("NHD"), or ``[Hkv, n_kv, d]`` with kv_layout="HND".
         scale_q, scale_k, scale_v: numbers, or for float8 keys tensors of one number or ``[Hkv]``.
         o_dtype: must be q's own type; for float8 q, float16 or bfloat16.
-        custom_mask: boolean ``[n_q, n_kv]``, instead of causal. packed_custom_mask and kv_cache_sf are refused.
+        custom_mask: boolean ``[n_q, n_kv]``, or in a row, instead of causal. packed_custom_mask and kv_cache_sf are refused.
         causal: query i sees keys up to n_kv - n_q + i.
         pos_encoding_mode: "NONE", "ALIBI" (with causal, or one query), or "ROPE_LLAMA" with rope_scale and rope_theta, which
             copies k, turned.
@@ -261,7 +262,9 @@ def single_prefill_with_kv_cache(
         q = encoding.turned(q, torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0]))
         k, v = encoding.turned(k.to(q.dtype), positions), v.to(q.dtype)
     scales = Scales(k, scale_q, scale_k, scale_v)
-    mask = None if custom_mask is None else custom_mask.bool().view(1, 1, q.shape[0], k.shape[0])
+    if custom_mask is not None and custom_mask.shape not in ((q.shape[0], k.shape[0]), (q.shape[0] * k.shape[0],)):
+        raise ValueError(f"custom_mask: shape {tuple(custom_mask.shape)}: expected {(q.shape[0], k.shape[0])}, or so many in a row")
+    mask = None if custom_mask is None else custom_mask.bool().reshape(1, 1, q.shape[0], k.shape[0])
     result = decode(
         q[None], k[None], v[None], causal=causal and mask is None, mask=mask, window=(window_left, -1),
         scale=(q.shape[-1] ** -0.5 if sm_scale is None else sm_scale) * scales.of_scores, softcap=logits_soft_cap or 0.0,

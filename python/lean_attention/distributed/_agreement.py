@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import weakref
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
@@ -22,11 +23,45 @@ def timeout_of(group: Any) -> datetime.timedelta:
     return dist.default_pg_timeout
 
 
+def membership(group: Any) -> tuple[Any, int, int]:
+    """A group, by default that of all processes, this process's rank in it, and how many there are."""
+    group = dist.group.WORLD if group is None else group
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError("group: this process is not in it")
+    return group, rank, ranks
+
+
+class WeakGroup:
+    """An attribute with a process group that torch.distributed keeps until destroy_process_group(), and its owner does not.
+
+    A group ends its threads when nobody holds it. Those of gloo drop the tensors of the last collective for the
+    interpreter's lock: a group that outlives destroy_process_group() may want it while the interpreter ends, which ends the
+    process by std::terminate().
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, owner: Any, group: Any) -> None:
+        owner.__dict__[self._name] = weakref.ref(group)
+
+    def __get__(self, owner: Any, kind: Optional[type] = None) -> Any:
+        if owner is None:
+            return self
+        group = owner.__dict__[self._name]()
+        if group is None:
+            raise RuntimeError("lean_attention.distributed: the process group has been destroyed")
+        return group
+
+
 class Agreement:
     """Compares descriptions over a gloo group of its own, so that it neither meets the group's traffic nor waits for a device.
 
     All ranks of `group` make one at the same time. A description that this rank has seen agreed on costs a look-up.
     """
+
+    _group = WeakGroup()
 
     def __init__(self, group: Any, timeout: Optional[datetime.timedelta] = None, every_time: bool = False) -> None:
         self.ranks = dist.get_process_group_ranks(group)

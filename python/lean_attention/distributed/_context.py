@@ -9,11 +9,10 @@ import zlib
 from typing import Any, Optional
 
 import torch
-import torch.distributed as dist
 
 from lean_attention._decode import check_lengths, decode
 from lean_attention._options import Options
-from lean_attention.distributed._agreement import Agreement, described, failure, remember, timeout_of
+from lean_attention.distributed._agreement import Agreement, WeakGroup, described, failure, membership, remember, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
 from lean_attention.distributed._local_call import (
@@ -65,6 +64,8 @@ class ContextParallel:
         exchange: the exchange that is used, which need not be the one that was asked for: see `exchange` above.
     """
 
+    group = WeakGroup()
+
     def __init__(
         self,
         group: Any = None,
@@ -75,10 +76,7 @@ class ContextParallel:
         timeout: Optional[datetime.timedelta] = None,
         fused_limit: datetime.timedelta = datetime.timedelta(seconds=1),
     ) -> None:
-        self.group = dist.group.WORLD if group is None else group
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if self.rank < 0:
-            raise ValueError("group: this process is not in it")
+        self.group, self.rank, self.ranks = membership(group)
         self._agreement = Agreement(self.group, timeout, compare_every_call)
         asked = {"block_tokens": block_tokens, "exchange": exchange, "compare_every_call": compare_every_call}
         self._agreement.reach({**asked, "fused_limit": fused_limit})

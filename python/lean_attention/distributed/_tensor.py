@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lean_attention._decode import decode
-from lean_attention.distributed._agreement import Agreement, failure, timeout_of
+from lean_attention.distributed._agreement import Agreement, WeakGroup, failure, membership, timeout_of
 from lean_attention.distributed._context import ContextParallel
 from lean_attention.distributed._exchange import gathered
 from lean_attention.distributed._local_call import Form, kv_head_axis
@@ -38,6 +38,8 @@ class TensorParallel:
         context: the ContextParallel over the tokens of these heads, or None.
     """
 
+    group = WeakGroup()
+
     def __init__(
         self,
         q_heads: int,
@@ -49,10 +51,7 @@ class TensorParallel:
         exchange: str = "all_gather",
         timeout: Optional[datetime.timedelta] = None,
     ) -> None:
-        self.group = dist.group.WORLD if group is None else group
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if self.rank < 0:
-            raise ValueError("group: this process is not in it")
+        self.group, self.rank, self.ranks = membership(group)
         self._agreement = Agreement(self.group, timeout)
         self._agreement.reach({"q_heads": q_heads, "kv_heads": kv_heads, "context": context is not None})
         for name, heads in (("q_heads", q_heads), ("kv_heads", kv_heads)):
