@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
+#include "backends/cuda/kernel/fixup/lane_merge.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/fixup/row_merge.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
@@ -60,7 +62,8 @@ __device__ __forceinline__ void merge_jointly(std::int32_t record_index) {
     // Of the last merge nobody waits for what the counter says, which comes while it is done.
     const bool resets = run.slot == nullptr && ptx::thread_index() == 0;
     const fixup::Counter left = resets ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
-    RowMerge<kConfig>(shared, record, run, share).run();
+    using Merge = std::conditional_t<kConfig.latent(), RowMerge<kConfig>, LaneMerge<kConfig>>;
+    Merge(shared, record, run, share).run();
     note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
     if (resets && fixup::is_last(left, share)) DeviceAtomic::store_relaxed(*run.counter, 0);
     if (run.slot == nullptr || !leave<kConfig>(run, share)) return;
