@@ -191,7 +191,9 @@ struct CostModel {
   std::int32_t whole_percent = 0;  // or so many where each worker then has whole outputs, so that none is merged,
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved;
   std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this
-  std::int32_t cut_units = 0;  // what ends that cuts anywhere give a worker cost more than level cuts (level()); 0: never level
+  std::int32_t cut_units =
+      0;  // what ends that cuts anywhere give a worker cost more than level ones (level_line.hpp); 0: never level
+  std::int32_t far_tiles = 0;   // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)
 
   bool operator==(const CostModel&) const = default;
 
