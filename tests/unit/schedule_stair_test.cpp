@@ -294,6 +294,28 @@ TEST(ScheduleStair, OutputsAreLevelWhereThatTakesNoLongerThanWhatCutsCost) {
   EXPECT_EQ(level_of(768, 32768), (Level{.parts = 2, .whole_turns = 1, .workers = 132}));
 }
 
+/// Where a second level of the merge would cost more than tiles, parts are no more than merge on one.
+TEST(ScheduleStair, PartsOfALatentCallOfManyRowsMergeOnOneLevel) {
+  Stream random(89);
+  const auto parts_of = [&](std::int32_t heads, std::int32_t kv_tokens) {
+    Case c;
+    c.works = {{1, kv_tokens}};
+    c.shape = {.kv_heads = 1, .group = heads, .reach = {.right = 0}};
+    c.model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 576}, 64, cuda::Scope::kLatentTile));
+    c.model.part_tiles = cuda::latent_part_tiles(heads);
+    const LevelWalks walks = level_walks<64, 64>(c, 132, random);
+    if (walks.plan.level_parts > 0) expect_level<64, 64>(c, 132, walks);
+    return walks.plan.level_parts;
+  };
+  EXPECT_EQ(parts_of(16, 8192), 0);  // a worker for each of 128 tiles: as shares cut anywhere
+  EXPECT_EQ(parts_of(64, 8192), 32);
+  EXPECT_EQ(parts_of(128, 8192), 32);  // two outputs
+  EXPECT_EQ(parts_of(64, 2048), 32);
+  EXPECT_EQ(parts_of(64, 16'384), 64);
+  EXPECT_EQ(parts_of(64, 32'768), 128);
+  EXPECT_EQ(parts_of(128, 32'768), 66);
+}
+
 TEST(ScheduleStair, GivesTheSegmentsOfTheGeneralWalk) {
   Stream random(71);
   Counted counted;

@@ -34,7 +34,9 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums) {
   const auto grid = static_cast<std::int32_t>(gridDim.x);
   if constexpr (kConfig.wide()) {
-    return schedule::make_stair_plan(sums, cost_model(kConfig), kConfig.tile_tokens, grid);
+    schedule::CostModel model = cost_model(kConfig);
+    if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
+    return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, grid);
   } else {
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
