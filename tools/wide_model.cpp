@@ -9,8 +9,9 @@
 //
 // Reads lines "q_heads kv_heads causal workers charges q:kv ...", a pair for each sequence of the batch (or "NxQ:KV" for N alike), and
 // prints for each {"us", "tiles", "segments", "balance", "memory_gb"}: tiles and segments of the worker that ends last, mean / max of
-// the workers' ends, bytes that came from memory. charges: "now", those of the kernel, or "segment,align,alike" in the units of
-// CostModel.
+// the workers' ends, bytes that came from memory. charges: "now", those of the kernel, dealt out level
+// where it does that (src/schedule/level_line.hpp), "uneven", the same but cut anywhere, or "segment,align,alike" in the units of
+// CostModel, cut anywhere.
 // Usage: wide_model TILE_US SEGMENT_US SHARED_US CALL_US GBPS L2_TILES
 #include <algorithm>
 #include <cstdint>
@@ -31,6 +32,7 @@
 #include "problem/sequence.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
+#include "schedule/stair_line.hpp"
 #include "schedule/work_line.hpp"
 
 namespace lean {
@@ -51,8 +53,12 @@ struct Batch {
   schedule::LineShape shape;
   schedule::CostModel model;
   std::int32_t workers = 0;
+  bool level = false;  // may be, as in the kernel
   std::vector<SequenceWork> works;
 };
+
+constexpr std::int32_t kRows = 128;
+constexpr std::int32_t kTileTokens = 128;
 
 struct ListedWork {
   const SequenceWork* works = nullptr;
@@ -89,7 +95,8 @@ std::optional<Batch> batch_of(const std::string& line) {
   Batch batch;
   batch.model = cuda::cost_model(config);
   if (!(words >> q_heads >> kv_heads >> causal >> batch.workers >> charges) || kv_heads < 1 || q_heads % kv_heads != 0) return {};
-  if (charges != "now" && !read_charges(charges, batch.model)) return {};
+  batch.level = charges == "now";
+  if (charges != "now" && charges != "uneven" && !read_charges(charges, batch.model)) return {};
   for (std::string word; words >> word;) {
     if (!add_sequences(word, batch.works)) return {};
   }
@@ -170,7 +177,34 @@ bool take_tile(Walk& walk, const Batch& batch, const Coefficients& times, L2& l2
   return true;
 }
 
+/// The walks of a line that is dealt out level, as the kernel walks it; none of one that is not.
+std::vector<Walk> level_walks_of(const Batch& batch) {
+  using Rules = schedule::LineRules<ListedWork, std::int32_t, schedule::StairShape<kRows, kTileTokens>>;
+  const Rules rules({batch.works.data()}, {batch.shape, schedule::stair_width_of(batch.shape)}, batch.model,
+                    schedule::Measure::kCost);
+  const auto sums = rules.sum_sequences(0, batch.shape.batch);
+  const auto plan = schedule::make_stair_plan(sums, batch.model, kTileTokens, batch.workers);
+  std::vector<Walk> walks(static_cast<std::size_t>(plan.level_parts > 0 ? plan.workers : 0));
+  for (std::size_t worker = 0; worker < walks.size(); ++worker) {
+    const auto w = static_cast<std::int32_t>(worker);
+    auto walk = schedule::StairCursor<Rules>::begin(plan, w, plan.share_of(w), {0, plan.line_begin()}, batch.works[0]);
+    for (schedule::StairCursor<Rules> cursor(rules, plan, walk); cursor.next();) {
+      schedule::Segment& segment = walks[worker].segments.emplace_back();
+      segment.output.sequence = walk.segment.output.sequence;
+      segment.output.kv_head = walk.segment.output.kv_head;
+      segment.tile_begin = walk.segment.tile_begin;
+      segment.tile_end = walk.segment.tile_end;
+      segment.contributors = walk.segment.contributors;
+    }
+    if (!walks[worker].segments.empty()) walks[worker].tile = walks[worker].segments.front().tile_begin;
+  }
+  return walks;
+}
+
 std::vector<Walk> walks_of(const Batch& batch) {
+  if (batch.level) {
+    if (std::vector<Walk> walks = level_walks_of(batch); !walks.empty()) return walks;
+  }
   schedule::WorkLine<ListedWork> line({batch.works.data()}, batch.shape, batch.model, schedule::Measure::kCost);
   line.build();
   const schedule::Plan plan = schedule::make_plan(line.sums(), Policy::lean(), batch.model, batch.shape.tile_tokens, batch.workers);

@@ -192,7 +192,10 @@ struct CostModel {
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved;
   std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this,
   std::int32_t spare_tiles = 0;        // or a quarter, where a worker then has whole outputs and no more tiles than this
-  std::int32_t cut_units = 0;  // what ends that cuts anywhere give a worker cost more than level cuts (level()); 0: never level
+  std::int32_t cut_units =
+      0;  // what ends that cuts anywhere give a worker cost more than level ones (level_line.hpp); 0: never level
+  std::int32_t far_tiles = 0;   // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)
+  std::int32_t part_tiles = 1;  // of more than 32 parts of an output, which merge on two levels, each has so many (level_line.hpp)
 
   bool operator==(const CostModel&) const = default;
 

@@ -22,8 +22,9 @@ struct BasicPlan {
   std::int32_t granularity_tiles = 1;  // cuts lie at multiples of this many tiles of an output
   TUnits snap_units = 0;               // a cut this close to an output's edge moves to the edge
   bool whole_outputs = false;          // every cut moves to the nearer edge
-  std::int32_t level_parts = 0;        // of a stair: every output has so many workers, and costs as many units (level()); 0: not so
-  BasicShares<TUnits> shares{};        // of the line, where it is cut
+  std::int32_t level_parts =
+      0;  // of a stair: every output has so many workers, and costs as many units (level_line.hpp); 0: not so
+  BasicShares<TUnits> shares{};  // of the line, where it is cut
 
   /// Ranges of the line (lean, fixed_chunk) or items dealt out in turn (fixed_split, data_parallel)?
   [[nodiscard]] LEAN_HD constexpr bool cuts_the_line() const noexcept {
@@ -127,24 +128,6 @@ LEAN_HD [[nodiscard]] constexpr BasicPlan<TUnits> make_plan(const BasicLineSums<
   plan.shares = BasicShares<TUnits>(sums.cost, plan.workers);
   plan.snap_units = snap_of(model, plan.shares.least());
   return plan;
-}
-
-/// Of a line of stairs, whose outputs are no more than the workers and differ: has every output cut into as many equal parts, or
-/// left whole, a worker each, where the longest of these takes no longer than an equal share and what cuts anywhere cost more than
-/// such (CostModel::cut_units). The line is measured anew: an output is as many units as it has parts, worker g's share is [g, g + 1).
-template <typename TUnits>
-LEAN_HD constexpr void level(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums, const CostModel& model,
-                             std::int32_t grid) noexcept {
-  const TUnits n = sums.outputs;
-  if (model.cut_units == 0 || plan.kind != Policy::Kind::kLean || n == 0 || n > grid) return;
-  const TUnits parts = quotient(TUnits{grid}, n);
-  const TUnits longest = quotient(sums.max_output_tiles + parts - 1, parts) * model.tile_units + model.segment_units;
-  const bool holds_parts = sums.min_output_cost >= parts * model.tile_units + model.segment_units;  // a tile for each
-  if (!holds_parts || longest > quotient(sums.cost, TUnits{grid}) + model.cut_units) return;
-  plan.workers = static_cast<std::int32_t>(n * parts);
-  plan.level_parts = static_cast<std::int32_t>(parts);
-  plan.shares = BasicShares<TUnits>(n * parts, plan.workers);
-  plan.snap_units = 0;
 }
 
 }  // namespace lean::schedule

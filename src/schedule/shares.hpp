@@ -21,6 +21,15 @@ class BasicShares {
         remainder_(static_cast<std::int32_t>(total - quotient_ * parts)),
         total_(total) {}
 
+  /// Shares of `length` each.
+  [[nodiscard]] LEAN_HD static constexpr BasicShares equal(TUnits length, std::int32_t parts) noexcept {
+    BasicShares shares;
+    shares.parts_ = parts;
+    shares.quotient_ = length;
+    shares.total_ = length * parts;
+    return shares;
+  }
+
   /// Share g is [begin, end).
   struct Range {
     TUnits begin = 0;

@@ -10,6 +10,7 @@
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "schedule/flat_line.hpp"
+#include "schedule/level_line.hpp"
 #include "schedule/line_shape.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
@@ -88,6 +89,7 @@ struct StairShape {
 template <typename TUnits, typename TLengths>
 struct StairWalk {
   std::int32_t worker = 0;
+  std::int32_t whole_turn = 0;  // of a level line: outputs that the worker has taken whole
   typename BasicShares<TUnits>::Range share;
   TUnits place = 0;    // where the next output begins; before the first segment, the share
   TLengths lengths{};  // of the segment's sequence; before the first, of one that begins at or before the share
@@ -105,18 +107,18 @@ class StairCursor {
   using Walk = StairWalk<Units, Lengths>;
 
   /// To go on with a walk that has begun.
-  LEAN_HD constexpr StairCursor(const TRules& rules, const BasicPlan<Units>& plan, Walk& walk) noexcept
-      : rules_(rules), share_(rules.cost_model(), plan, walk.worker, walk.share), walk_(walk) {}
+  LEAN_HD constexpr StairCursor(const TRules& rules, const BasicStairPlan<Units>& plan, Walk& walk) noexcept
+      : rules_(rules), plan_(plan), share_(rules.cost_model(), plan, walk.worker, walk.share), walk_(walk) {}
 
-  /// A walk of `worker`, before its first segment. `share`: its range; `start`: any sequence that begins at or before it, and its
-  /// lengths. A worker beyond the plan's has no segment.
-  [[nodiscard]] LEAN_HD static constexpr Walk begin(const BasicPlan<Units>& plan, std::int32_t worker,
+  /// A walk of `worker`, before its first segment. `share`: its range; `start`: any sequence that begins at or before what it begins
+  /// with, and its lengths. A worker beyond the plan's has no segment.
+  [[nodiscard]] LEAN_HD static constexpr Walk begin(const BasicStairPlan<Units>& plan, std::int32_t worker,
                                                     const typename BasicShares<Units>::Range& share,
                                                     const SequencePlace<Units>& start, const Lengths& lengths) noexcept {
     Walk walk;
     walk.worker = worker;
     walk.share = share;
-    walk.place = worker < plan.workers ? share.begin : share.end;
+    walk.place = worker < plan.workers ? plan.begin_of(worker, share) : share.end;
     walk.lengths = lengths;
     walk.segment.output.sequence = start.sequence;
     walk.segment.output.sequence_begin = start.begin;
@@ -135,7 +137,7 @@ class StairCursor {
       const SequenceWork work = work_of(walk_.lengths);
       const auto stair = rules_.shape().stair_of(work);
       const std::int32_t blocks = rules_.shape().row_blocks(work);
-      const Units parts = share_.plan().level_parts;  // 0: the line is measured in costs
+      const Units parts = plan_.level_parts;  // 0: the line is measured in costs
       const Units head_cost = parts > 0 ? blocks * parts : rules_.stair_cost(stair, blocks);
       const Units in_sequence = walk_.place - output.sequence_begin;
       if (in_sequence >= rules_.shape().kv_heads * head_cost) {  // the next one's, whose lengths are asked for here alone
@@ -146,14 +148,22 @@ class StairCursor {
       output.kv_head = quotient(in_sequence, head_cost);
       const Units head_begin = output.sequence_begin + output.kv_head * head_cost;
       if (parts > 0) {
-        output.row_block = quotient(walk_.place - head_begin, parts);
-        output.begin = head_begin + output.row_block * parts;
+        const std::int32_t place_in_head = quotient(walk_.place - head_begin, parts);
+        output.row_block = level_block(place_in_head, blocks);
+        output.begin = head_begin + place_in_head * parts;
       } else {
         output.row_block = rules_.stair_block(stair, blocks, walk_.place - head_begin);
         output.begin = head_begin + rules_.stair_cost(stair, output.row_block);
       }
       output = rules_.make_output(output, work);
       if (parts > 0) output.cost = parts;
+      if (walk_.place < 0) {  // dealt out whole
+        walk_.segment.tile_begin = 0;
+        walk_.segment.tile_end = output.tiles;
+        ++walk_.whole_turn;
+        walk_.place = walk_.whole_turn < plan_.whole_turns ? plan_.whole_begin(walk_.worker, walk_.whole_turn) : walk_.share.begin;
+        return true;
+      }
       walk_.place = output.begin + output.cost;
       if (share_.own_run(walk_.segment)) return true;
     }
@@ -164,6 +174,7 @@ class StairCursor {
 
  private:
   const TRules& rules_;
+  const BasicStairPlan<Units>& plan_;
   LineShare<Units> share_;
   Walk& walk_;
 };

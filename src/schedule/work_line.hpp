@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
@@ -60,6 +61,17 @@ struct BasicLineSums {
   [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };
 
+/// The same of a stair line, and what tells how level it can be dealt out (level()).
+template <typename TUnits>
+struct BasicStairSums : BasicLineSums<TUnits> {
+  TUnits key_tiles = 0;      // of K and V, however many row blocks read them
+  TUnits max_pair_cost = 0;  // of a head's row blocks of most and of fewest tiles together
+
+  [[nodiscard]] LEAN_HD constexpr BasicStairSums plus(const BasicStairSums& other) const noexcept {
+    return {BasicLineSums<TUnits>::plus(other), key_tiles + other.key_tiles, max_of(max_pair_cost, other.max_pair_cost)};
+  }
+};
+
 /// One output and where it lies on the line.
 template <typename TUnits>
 struct BasicOutput {
@@ -94,7 +106,7 @@ class LineRules {
  public:
   using Lengths = TLengths;
   using Units = TUnits;
-  using Sums = BasicLineSums<TUnits>;
+  using Sums = std::conditional_t<TShape::kStair, BasicStairSums<TUnits>, BasicLineSums<TUnits>>;
   using Output = BasicOutput<TUnits>;
 
   LEAN_HD constexpr LineRules(const TLengths& lengths, const TShape& shape, const CostModel& cost_model, Measure measure) noexcept
@@ -112,6 +124,7 @@ class LineRules {
     sums.cost *= shape_.kv_heads;
     sums.tiles *= shape_.kv_heads;
     sums.outputs *= shape_.kv_heads;
+    if constexpr (TShape::kStair) sums.key_tiles *= shape_.kv_heads;
     return sums;
   }
 
@@ -218,16 +231,20 @@ class LineRules {
     const std::int32_t fewest = stair.tiles(0);
     const std::int32_t most = stair.tiles(blocks - 1);
     const auto tiles = static_cast<TUnits>(stair.tiles_before(blocks));
-    Sums sums{.cost = stair_cost(blocks, tiles),
-              .tiles = tiles,
-              .outputs = blocks,
-              .max_output_tiles = most,
-              .min_output_cost = cost_of(fewest),
-              .max_output_cost = cost_of(most)};
     // The fewer tiles an output has, the more of its fixed charge each takes; one of a single tile is not cut.
     const std::int32_t cut = max_of(fewest, min_of(2, most));
-    sums.max_tile_cost = spread_tile_cost({.tiles = cut, .tile_cost = tile_cost});
-    return sums;
+    const BasicLineSums<TUnits> sums{.cost = stair_cost(blocks, tiles),
+                                     .tiles = tiles,
+                                     .outputs = blocks,
+                                     .max_output_tiles = most,
+                                     .max_tile_cost = spread_tile_cost({.tiles = cut, .tile_cost = tile_cost}),
+                                     .min_output_cost = cost_of(fewest),
+                                     .max_output_cost = cost_of(most)};
+    if constexpr (TShape::kStair) {
+      return {sums, most, cost_of(fewest) + cost_of(most)};
+    } else {
+      return sums;
+    }
   }
 
   TLengths lengths_;

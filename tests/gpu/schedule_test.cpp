@@ -1,6 +1,8 @@
 // Worker counts, arrivals and batches of sizes that only a GPU makes practical.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "gpu/device_run.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
@@ -19,6 +21,35 @@ TEST(Schedule, R04_EveryWorkerCountToTwiceTheMultiprocessors) {
     const reference::Answer answer = reference::decode(support::TestProblem(c).problem(), 8);
     const std::int32_t step = policy.kind == Policy::Kind::kLean ? 1 : 11;
     for (std::int32_t workers = 1; workers <= 2 * multiprocessors(); workers += full_or_reduced(step, 37)) {
+      c.workers = workers;
+      DeviceRun call(c);
+      const auto bits = call.bits(stream.get());
+      ASSERT_TRUE(call.matches(answer)) << "workers " << workers;
+      ASSERT_TRUE(call.clean()) << "workers " << workers;
+      ASSERT_EQ(call.bits(stream.get()), bits) << "workers " << workers;
+    }
+  }
+}
+
+/// Chunks on fewer workers than row blocks, as many and more, which have them whole, in equal parts or cut anywhere
+/// (schedule/level_line.hpp): of one sequence, of more than the lanes of a warp, and of more keys than the L2 holds for several row
+/// blocks, where rests of two fifths are cut too.
+TEST(Schedule, R04_RowBlocksOfChunksOnAnyNumberOfWorkers) {
+  const Stream stream;
+  Case one{.dtype = DType::kBFloat16, .q_heads = 8, .kv_heads = 2, .head_dim = 128, .lens = {2300}, .n_q = {301}, .causal = true};
+  Case many = one;
+  many.lens = {900, 1, 0};
+  many.lens.resize(40, 300);
+  many.n_q = {70};
+  Case far = one;
+  far.kv_heads = 1;
+  far.lens = {66'000};
+  far.n_q = {70};
+  for (const auto& [chunks, step] : {std::pair{one, 7}, {many, 37}, {far, 2}}) {
+    Case c = chunks;
+    const reference::Answer answer = reference::decode(support::TestProblem(c).problem(), 8);
+    const std::int32_t most = c.lens[0] > 60'000 ? 9 : 2 * multiprocessors();
+    for (std::int32_t workers = 1; workers <= most; workers += full_or_reduced(step, 61)) {
       c.workers = workers;
       DeviceRun call(c);
       const auto bits = call.bits(stream.get());

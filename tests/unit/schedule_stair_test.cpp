@@ -2,7 +2,11 @@
 // tiles, sums, plans and segments to the last number, by every cost model that it may be asked for; and which calls are no stair.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "backends/cuda/kernel_rows.hpp"
@@ -65,10 +69,10 @@ void expect_same_walks(Case c, std::int32_t grid, Stream& random, Counted& count
   line.build();
   using StairRules = Rules<kRows, kTileTokens>;
   const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
-  const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, c.shape.batch);
+  const BasicStairSums<std::int32_t> sums = rules.sum_sequences(0, c.shape.batch);
   ASSERT_NO_FATAL_FAILURE(expect_same_sums(line.sums(), sums));
   const Plan plan = make_plan(line.sums(), Policy::lean(), c.model, kTileTokens, grid);
-  const BasicPlan<std::int32_t> stair_plan = make_plan(sums, Policy::lean(), c.model, kTileTokens, grid);
+  const BasicStairPlan<std::int32_t> stair_plan{make_plan(sums, Policy::lean(), c.model, kTileTokens, grid)};
   ASSERT_EQ(plan.workers, stair_plan.workers);
   ASSERT_EQ(plan.whole_outputs, stair_plan.whole_outputs);
   ASSERT_EQ(plan.snap_units, stair_plan.snap_units);
@@ -99,97 +103,217 @@ Reach any_stair_reach(Stream& random) {
   return {.right = random.chance(70) ? 0 : static_cast<std::int32_t>(random.between(1, 40))};
 }
 
-/// Walks every worker of a level line: each output's tiles once, in as many parts as its line has, whose tiles differ by one at most;
-/// a worker has one part, and knows whose others are.
+/// What a worker of a level line has of an output.
+struct LevelPart {
+  std::int32_t tile_begin = 0;
+  std::int32_t tile_end = 0;
+  std::int32_t contributor = 0;
+  std::int32_t contributors = 0;
+  std::int64_t slot = 0;
+  std::int64_t first_slot = 0;
+
+  [[nodiscard]] bool operator<(const LevelPart& other) const { return tile_begin < other.tile_begin; }
+};
+
+struct LevelWalks {
+  BasicStairPlan<std::int32_t> plan;
+  BasicStairSums<std::int32_t> sums;
+  std::vector<std::vector<BasicSegment<std::int32_t>>> segments;  // of each worker
+  bool far = false;                                               // several row blocks read long K and V
+};
+
+/// Plans a line and, if it is level, walks it: every worker from any sequence that begins at or before its first output.
 template <std::int32_t kRows, std::int32_t kTileTokens>
-bool expect_level_walks(Case c, std::int32_t grid, Stream& random) {
+LevelWalks level_walks(Case c, std::int32_t grid, Stream& random) {
   c.shape.batch = static_cast<std::int64_t>(c.works.size());
   c.shape.q_rows = kRows;
   c.shape.tile_tokens = kTileTokens;
   const ListedLengths lengths{c.works.data()};
   using StairRules = Rules<kRows, kTileTokens>;
   const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
-  const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, c.shape.batch);
-  BasicPlan<std::int32_t> plan = make_plan(sums, Policy::lean(), c.model, kTileTokens, grid);
-  level(plan, sums, c.model, grid);
-  if (plan.level_parts == 0) return false;
-  EXPECT_EQ(plan.workers, sums.outputs * plan.level_parts);
-  EXPECT_LE(plan.workers, grid);
-  std::int32_t worker = 0;
-  for (std::int64_t b = 0, outputs_before = 0; b < c.shape.batch; ++b) {
-    const SequenceWork work = c.works[static_cast<std::size_t>(b)];
-    for (std::int32_t output = 0; output < c.shape.kv_heads * rules.shape().row_blocks(work); ++output) {
-      const std::int32_t block = output % rules.shape().row_blocks(work);
-      const std::int32_t tiles = rules.shape().tiles_of(work, block).count;
-      std::int32_t next_tile = 0;
-      for (std::int32_t part = 0; part < plan.level_parts; ++part, ++worker) {
-        const bool early = random.chance(50);  // from any sequence that begins at or before the share
-        const SequencePlace<std::int32_t> start{early ? 0 : b,
-                                                early ? 0 : static_cast<std::int32_t>(outputs_before) * plan.level_parts};
-        auto walk = StairCursor<StairRules>::begin(plan, worker, plan.shares.range(worker), start, lengths(start.sequence));
-        StairCursor<StairRules> cursor(rules, plan, walk);
-        EXPECT_TRUE(cursor.next());
-        const BasicSegment<std::int32_t>& segment = walk.segment;
-        EXPECT_EQ(segment.output.sequence, b);
-        EXPECT_EQ(segment.output.kv_head, output / rules.shape().row_blocks(work));
-        EXPECT_EQ(segment.output.row_block, block);
-        EXPECT_EQ(segment.output.tiles, tiles);
-        EXPECT_EQ(segment.tile_begin, next_tile);
-        EXPECT_NEAR(segment.tile_end - segment.tile_begin, tiles / plan.level_parts, 1);
-        EXPECT_EQ(segment.contributor, part);
-        EXPECT_EQ(segment.contributors, plan.level_parts);
-        EXPECT_EQ(segment.slots.slot(part), part == 0 ? 2 * worker + 1 : 2 * worker);
-        next_tile = segment.tile_end;
-        EXPECT_FALSE(cursor.next());
-      }
-      EXPECT_EQ(next_tile, tiles);
+  LevelWalks walks;
+  walks.sums = rules.sum_sequences(0, c.shape.batch);
+  walks.plan = make_stair_plan(walks.sums, c.model, kTileTokens, grid);
+  walks.far = walks.sums.key_tiles > c.model.far_tiles && walks.sums.tiles >= 2 * walks.sums.key_tiles;
+  if (walks.plan.level_parts == 0) return walks;
+  for (std::int32_t worker = 0; worker < grid; ++worker) {
+    const auto share = walks.plan.share_of(std::min(worker, walks.plan.workers));
+    SequencePlace<std::int32_t> start{.begin = walks.plan.line_begin()};
+    for (std::int64_t b = 0, end = random.between(0, c.shape.batch - 1); b < end; ++b) {
+      const std::int32_t next = start.begin + rules.sum_sequences(b, b + 1).outputs * walks.plan.level_parts;
+      if (next > walks.plan.begin_of(worker, share)) break;
+      start = {b + 1, next};
     }
-    outputs_before += c.shape.kv_heads * rules.shape().row_blocks(work);
+    auto walk =
+        StairCursor<StairRules>::begin(walks.plan, std::min(worker, walks.plan.workers), share, start, lengths(start.sequence));
+    StairCursor<StairRules> cursor(rules, walks.plan, walk);
+    walks.segments.emplace_back();
+    while (cursor.next()) walks.segments.back().push_back(walk.segment);
   }
-  EXPECT_EQ(worker, plan.workers);
-  return true;
+  return walks;
 }
 
-TEST(ScheduleStair, ALevelLineGivesEveryOutputAsManyEqualParts) {
+/// Every tile of every output once, by contributors in the order of their tiles; slots of their own, two a worker; nothing for workers
+/// beyond the plan's; whole outputs first; and nobody has more than an equal share and what a level line may give up.
+template <std::int32_t kRows, std::int32_t kTileTokens>
+void expect_level(const Case& c, std::int32_t grid, const LevelWalks& walks) {
+  const BasicStairPlan<std::int32_t>& plan = walks.plan;
+  ASSERT_GE(plan.workers, 1);
+  ASSERT_LE(plan.workers, grid);
+  LineShape shape = c.shape;
+  shape.q_rows = kRows;
+  shape.tile_tokens = kTileTokens;
+  std::map<std::tuple<std::int64_t, std::int32_t, std::int32_t>, std::vector<LevelPart>> outputs;
+  std::set<std::int64_t> slots;
+  std::int64_t longest = 0;
+  for (std::size_t worker = 0; worker < walks.segments.size(); ++worker) {
+    const auto& segments = walks.segments[worker];
+    ASSERT_TRUE(static_cast<std::int32_t>(worker) < plan.workers || segments.empty());
+    std::int64_t cost = 0;
+    std::int32_t shared = 0;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const BasicSegment<std::int32_t>& segment = segments[i];
+      ASSERT_TRUE(segment.sole() || i >= static_cast<std::size_t>(plan.whole_turns));
+      cost += std::int64_t{segment.tile_end - segment.tile_begin} * c.model.tile_units + c.model.segment_units;
+      const std::int64_t slot = segment.slots.slot(segment.contributor);
+      if (!segment.sole()) {
+        ++shared;
+        ASSERT_TRUE(slots.insert(slot).second) << "a slot of two";
+        ASSERT_EQ(slot / 2, static_cast<std::int64_t>(worker)) << "a slot of another worker's";
+      }
+      outputs[{segment.output.sequence, segment.output.kv_head, segment.output.row_block}].push_back(
+          {segment.tile_begin, segment.tile_end, segment.contributor, segment.contributors, slot, segment.slots.slot(0)});
+    }
+    ASSERT_LE(shared, 2);
+    longest = std::max(longest, cost);
+  }
+  std::size_t expected = 0;
+  for (std::int64_t b = 0; b < static_cast<std::int64_t>(c.works.size()); ++b) {
+    const SequenceWork& work = c.works[static_cast<std::size_t>(b)];
+    for (std::int32_t head = 0; head < shape.kv_heads; ++head) {
+      for (std::int32_t block = 0; block < shape.row_blocks(work); ++block, ++expected) {
+        auto& parts = outputs[{b, head, block}];
+        std::sort(parts.begin(), parts.end());
+        std::int32_t tile = 0;
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          ASSERT_EQ(parts[i].tile_begin, tile);
+          ASSERT_LT(tile, parts[i].tile_end);
+          ASSERT_EQ(parts[i].contributor, static_cast<std::int32_t>(i));
+          ASSERT_EQ(parts[i].contributors, static_cast<std::int32_t>(parts.size()));
+          ASSERT_EQ(parts[i].first_slot, parts[0].slot);
+          tile = parts[i].tile_end;
+        }
+        ASSERT_EQ(tile, shape.tiles_of(work, block).count);
+      }
+    }
+  }
+  ASSERT_EQ(expected, outputs.size());
+  const std::int64_t equal = walks.sums.cost / grid;
+  const std::int64_t may = equal + c.model.cut_units + (walks.far ? equal / 16 : 0);
+  // Tiles are whole: of two neighbours a tile more, of parts one at either end.
+  const std::int64_t rounding = (plan.whole_turns / 2 + 3) * c.model.tile_units + 2 * c.model.segment_units;
+  ASSERT_LE(longest, may + rounding);
+}
+
+CostModel wide_model() {
+  return cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
+}
+
+TEST(ScheduleStair, R04_EveryTileOfALevelLineIsOwnedExactlyOnce) {
   Stream random(79);
   std::int32_t level_lines = 0;
-  for (std::int32_t round = 0; round < full_or_reduced(4000, 400) && !testing::Test::HasFailure(); ++round) {
+  std::int32_t of_whole_outputs = 0;
+  std::int32_t of_pairs = 0;
+  std::int32_t of_cut_rests = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(6000, 600); ++round) {
     Case c;
     c.works.resize(static_cast<std::size_t>(random.between(1, 5)));
-    c.model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
-    const auto longest = static_cast<std::int32_t>(random.between(20, 300));
+    c.model = wide_model();
+    c.model.far_tiles = random.chance(50) ? 0 : 10'000;
+    const auto longest = static_cast<std::int32_t>(random.between(20, 1200));
+    const std::int32_t differ = random.chance(50) ? 0 : longest / 8;
     for (SequenceWork& work : c.works) {
-      work.kv_tokens = longest - static_cast<std::int32_t>(random.between(0, longest / 8));
-      work.q_tokens = static_cast<std::int32_t>(random.chance(10) ? 0 : random.between(1, 60));
+      work.kv_tokens = longest - static_cast<std::int32_t>(random.between(0, differ));
+      work.q_tokens = static_cast<std::int32_t>(random.chance(10) ? 0 : random.between(1, random.chance(50) ? 60 : 300));
     }
-    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 5));
+    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 8));
     c.shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
     c.shape.reach = any_stair_reach(random);
-    if (expect_level_walks<16, 8>(c, static_cast<std::int32_t>(random.between(1, 200)), random)) ++level_lines;
+    const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+    const LevelWalks walks = level_walks<16, 8>(c, grid, random);
+    if (walks.plan.level_parts == 0) continue;
+    ASSERT_NO_FATAL_FAILURE((expect_level<16, 8>(c, grid, walks))) << "round " << round;
+    ++level_lines;
+    of_whole_outputs += walks.plan.whole_turns > 0 ? 1 : 0;
+    of_pairs += walks.plan.whole_turns > 0 && walks.plan.neighbours_log2 > 0 ? 1 : 0;
+    of_cut_rests += walks.plan.whole_turns > 0 && walks.plan.level_parts > 1 ? 1 : 0;
   }
-  EXPECT_GT(level_lines, full_or_reduced(400, 40));
+  EXPECT_GT(level_lines, full_or_reduced(1500, 150));
+  EXPECT_GT(of_whole_outputs, full_or_reduced(500, 50));
+  EXPECT_GT(of_pairs, full_or_reduced(100, 10));
+  EXPECT_GT(of_cut_rests, full_or_reduced(100, 10));
 }
 
+/// Chunks of one sequence, by the wide kernels' own sizes on 132 workers.
 TEST(ScheduleStair, OutputsAreLevelWhereThatTakesNoLongerThanWhatCutsCost) {
-  const CostModel model =
-      cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
-  const auto parts = [&](std::int32_t q_tokens, std::int32_t kv_tokens) {
-    LineShape shape{.batch = 1, .kv_heads = 8, .group = 4, .q_rows = 128, .tile_tokens = 128, .reach = {.right = 0}};
-    const std::vector<SequenceWork> works{{q_tokens, kv_tokens}};
-    const ListedLengths lengths{works.data()};
-    const Rules<128, 128> rules(lengths, StairShape<128, 128>(shape, stair_width_of(shape)), model, Measure::kCost);
-    const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, 1);
-    BasicPlan<std::int32_t> plan = make_plan(sums, Policy::lean(), model, 128, 132);
-    level(plan, sums, model, 132);
-    return plan.level_parts;
+  Stream random(83);
+  struct Level {
+    std::int32_t parts = 0;
+    std::int32_t whole_turns = 0;
+    std::int32_t neighbours = 1;
+    std::int32_t workers = 0;
+
+    bool operator==(const Level&) const = default;
   };
-  EXPECT_EQ(parts(64, 2048), 8);
-  EXPECT_EQ(parts(256, 2048), 2);
-  EXPECT_EQ(parts(512, 2048), 1);
-  EXPECT_EQ(parts(512, 8192), 1);
-  EXPECT_EQ(parts(512, 32768), 0);  // 256 tiles, where an equal share is 251 and two ends
-  EXPECT_EQ(parts(1024, 2048), 0);  // more outputs than workers
-  EXPECT_EQ(parts(400, 400), 1);    // 1 to 4 tiles: two ends of a segment are more than the difference
+  const auto level_of = [&](std::int32_t q_tokens, std::int32_t kv_tokens) -> Level {
+    const Case c{
+        .works = {{q_tokens, kv_tokens}}, .shape = {.kv_heads = 8, .group = 4, .reach = {.right = 0}}, .model = wide_model()};
+    const LevelWalks walks = level_walks<128, 128>(c, 132, random);
+    if (walks.plan.level_parts == 0) return {};
+    expect_level<128, 128>(c, 132, walks);
+    const std::int32_t neighbours = walks.plan.whole_turns > 0 ? 1 << walks.plan.neighbours_log2 : 1;
+    return {walks.plan.level_parts, walks.plan.whole_turns, neighbours, walks.plan.workers};
+  };
+  // No more outputs than workers: as many parts each.
+  EXPECT_EQ(level_of(64, 2048), (Level{.parts = 8, .workers = 128}));
+  EXPECT_EQ(level_of(256, 2048), (Level{.parts = 2, .workers = 128}));
+  EXPECT_EQ(level_of(512, 2048), (Level{.parts = 1, .workers = 128}));
+  EXPECT_EQ(level_of(512, 8192), (Level{.parts = 1, .workers = 128}));
+  EXPECT_EQ(level_of(400, 400), (Level{.parts = 1, .workers = 104}));   // 1 to 4 tiles: two ends of a segment are more
+  EXPECT_EQ(level_of(400, 4096), Level{});                              // a fifth of the workers idle, of shares of 26 tiles
+  EXPECT_EQ(level_of(400, 8192), (Level{.parts = 5, .workers = 130}));  // four fifths of an output each
+  // More: two neighbours a worker, whole, as often as that goes, and the rest in one more round.
+  EXPECT_EQ(level_of(1024, 2048), (Level{.parts = 1, .workers = 128}));
+  EXPECT_EQ(level_of(2048, 2048), (Level{.parts = 1, .whole_turns = 2, .neighbours = 2, .workers = 132}));
+  EXPECT_EQ(level_of(8192, 8192), (Level{.parts = 1, .whole_turns = 14, .neighbours = 2, .workers = 132}));
+  EXPECT_EQ(level_of(2048, 32768), (Level{.parts = 1, .whole_turns = 2, .neighbours = 2, .workers = 132}));
+  EXPECT_EQ(level_of(8192, 32768), (Level{.parts = 7, .whole_turns = 14, .neighbours = 2, .workers = 132}));
+  // One whole output a worker and the rest cut, where that is as level.
+  EXPECT_EQ(level_of(640, 2048), Level{});
+  EXPECT_EQ(level_of(640, 32768), (Level{.parts = 4, .whole_turns = 1, .workers = 132}));
+  EXPECT_EQ(level_of(768, 32768), (Level{.parts = 2, .whole_turns = 1, .workers = 132}));
+}
+
+/// Where a second level of the merge would cost more than tiles, parts are no more than merge on one.
+TEST(ScheduleStair, PartsOfALatentCallOfManyRowsMergeOnOneLevel) {
+  Stream random(89);
+  const auto parts_of = [&](std::int32_t heads, std::int32_t kv_tokens) {
+    Case c;
+    c.works = {{1, kv_tokens}};
+    c.shape = {.kv_heads = 1, .group = heads, .reach = {.right = 0}};
+    c.model = cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 576}, 64, cuda::Scope::kLatentTile));
+    c.model.part_tiles = cuda::latent_part_tiles(heads);
+    const LevelWalks walks = level_walks<64, 64>(c, 132, random);
+    if (walks.plan.level_parts > 0) expect_level<64, 64>(c, 132, walks);
+    return walks.plan.level_parts;
+  };
+  EXPECT_EQ(parts_of(16, 8192), 0);  // a worker for each of 128 tiles: as shares cut anywhere
+  EXPECT_EQ(parts_of(64, 8192), 32);
+  EXPECT_EQ(parts_of(128, 8192), 32);  // two outputs
+  EXPECT_EQ(parts_of(64, 2048), 32);
+  EXPECT_EQ(parts_of(64, 16'384), 64);
+  EXPECT_EQ(parts_of(64, 32'768), 128);
+  EXPECT_EQ(parts_of(128, 32'768), 66);
 }
 
 TEST(ScheduleStair, GivesTheSegmentsOfTheGeneralWalk) {
@@ -281,6 +405,7 @@ TEST(ScheduleStair, R20_IsTakenUpToWhat32BitsHoldAndNoFurther) {
   const CostModel model =
       cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
   std::int64_t edges = 0;
+  std::int64_t level_lines = 0;
   for (const std::int32_t kv_heads : {1, 8, 32}) {
     for (const std::int32_t group : {1, 4, 7, 128}) {
       const LineShape shape = wide_shape(kv_heads, group);
@@ -301,10 +426,15 @@ TEST(ScheduleStair, R20_IsTakenUpToWhat32BitsHoldAndNoFurther) {
         ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 128>(c, 132, random, counted)))
             << q_tokens << " queries of " << kv_tokens << " tokens, " << kv_heads << " heads of " << group;
         EXPECT_GT(counted.segments, 0);
+        if (const LevelWalks walks = level_walks<128, 128>(c, 132, random); walks.plan.level_parts > 0) {
+          ++level_lines;
+          ASSERT_NO_FATAL_FAILURE((expect_level<128, 128>(c, 132, walks)));
+        }
       }
     }
   }
   EXPECT_GE(edges, 12);
+  EXPECT_GE(level_lines, 6);
 }
 
 TEST(ScheduleStair, WhatIsNoStairIsNotTaken) {

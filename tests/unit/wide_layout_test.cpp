@@ -96,7 +96,7 @@ TEST(WideLayout, DescriptorsSayWhatThePtxIsaAsksFor) {
   }
 }
 
-/// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens, from where they were stored.
+/// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens or half of them, from where they were stored.
 TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   struct Factor {
     std::int32_t rows;   // as it lies
@@ -105,7 +105,8 @@ TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   };
   for (const KernelConfig& config : configs()) {
     for (const Factor& factor : {Factor{config.q_rows, 0, 64}, Factor{config.q_rows, config.q_rows - 64, 64},
-                                 Factor{config.tile_tokens, 0, config.tile_tokens}}) {
+                                 Factor{config.tile_tokens, 0, config.tile_tokens},
+                                 Factor{config.tile_tokens, config.tile_tokens / 2, config.tile_tokens / 2}}) {
       for (std::int32_t step = 0; step < config.head_dim / 16; ++step) {
         const auto begin = kBegin + static_cast<std::uint32_t>(factor.first * kColumnBytes);
         const Descriptor d(descriptor(begin + step_place(factor.rows, step), 16));

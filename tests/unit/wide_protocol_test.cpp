@@ -85,6 +85,12 @@ struct Cta {
   std::array<std::int32_t, kRecords> segment{};
   std::array<std::int32_t, kRecords> contributors{};
   std::array<std::int32_t, kRecords> queries{};  // of which segment
+  // Of a latent tile: the barriers that both warpgroups come to; what each gives the other in the last column of a stage's keys; and
+  // what it has of its rows.
+  PhaseBarrier scored{kGroups};
+  PhaseBarrier given{kGroups};
+  std::array<std::array<std::int32_t, kGroups>, kMostStages> last_column{};
+  std::array<std::int32_t, kGroups> kept{};
 
   std::int32_t& queries_of(std::int32_t record) { return queries[static_cast<std::size_t>(kind.query_places == 1 ? 0 : record)]; }
 };
@@ -108,6 +114,7 @@ std::string produce(Cta& cta, const std::vector<std::int32_t>& tiles) {
         const auto stage = static_cast<std::size_t>(ring.index);
         if (!cta.stage_free[stage].wait(ring.phase ^ 1U)) return "no stage is free";
         cta.stage[stage] = 2 * next + (keys ? 0 : 1);
+        cta.last_column[stage] = {2 * next, 2 * next};
         cta.stage_full[stage].arrive();
         ring.advance();
       }
@@ -129,21 +136,32 @@ std::string produce(Cta& cta, const std::vector<std::int32_t>& tiles) {
 /// A consumer warpgroup.
 class Consumer {
  public:
-  explicit Consumer(Cta& cta) : cta_(cta), stage_{cta.kind.stages} {}
+  Consumer(Cta& cta, std::size_t group) : cta_(cta), group_(group), stage_{cta.kind.stages} {}
 
-  /// What take_latent_tiles() does with a segment's tiles.
+  /// What take_latent_tiles() does with a segment's tiles: each warpgroup gives the other the weights of half the tokens, and now and
+  /// then what its rows refer to.
   std::string take_latent_tiles(std::int32_t begin, std::int32_t end, std::int32_t queries) {
     for (std::int32_t tile = begin; tile < end; ++tile) {
       if (!await(stage_)) return "no tile comes";
       if (queries != cta_.queries_of(0)) return "queries of another segment";
       const std::int32_t keys = held(stage_);
+      auto& column = cta_.last_column[static_cast<std::size_t>(stage_.index)];
+      if (column[0] != 2 * tile || column[1] != 2 * tile) return "another tile's last column";  // scores of all keys
       if (tile + 1 == end) cta_.queries_free.arrive();
+      if (!meet(cta_.scored, scored_)) return "the other has no scores";
+      if (tile % 3 == 0 && !exchange(tile)) return "rows of another tile";
+      column[group_] = -tile;
+      if (!meet(cta_.given, given_)) return "the other gives no weights";
+      if (column[1 - group_] != -tile) return "another tile's weights";
       if (keys != 2 * tile || held(stage_) != 2 * tile) return "another tile";  // scores, then values
       free(stage_);
       stage_.advance();
     }
     return "";
   }
+
+  /// What finish() of a latent tile does, of a segment with tiles or without.
+  bool finish_latent(std::int32_t segment) { return meet(cta_.scored, scored_) && exchange(-1 - segment); }
 
   /// What take_tiles() does: the values of a tile are multiplied beside the scores of the next.
   std::string take_tiles(std::int32_t begin, std::int32_t end, std::int32_t segment, std::int32_t record) {
@@ -178,12 +196,26 @@ class Consumer {
   [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.stage[static_cast<std::size_t>(stage.index)]; }
   void free(const Pipeline& stage) { cta_.stage_free[static_cast<std::size_t>(stage.index)].arrive(); }
 
+  static bool meet(PhaseBarrier& barrier, std::uint32_t& phase) {
+    barrier.arrive();
+    const bool met = barrier.wait(phase);
+    phase ^= 1U;
+    return met;
+  }
+  bool exchange(std::int32_t number) {
+    cta_.kept[group_] = number;
+    return meet(cta_.given, given_) && cta_.kept[1 - group_] == number;
+  }
+
   Cta& cta_;
+  std::size_t group_;
+  std::uint32_t scored_ = 0;  // phases
+  std::uint32_t given_ = 0;
   Pipeline stage_;  // of the next keys
 };
 
-std::string consume(Cta& cta, const std::vector<std::int32_t>& tiles) {
-  Consumer consumer(cta);
+std::string consume(Cta& cta, std::size_t group, const std::vector<std::int32_t>& tiles) {
+  Consumer consumer(cta, group);
   Pipeline records{kRecords};
   std::int32_t next = 0;
   for (std::int32_t segment = 0;; ++segment, records.advance()) {
@@ -200,6 +232,7 @@ std::string consume(Cta& cta, const std::vector<std::int32_t>& tiles) {
           cta.kind.latent ? consumer.take_latent_tiles(next, end, segment) : consumer.take_tiles(next, end, segment, records.index);
       if (!fault.empty()) return fault;
     }
+    if (cta.kind.latent && !consumer.finish_latent(segment)) return "sums of another segment";
     next = end;
     if (!cta.contributors_known[at].wait(records.phase)) return "nobody says who shares the output";
     if (cta.contributors[at] != segment) return "contributors of another segment";
@@ -218,7 +251,7 @@ void run_rounds(const Kind& kind) {
       std::vector<std::jthread> threads;
       threads.emplace_back([&] { faults[0] = produce(cta, tiles); });
       for (std::size_t group = 1; group <= kGroups; ++group)
-        threads.emplace_back([&, group] { faults[group] = consume(cta, tiles); });
+        threads.emplace_back([&, group] { faults[group] = consume(cta, group - 1, tiles); });
     }
     for (const std::string& fault : faults) ASSERT_EQ(fault, "") << "round " << round << ", " << kind.stages << " stages";
   }

@@ -7,6 +7,7 @@
 #include "backends/cuda/architecture.hpp"
 #include "backends/cuda/scope.hpp"
 #include "backends/cuda/wide_layout.hpp"
+#include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "base/kv_type.hpp"
 #include "lean/problem.hpp"
@@ -185,10 +186,17 @@ struct KernelConfig {
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
   model.cut_units = 6 * model.tile_units;
+  // 8 MB: with as much nothing was gained (576 tokens of 2k, 32/8 heads of 128), with twice as much 5 % (1,536 of 4k).
+  model.far_tiles = tiles_of_64_kb(config.tile(), 128) * (config.latent() ? 2 : 1);  // a latent tile's values are its keys
   model.whole_percent = model.align_percent;
   model.align_units = schedule::CostModel{}.align_units;
   return model;
 }
+
+/// CostModel::part_tiles of latent calls of so many rows. Partials grow with rows, and so does what a second level of their merge takes:
+/// 1 x 8k with 64 and 128 heads took 39.0 and 41.4 us where a worker had a tile or two, 34.2 and 31.6 with four, with 16 and 32 heads
+/// 26.7 and 29.8, and 28.6 and 31.1 with four (h100-latent-scores.jsonl).
+[[nodiscard]] LEAN_HD constexpr std::int32_t latent_part_tiles(std::int32_t rows) noexcept { return rows < 64 ? 1 : 4; }
 
 [[nodiscard]] constexpr std::int32_t cta_threads(const KernelConfig& config) noexcept { return config.cta_warps() * kWarpThreads; }
 

@@ -168,7 +168,7 @@ inline constexpr KernelRow kWide90[] = {
     {kWideTile,    2, 192, 128, 64,  8, 32,   kWarpgroups192},
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
-    {kLatentTile,  2, 576, 64,  64,  8, 48,   kLatent},
+    {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
 };
 // clang-format on
 

@@ -57,14 +57,18 @@ using FlatShape = std::conditional_t<kConfig.wide(), schedule::StairShape<kConfi
                                      schedule::OneBlockShape<kConfig.tile_tokens>>;
 template <KernelConfig kConfig, bool kCumulative>
 using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, FlatShape<kConfig>>;
-using FlatPlan = schedule::BasicPlan<std::int32_t>;
+template <KernelConfig kConfig>
+using FlatPlan = std::conditional_t<kConfig.wide(), schedule::BasicStairPlan<std::int32_t>, schedule::BasicPlan<std::int32_t>>;
+template <KernelConfig kConfig>
+using FlatSums = FlatRules<kConfig, true>::Sums;
 using FlatRange = schedule::BasicShares<std::int32_t>::Range;
 using FlatStart = schedule::SequencePlace<std::int32_t>;
 
 /// A plan, and a sequence that begins at or before the worker's share. Of an even line the worker's part of one output, and its
 /// sequence.
+template <KernelConfig kConfig>
 struct FlatLine {
-  FlatPlan plan;
+  FlatPlan<kConfig> plan;
   FlatRange share;  // this worker's
   FlatStart start;
   Sequence lengths;  // of that sequence
@@ -81,7 +85,7 @@ struct CtaLine {
 /// A worker of many rows on its line: a stair line's plan and walk, or a general one's cursor and the segment that it found. One
 /// thread's, and not in registers, of which producers have few.
 struct CtaWalk {
-  FlatPlan plan;
+  schedule::BasicStairPlan<std::int32_t> plan;
   schedule::StairWalk<std::int32_t, Sequence> walk;
   alignas(DeviceCursor) std::byte general[sizeof(DeviceCursor)];
 };
@@ -89,8 +93,8 @@ struct CtaWalk {
 /// A flat line and its sums, where all threads build it.
 template <KernelConfig kConfig>
 struct CtaFlatLine {
-  schedule::BasicLineSums<std::int32_t> warp_sums[cta_threads(kConfig) / kWarpThreads];
-  FlatLine line;
+  FlatSums<kConfig> warp_sums[cta_threads(kConfig) / kWarpThreads];
+  FlatLine<kConfig> line;
 };
 
 }  // namespace lean::cuda

@@ -1,7 +1,7 @@
 // The consumers of many rows: two warpgroups, which take the tiles of a segment one after the other. While the values of a tile are
 // multiplied the scores of the next are, and become weights; and while one warpgroup does that the other's products run: they take
 // turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of a latent tile, of which registers hold no second
-// one's scores, a warpgroup makes scores, weights and output in turn, and its softmax lies under the other's products alone.
+// one's scores, both make scores, weights and output of the same tile at one time, each of half its tokens and of half its values' dims.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace lean::cuda {
 /// Registers of a thread: a CTA begins with 168 each, the most that 384 threads may have. Consumers of 128 dims and more have O, scores
 /// and weights of 160 and 176 at once: with 192 what the loop over tiles goes by is spilled, and with 200 at 256 dims the compiler lets
 /// no products run beside anything else; with 208 and 88 neither they nor the producers' loop over tiles spill a word. Of fewer dims
-/// they need no more than 192, and producers spill nothing with 120. A latent tile's consumers have 128 of O and 32 of scores, which
-/// become 16 of weights, and spill one word a segment.
+/// they need no more than 192, and producers spill nothing with 120. A latent tile's consumers have 128 of O, 16 of scores and
+/// 16 of weights.
 template <KernelConfig kConfig>
 inline constexpr int kWideConsumerRegisters = kConfig.head_dim >= 128 && !kConfig.latent() ? 208 : 192;
 template <KernelConfig kConfig>
@@ -36,7 +36,7 @@ class WideConsumer {
  public:
   __device__ __forceinline__ WideConsumer(const DeviceCall& call, CtaMemory<kConfig>& memory)
       : call_(call), memory_(memory), stages_(ptx::shared_address(memory.ring(call))), stage_(call.load.ring_stages) {
-    if (group() != 0) ptx::named_barrier_arrive(kTurnBarrier, kConfig.consumer_threads());
+    if (!kConfig.latent() && group() != 0) ptx::named_barrier_arrive(kTurnBarrier, kConfig.consumer_threads());
   }
 
   /// Before the first segment comes one of nothing, while producers find out what the first is: a rehearsal. What runs once waits for
@@ -64,7 +64,7 @@ class WideConsumer {
           free_queries();
         }
       }
-      tile.finish();
+      tile.finish(shared);
       if (rehearses_ != 0) {
         begin_in_earnest();
         continue;
@@ -160,7 +160,9 @@ class WideConsumer {
     free(values_stage);
   }
 
-  /// The queries' one place is free once the last scores are there.
+  /// Both warpgroups go through a tile together: each makes the scores and weights of half its tokens, and of the others' takes the
+  /// weights. Scores made twice would take a third more products, and a warpgroup alone has nothing to do beside its softmax. The
+  /// queries' one place is free once the last scores are there.
   __device__ __forceinline__ void take_latent_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
     std::int32_t token = record.token_begin;
     if (token >= record.token_end) free_queries();
@@ -169,17 +171,17 @@ class WideConsumer {
       const StagedTile now = tile_at(record, token);
       await_whole(record, now, stage_);
       const std::uint64_t queries = tile.queries_at();
-      const std::uint64_t keys = tile.keys_at(address_of(stage_));
-      take_turn();
-      tile.ask_for_scores(queries, keys);
-      pass_turn();
+      const std::uint32_t stage = address_of(stage_);
+      tile.ask_for_scores(queries, tile.keys_at(stage));
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
       tile.template make_weights<0, kColumns>(
           tile.update_softmax(memory_.shared, record, now, tile.has_rules(memory_.shared, record, now)));
       tile.rescale();
       tile.take_weights();
-      tile.ask_for_output(tile.values_at(address_of(stage_)));
+      tile.ask_for_own_output(stage);
+      tile.take_others(stage, rehearses_ == 0);
+      tile.ask_for_others_output(stage);
       tile.await_output();
       free(stage_);
       stage_.advance();

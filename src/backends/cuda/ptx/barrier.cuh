@@ -98,6 +98,16 @@ __device__ __forceinline__ void named_barrier(std::uint32_t id, std::uint32_t th
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same; whether any of its threads says so.
+[[nodiscard]] __device__ __forceinline__ bool named_barrier_any(std::uint32_t id, std::uint32_t threads, bool says) {
+  std::uint32_t any;
+  asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.b32 %0, 1, 0, q; }"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"(static_cast<std::uint32_t>(says))
+               : "memory");
+  return any != 0;
+}
+
 /// Arrives at a named barrier without waiting: for those who have something to tell the ones who wait.
 __device__ __forceinline__ void named_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -17,6 +17,18 @@ __device__ __forceinline__ void store_shared_word(std::uint32_t address, std::ui
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+[[nodiscard]] __device__ __forceinline__ std::uint32_t load_shared_word(std::uint32_t address) {
+  std::uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+
+[[nodiscard]] __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+  return x;
+}
+
 [[nodiscard]] __device__ __forceinline__ uint2 load_shared_8(std::uint32_t address) {
   uint2 x;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");

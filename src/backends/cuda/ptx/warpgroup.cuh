@@ -76,8 +76,8 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
 
 // clang-format off: registers one by one
 // The sums of a product, as operands: their numbers and their registers, each width those of the one before and more.
-#define LEAN_SUMS_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+#define LEAN_SUMS_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LEAN_SUMS_64 LEAN_SUMS_32 \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LEAN_SUMS_96 LEAN_SUMS_64 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -91,7 +91,8 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LEAN_COLUMN(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define LEAN_FOUR_COLUMNS(i) LEAN_COLUMN(i), LEAN_COLUMN(i + 1), LEAN_COLUMN(i + 2), LEAN_COLUMN(i + 3)
-#define LEAN_COLUMNS_64 LEAN_FOUR_COLUMNS(0), LEAN_FOUR_COLUMNS(4)
+#define LEAN_COLUMNS_32 LEAN_FOUR_COLUMNS(0)
+#define LEAN_COLUMNS_64 LEAN_COLUMNS_32, LEAN_FOUR_COLUMNS(4)
 #define LEAN_COLUMNS_96 LEAN_COLUMNS_64, LEAN_FOUR_COLUMNS(8)
 #define LEAN_COLUMNS_128 LEAN_COLUMNS_96, LEAN_FOUR_COLUMNS(12)
 #define LEAN_COLUMNS_192 LEAN_COLUMNS_128, LEAN_FOUR_COLUMNS(16), LEAN_FOUR_COLUMNS(20)
@@ -105,6 +106,14 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
 #else
 #define LEAN_MULTIPLY(N, TYPE, A, B, ADDS, TRANSPOSED, ...)
 #endif
+template <>
+__device__ __forceinline__ void multiply_rows<DType::kFloat16, 4>(float (&c)[4][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(32, "f16", "%16", "%17", "%18", "0, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_rows<DType::kBFloat16, 4>(float (&c)[4][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(32, "bf16", "%16", "%17", "%18", "0, 0", "l"(a));
+}
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 8>(float (&c)[8][4], std::uint64_t a, std::uint64_t b, bool adds) {
   LEAN_MULTIPLY(64, "f16", "%32", "%33", "%34", "0, 0", "l"(a));
@@ -172,6 +181,8 @@ __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 32>(float (&c
 #undef LEAN_MULTIPLY
 #undef LEAN_COLUMN
 #undef LEAN_FOUR_COLUMNS
+#undef LEAN_COLUMNS_32
+#undef LEAN_SUMS_32
 #undef LEAN_COLUMNS_64
 #undef LEAN_SUMS_64
 #undef LEAN_COLUMNS_96

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
+#include "backends/cuda/kernel/fixup/lane_merge.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/fixup/row_merge.cuh"
 #include "backends/cuda/kernel/plan/merge_run.cuh"
@@ -65,7 +67,8 @@ __device__ __forceinline__ void merge_jointly(std::int32_t record_index) {
     const bool resets = run.slot == nullptr && ptx::thread_index() == 0;
     const fixup::Counter left = resets ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
     if constexpr (kConfig.wide()) {
-      RowMerge<kConfig>(shared, record, run, share).run();
+      using Merge = std::conditional_t<kConfig.latent(), RowMerge<kConfig>, LaneMerge<kConfig>>;
+      Merge(shared, record, run, share).run();
     } else {
       merge_run<kConfig>(run, record_index, share);
     }

@@ -29,22 +29,36 @@ template <KernelConfig kConfig, bool kCumulative>
           cost_model(kConfig), schedule::Measure::kCost};
 }
 
-using FlatSums = schedule::BasicLineSums<std::int32_t>;
-
 /// A flat line's policy is lean, or fixed_chunk in the variant for it.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ FlatPlan flat_plan(const DeviceCall& call, const FlatSums& sums) {
-  const bool chunks = kConfig.chunks_only();
-  const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
+[[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums) {
   const auto grid = static_cast<std::int32_t>(gridDim.x);
-  FlatPlan plan = schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, grid);
-  if constexpr (kConfig.wide()) schedule::level(plan, sums, cost_model(kConfig), grid);
-  return plan;
+  if constexpr (kConfig.wide()) {
+    schedule::CostModel model = cost_model(kConfig);
+    if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
+    return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, grid);
+  } else {
+    const bool chunks = kConfig.chunks_only();
+    const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
+    return schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, grid);
+  }
 }
 
 /// This worker, or the first that has no share.
-[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const FlatPlan& plan) {
+[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const schedule::BasicPlan<std::int32_t>& plan) {
   return min(static_cast<std::int32_t>(blockIdx.x), plan.workers);
+}
+
+/// Its share, and where it begins on the line.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ FlatRange share_of_worker(const FlatPlan<kConfig>& plan) {
+  if constexpr (kConfig.wide()) return plan.share_of(worker_of(plan));
+  return plan.shares.range(worker_of(plan));
+}
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t begin_of_worker(const FlatPlan<kConfig>& plan, const FlatRange& share) {
+  if constexpr (kConfig.wide()) return plan.begin_of(worker_of(plan), share);
+  return share.begin;
 }
 
 /// What another lane read.
@@ -87,17 +101,30 @@ template <int kSequences>
 /// it is only known that they take the way of most.
 enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
 
+/// Sums of a chunk as others are.
+[[nodiscard]] __device__ __forceinline__ schedule::BasicStairSums<std::int32_t> likely_sums() {
+  return {{.cost = 1 << 16,
+           .tiles = 3000,
+           .outputs = 128,
+           .max_output_tiles = 32,
+           .max_tile_cost = 18,
+           .min_output_cost = 400,
+           .max_output_cost = 576},
+          256,
+          976};
+}
+
 /// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
 /// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
 /// how long: nobody searches, nothing is read twice.
 template <KernelConfig kConfig, bool kCumulative, int kSequences>
-[[nodiscard]] __device__ __forceinline__ FlatLine build_lanes_line(const DeviceCall& call,
-                                                                   const FlatRules<kConfig, kCumulative>& rules,
-                                                                   LineStage from = LineStage::kLengths) {
+[[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_lanes_line(const DeviceCall& call,
+                                                                            const FlatRules<kConfig, kCumulative>& rules,
+                                                                            LineStage from = LineStage::kLengths) {
   const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
   Sequence lengths[kSequences];
-  FlatSums each[kSequences];
+  FlatSums<kConfig> each[kSequences];
   if (from == LineStage::kLengths) {
 #pragma unroll
     for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
@@ -110,23 +137,17 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     clamped = clamped || lengths[i].clamped;
-    if (from == LineStage::kPlan) {
-      each[i] = {.cost = 1 << 16,
-                 .tiles = 3000,
-                 .outputs = 256,
-                 .max_output_tiles = 16,
-                 .max_tile_cost = 24,
-                 .min_output_cost = 80,
-                 .max_output_cost = 320};
-    } else {
+    if (from != LineStage::kPlan) {
       each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
+    } else if constexpr (kConfig.wide()) {
+      each[i] = likely_sums();
     }
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
   if (clamped) rules.lengths().report();
   if constexpr (kMayBeEven<kConfig, kCumulative>) {
     if (call.plan.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
-      FlatLine line{.lengths = lengths[0]};
+      FlatLine<kConfig> line{.lengths = lengths[0]};
       line.even = schedule::even_share(call.plan.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
       if (line.even.even) {
         const std::int32_t sequence = min(line.even.output * call.plan.kv_heads_inverse >> kOutputInverseBits, batch - 1);
@@ -136,16 +157,17 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
       }
     }
   }
-  FlatSums own;
+  FlatSums<kConfig> own;
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     if (first + i < batch) own = own.plus(each[i]);
   }
-  FlatLine line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
+  FlatLine<kConfig> line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   if (kConfig.wide() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
-  const std::int32_t begin = ptx::warp_sum_before(own.cost);
-  line.share = line.plan.shares.range(worker_of(line.plan));
-  const std::int32_t place = line.share.begin;
+  std::int32_t begin = ptx::warp_sum_before(own.cost);
+  if constexpr (kConfig.wide()) begin += line.plan.line_begin();
+  line.share = share_of_worker<kConfig>(line.plan);
+  const std::int32_t place = begin_of_worker<kConfig>(line.plan, line.share);
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
   std::int32_t in_lane = 0;
@@ -166,13 +188,13 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
 /// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of
 /// fewer. It makes the rules itself: a reference to its caller's would keep these in memory.
 template <KernelConfig kConfig, bool kCumulative>
-[[nodiscard]] __device__ __noinline__ FlatLine build_longer_line(const DeviceCall& call) {
+[[nodiscard]] __device__ __noinline__ FlatLine<kConfig> build_longer_line(const DeviceCall& call) {
   return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));
 }
 
 template <KernelConfig kConfig, bool kCumulative>
-[[nodiscard]] __device__ __forceinline__ FlatLine build_short_line(const DeviceCall& call,
-                                                                   const FlatRules<kConfig, kCumulative>& rules) {
+[[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_short_line(const DeviceCall& call,
+                                                                            const FlatRules<kConfig, kCumulative>& rules) {
   if constexpr (kMayBeEven<kConfig, kCumulative>) {  // others have shorter ones only
     if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call);
   }
@@ -194,23 +216,25 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   std::int32_t begin = ptx::warp_sum_before(own.cost);
   const std::int32_t outputs_before = kConfig.wide() ? ptx::warp_sum_before(own.outputs) : 0;
   {
-    const FlatSums sums = sum_over_warp(own);
+    const FlatSums<kConfig> sums = sum_over_warp(own);
     if (lane == 0) built.warp_sums[warp] = sums;
   }
   __syncthreads();
-  FlatSums sums;
+  FlatSums<kConfig> sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
   const std::int32_t outputs_of_warps = kConfig.wide() ? ptx::warp_sum(lane < warp ? sums.outputs : 0) : 0;
   sums = sum_over_warp(sums);
-  const FlatPlan plan = flat_plan<kConfig>(shared.call, sums);
+  const FlatPlan<kConfig> plan = flat_plan<kConfig>(shared.call, sums);
   std::int32_t length = own.cost;
-  if (kConfig.wide() && plan.level_parts > 0) {
-    begin = (outputs_of_warps + outputs_before) * plan.level_parts;
-    length = own.outputs * plan.level_parts;
+  if constexpr (kConfig.wide()) {
+    if (plan.level_parts > 0) {
+      begin = plan.line_begin() + (outputs_of_warps + outputs_before) * plan.level_parts;
+      length = own.outputs * plan.level_parts;
+    }
   }
-  const FlatRange share = plan.shares.range(worker_of(plan));
-  const std::int32_t place = share.begin;
+  const FlatRange share = share_of_worker<kConfig>(plan);
+  const std::int32_t place = begin_of_worker<kConfig>(plan, share);
   if (begin <= place && place - begin < length) built.line.start = {first, begin};
   if (threadIdx.x == 0) {
     built.line.plan = plan;

@@ -23,16 +23,22 @@ template <typename TUnits>
 }
 
 template <typename TUnits>
+[[nodiscard]] __device__ inline schedule::BasicStairSums<TUnits> sum_over_warp(const schedule::BasicStairSums<TUnits>& own) {
+  return {sum_over_warp<TUnits>(static_cast<const schedule::BasicLineSums<TUnits>&>(own)), ptx::warp_sum(own.key_tiles),
+          ptx::warp_max(own.max_pair_cost)};
+}
+
+template <typename TSums>
 struct SequenceSums {
-  schedule::BasicLineSums<TUnits> sums;
+  TSums sums;
   bool clamped = false;  // a length had to be
 };
 
 /// Sums the sequences [begin, end), as far as they exist.
 template <typename TRules>
-[[nodiscard]] __device__ __forceinline__ SequenceSums<typename TRules::Units> sum_sequences(const TRules& rules, std::int64_t begin,
-                                                                                            std::int64_t end) {
-  SequenceSums<typename TRules::Units> all;
+[[nodiscard]] __device__ __forceinline__ SequenceSums<typename TRules::Sums> sum_sequences(const TRules& rules, std::int64_t begin,
+                                                                                           std::int64_t end) {
+  SequenceSums<typename TRules::Sums> all;
   for (std::int64_t i = begin; i < min_of(end, rules.shape().batch); ++i) {
     const Sequence lengths = rules.lengths().unreported(i);
     all.clamped = all.clamped || lengths.clamped;

@@ -95,7 +95,7 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
     return;
   }
   const FlatRules<kConfig, true> rules = flat_rules_of<kConfig, true>(call);
-  FlatLine line;
+  FlatLine<kConfig> line;
   if (call.plan.short_line) {
     const LineStage from = first_stage<kConfig>();
     if (from != LineStage::kNone) line = build_lanes_line<kConfig, true, 1>(call, rules, from);

@@ -80,7 +80,7 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig, bool kCumulative, typename TVisit>
 __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
-  FlatLine line;
+  FlatLine<kConfig> line;
   if (call.plan.short_line) {
     if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
     ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));

@@ -1,8 +1,9 @@
 // LeanTile() of many rows: 64 query rows a warpgroup against a whole tile, by products of warpgroups (ptx/warpgroup.cuh). Queries
 // and keys come from shared memory, weights from registers, values from shared memory again; products run while the warpgroup goes
 // on, so that the softmax of one tile hides under them. Warp w holds rows 16 w to 16 w + 15 of the block as a WarpTile does, and of
-// every token: one part a row. Where values are the first dims of keys (a latent tile), both warpgroups have the same 64 rows and make
-// the same scores and weights of them, and each sums half the values' dims, which one could not hold: O is 128 of its registers.
+// every token: one part a row. Where values are the first dims of keys (a latent tile), both warpgroups have the same 64 rows: each
+// makes the scores and weights of half a tile's tokens, takes the other's weights, and sums half the values' dims, which one could not
+// hold: O is 128 of its registers.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,10 @@ template <KernelConfig kConfig>
 class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
-  static constexpr int kScoreColumns = kConfig.tile_tokens / kAccumulatorDims;
+  /// Of a tile, those whose scores a warpgroup makes.
+  static constexpr std::int32_t kOwnTokens = kConfig.tile_tokens / kConfig.value_warps();
+  static constexpr int kScoreColumns = kOwnTokens / kAccumulatorDims;
+  static constexpr int kOwnRuns = kOwnTokens / kMmaTokens;
   static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
   static constexpr int kColumns = kOwnDims / kAccumulatorDims;
   static constexpr std::int32_t kGroupRows = kMmaRows * 4;  // of a warpgroup
@@ -73,9 +77,13 @@ class WideTile {
 
   /// What products are told of the queries, of a stage that holds K, and of one that holds V, or K of which the first columns are V.
   [[nodiscard]] __device__ __forceinline__ std::uint64_t queries_at() const { return ptx::factor_at(queries_, 16); }
-  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) { return ptx::factor_at(stage, 16); }
-  [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage) {
-    return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>), column_stage_bytes<kConfig>);
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t keys_at(std::uint32_t stage) {
+    return ptx::factor_at(stage + static_cast<std::uint32_t>(first_token() * kConfig.column_bytes()), 16);
+  }
+  [[nodiscard]] __device__ __forceinline__ static std::uint64_t values_at(std::uint32_t stage, std::int32_t token = 0) {
+    return ptx::factor_at(stage + wide::value_place(first_dim(), column_stage_bytes<kConfig>) +
+                              static_cast<std::uint32_t>(token * kConfig.column_bytes()),
+                          column_stage_bytes<kConfig>);
   }
 
   /// Asks for S = Q K^T.
@@ -100,6 +108,46 @@ class WideTile {
       ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[run], wide::further(values, wide::run_place(run)), true);
     }
     ptx::end_products();
+  }
+
+  /// Of a latent tile: asks for O += P V of the tokens whose weights the warpgroup made, then of those whose weights the other has
+  /// given (take_others()).
+  __device__ __forceinline__ void ask_for_own_output(std::uint32_t stage) {
+    const std::uint64_t values = values_at(stage, first_token());
+    ptx::pin_registers(o_);
+    ptx::begin_products();
+    multiply_runs<0>(values);
+  }
+  __device__ __forceinline__ void ask_for_others_output(std::uint32_t stage) {
+    const std::uint64_t values = values_at(stage, kOwnTokens - first_token());
+    ptx::begin_products();
+    multiply_runs<kOwnRuns>(values);
+  }
+
+  /// Gives the other warpgroup the weights of this one's tokens and takes the other's, by way of the stage's last column of keys, which
+  /// no value lies in and no product reads any more: the other's thread of the same number holds the same rows. `stores`: not in a
+  /// rehearsal, in which the place is the producers'.
+  __device__ __forceinline__ void take_others(std::uint32_t stage, bool stores) {
+    static_assert(kOwnRuns * ptx::kWarpgroupThreads * 2 * kPieceBytes == column_stage_bytes<kConfig>);
+    const std::uint32_t place = stage + wide::value_place(kConfig.summed_dims(), column_stage_bytes<kConfig>) +
+                                ptx::thread_index() % ptx::kWarpgroupThreads * kPieceBytes;
+    constexpr std::uint32_t kRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
+    const std::uint32_t own = static_cast<std::uint32_t>(warp() / 4) * kOwnRuns * kRunBytes;
+    const std::uint32_t others = kOwnRuns * kRunBytes - own;
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      if (stores) ptx::store_shared(place + own + run * kRunBytes, {p_[run][0], p_[run][1], p_[run][2], p_[run][3]});
+    }
+    ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      const uint4 weights = ptx::load_shared_16(place + others + run * kRunBytes);
+      p_[kOwnRuns + run][0] = weights.x;
+      p_[kOwnRuns + run][1] = weights.y;
+      p_[kOwnRuns + run][2] = weights.z;
+      p_[kOwnRuns + run][3] = weights.w;
+    }
+    ptx::fence_before_copies();  // of the next keys to that place
   }
 
   /// Until the scores are there; `asked_after`: groups of products asked for after them.
@@ -127,7 +175,7 @@ class WideTile {
 
   /// Finds out what a tile's weights refer to, for all of whose scores make_weights() follows, and rescale() once no products run: O is
   /// left as it is, which they may be adding to.
-  [[nodiscard]] __device__ __forceinline__ Weighing update_softmax(const CtaShared<kConfig>& shared, const SegmentRecord& record,
+  [[nodiscard]] __device__ __forceinline__ Weighing update_softmax(CtaShared<kConfig>& shared, const SegmentRecord& record,
                                                                    StagedTile tile, bool has_rules) {
     float scale = call_.tile.log2_scale;
     if (has_rules) {
@@ -138,18 +186,26 @@ class WideTile {
       if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
       if (has_unseen(tile)) hide_unseen(tile);
     }
-    rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
+    if constexpr (kConfig.latent()) {  // both warpgroups' rows are the same: all of them go on once all have their scores
+      rescales_ = ptx::named_barrier_any(kTurnBarrier, kConfig.consumer_threads(), may_outgrow(scale));
+    } else {
+      rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
+    }
     if (rescales_) {
       float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
       for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
       largest[0] *= scale;
       largest[1] *= scale;
-      rescales_ = lane_rows_.any_outgrows(largest);
+      if constexpr (kConfig.latent()) {
+        exchange_rows(shared, largest, [](float own, float others) { return fmaxf(own, others); });
+      } else {
+        rescales_ = lane_rows_.any_outgrows(largest);
+      }
       if (rescales_) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          factor_[half] = lane_rows_.template grow<1, 4>(largest, half);
+          factor_[half] = lane_rows_.template grow<1, kConfig.latent() ? 1 : 4>(largest, half);
           sum_[half] *= factor_[half];
         }
       }
@@ -191,7 +247,7 @@ class WideTile {
   /// Takes the weights for the next product P V. No products run.
   __device__ __forceinline__ void take_weights() {
 #pragma unroll
-    for (int run = 0; run < kConfig.tile_tokens / kMmaTokens; ++run) {
+    for (int run = 0; run < kOwnRuns; ++run) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         constexpr auto kPair = wide::operand_pair;
@@ -202,11 +258,16 @@ class WideTile {
   }
 
   /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile. No products run.
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(CtaShared<kConfig>& shared) {
+    if constexpr (kConfig.latent()) {
+      ptx::named_barrier(kTurnBarrier, kConfig.consumer_threads());  // all have read what is there of a segment without tiles
+      exchange_rows(shared, sum_, [](float own, float others) { return own + others; });
+    } else {
 #pragma unroll
-    for (float& l : sum_) {
-      l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
-      l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
+      for (float& l : sum_) {
+        l += __shfl_xor_sync(ptx::kAllLanes, l, 1);
+        l += __shfl_xor_sync(ptx::kAllLanes, l, 2);
+      }
     }
     clear_empty_rows();
   }
@@ -240,6 +301,38 @@ class WideTile {
     }
   }
 
+  /// Asks for O += P V of so many runs of 16 tokens, from one of the weights' on; `values`: where these begin.
+  template <int kFirst>
+  __device__ __forceinline__ void multiply_runs(std::uint64_t values) {
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      ptx::multiply_columns<kConfig.dtype, kColumns>(o_, p_[kFirst + run], wide::further(values, wide::run_place(run)), true);
+    }
+    ptx::end_products();
+  }
+
+  /// What a lane's rows have of a number, over all their lanes of both warpgroups of a latent tile, who have the same result. Nobody
+  /// comes by again before all have read: there is another barrier in between.
+  template <typename TCombine>
+  __device__ __forceinline__ void exchange_rows(CtaShared<kConfig>& shared, float (&x)[2], const TCombine& combine) {
+    const std::int32_t group = warp() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      x[half] = combine(x[half], __shfl_xor_sync(ptx::kAllLanes, x[half], 1));
+      x[half] = combine(x[half], __shfl_xor_sync(ptx::kAllLanes, x[half], 2));
+      if (in_quad() == 0)
+        ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[group][row_of(half)]), __float_as_uint(x[half]));
+    }
+    ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      x[half] = combine(shared_float(shared.wide.kept[0][row_of(half)]), shared_float(shared.wide.kept[1][row_of(half)]));
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ static float shared_float(const float& at) {
+    return __uint_as_float(ptx::load_shared_word(ptx::shared_address(&at)));
+  }
+
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
     return static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
   }
@@ -250,6 +343,10 @@ class WideTile {
   [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
   /// Of the values, the first of this warpgroup's.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t first_dim() { return kConfig.latent() ? warp() / 4 * kOwnDims : 0; }
+  /// Of a tile, the first whose scores this warpgroup makes.
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t first_token() {
+    return kConfig.latent() ? warp() / 4 * kOwnTokens : 0;
+  }
   /// The lane's scores of a tile: of every 8 tokens two of row_of(0), then the same two of row_of(1).
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
   /// Tokens from the lane's first to that of a score.
@@ -288,7 +385,7 @@ class WideTile {
 
   /// What a row does not see, and what lies behind the tile.
   __device__ __forceinline__ void hide_unseen(StagedTile tile) {
-    const std::int32_t own = tile.token + 2 * in_quad();
+    const std::int32_t own = tile.token + first_token() + 2 * in_quad();
     const std::int32_t limit[2] = {min(lane_rows_.limit[0], tile.end()) - own, min(lane_rows_.limit[1], tile.end()) - own};
     const std::int32_t first[2] = {first_[0] - own, first_[1] - own};
 #pragma unroll
@@ -304,7 +401,7 @@ class WideTile {
 #pragma unroll
     for (int j = 0; j < 4 * kScoreColumns; ++j) {
       if (j % 4 >= 2) continue;  // a token is that of two scores
-      const std::int32_t key = tile.token + 2 * in_quad() + token_of(j);
+      const std::int32_t key = tile.token + first_token() + 2 * in_quad() + token_of(j);
       if (key >= tile.end() || in_pool(pages, ids[page_of(call_, key)])) continue;
       score(j) = score(j + 2) = softmax::kNegInf;
     }
