@@ -52,7 +52,7 @@ EARLIER = ("qwen3-30b 1x4k 32/4 d128 bf16 bhsd n_q1", "llama-70b/8 34x1k 8/1 d12
            "phi3-medium 8x1k 40/10 d128 bf16 bhsd n_q1", "paper 1x40x2k 40/40 d128 fp16 bhsd n_q1",
            "opt-30b 1x1k 56/56 d128 bf16 bhsd n_q1", "paper 1x40x1k 40/40 d128 fp16 bhsd n_q1",
            "gpt-oss 34x1k 64/8 d64 bf16 bhsd n_q1", "llama-70b/8 34x4k 8/1 d128 bf16 bhsd n_q1", "opt-30b 8x1k 56/56 d128 bf16 bhsd n_q1",
-           "paper 1x40x4k 40/40 d128 fp16 bhsd n_q1", "paper 6x48x1k 48/48 d64 fp16 bhsd n_q1",
+           "opt-1.3b 34x1k 32/32 d64 bf16 bhsd n_q1", "paper 1x40x4k 40/40 d128 fp16 bhsd n_q1", "paper 6x48x1k 48/48 d64 fp16 bhsd n_q1",
            "phi3-medium 32x1k 40/10 d128 bf16 bhsd n_q1", "phi3-medium 34x1k 40/10 d128 bf16 bhsd n_q1")
 
 

@@ -79,7 +79,7 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   const bool cheap =
       idle * 100 <= std::int64_t{n} * model.whole_percent && idle * sums.max_output_cost <= std::int64_t{model.align_units} * w;
   const std::int64_t longest = std::int64_t{rounds} * sums.max_output_tiles;
-  const bool spares = longest <= model.spare_tiles && 4 * n >= 3 * std::int64_t{rounds} * w;
+  const bool spares = model.spare_tiles > 0 && longest <= model.spare_tiles && std::int64_t{4} * n >= std::int64_t{3} * rounds * w;
   if (cheap || spares || longest <= model.short_tiles) {
     plan.workers = static_cast<std::int32_t>(quotient(n + rounds - 1, rounds));
     plan.whole_outputs = true;
