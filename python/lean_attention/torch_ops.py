@@ -164,7 +164,7 @@ def merge_states(framework: Any, *states: torch.Tensor) -> tuple[torch.Tensor, t
 def _lengths(name: str, value: Any, batch: int, device: torch.device) -> torch.Tensor:
     """Lengths that are a list, or one number for every sequence."""
     values = value if isinstance(value, (list, tuple)) else [value] * batch
-    if not all(isinstance(number, int) for number in values):
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in values):
         raise TypeError(f"{name} = {value}: integers are needed")
     return torch.tensor(values, dtype=torch.int32, device=device)
 

@@ -496,6 +496,7 @@ REFUSED = [
     (TypeError, "softmax_scale.*'scale'", dict(softmax_scale=3)),
     (ValueError, "exchange = 'all_to_all': 2 ranks do not divide 3 heads", dict(q=torch.zeros(3, 3, 1, 40))),
     (ValueError, "seqlens: 161 tokens are 81 of a shard, which has room for 80", dict(seqlens=[161, 1, 1])),
+    (ValueError, r"seqlens = \[True, 1, 1\]: 3 integers are needed", dict(seqlens=[True, 1, 1])),
     (ValueError, "seqlens: .*3 integers", dict(seqlens=[1, 1])),
     (NotImplementedError, "mask", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), mask=torch.ones(3, 1, 1, 160))),
     (NotImplementedError, "alibi_slopes", dict(cu_seqlens_q=torch.tensor([0, 2, 2, 3]).int(), alibi_slopes=torch.ones(8))),

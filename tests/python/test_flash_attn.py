@@ -354,14 +354,15 @@ def test_flash_attn_refuses_by_name(message, arguments):
 
 
 @needs("pages")
-@pytest.mark.parametrize("row", [-1, 2])
-def test_flash_attn_a_row_that_the_table_has_not_is_refused(row):
-    """Indexing would take -1 for the last one."""
+@pytest.mark.parametrize("row", [-1, 2, 2**32 + 1])
+def test_flash_attn_a_row_that_is_not_there_is_refused(row):
+    """Indexing would take -1 for the last one, and 32 bits 2^32 + 1 for 1."""
     q, k, v = tensors(kv_tokens=48)
     pool_k, pool_v, table = paged(k, v, 6)
-    rows, lengths = torch.tensor([0, row]), torch.tensor([48, 13], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"^block_table\[1, 0\] = -1: allowed 0 to"):
-        flash_attn_with_kvcache(q.transpose(1, 2), pool_k, pool_v, cache_batch_idx=rows, block_table=table, cache_seqlens=lengths)
+    arguments = dict(cache_batch_idx=torch.tensor([0, row]), cache_seqlens=torch.tensor([48, 13], dtype=torch.int32))
+    for cache in ((pool_k, pool_v, table), (*to_bshd(k, v), None)):
+        with pytest.raises(ValueError, match=r"^block_table\[1, 0\] = -1: allowed 0 to"):
+            flash_attn_with_kvcache(q.transpose(1, 2), *cache[:2], block_table=cache[2], **arguments)
 
 
 def test_flash_attn_a_position_outside_the_tables_is_refused():

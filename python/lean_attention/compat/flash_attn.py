@@ -111,7 +111,7 @@ def flash_attn_with_kvcache(
         TypeError, ValueError: as decode().
     """
     refuse("flash_attn_with_kvcache", others, _HINTS, _REFUSED)
-    table = _table(cache_batch_idx, one_of(block_table=block_table, page_table=page_table))
+    table = _table(cache_batch_idx, one_of(block_table=block_table, page_table=page_table), k_cache)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cache_seqlens is None and table is not None and k is None:
         cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
@@ -305,16 +305,21 @@ def _attend(call: _Call, **arguments: Any) -> Any:
     )  # fmt: skip
 
 
-def _table(cache_batch_idx: Optional[torch.Tensor], table: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+def _table(
+    cache_batch_idx: Optional[torch.Tensor], table: Optional[torch.Tensor], k_cache: torch.Tensor
+) -> Optional[torch.Tensor]:
+    """The table of the sequences' rows. A row that is not there has no page, which decode() refuses, or on a device reports."""
     if cache_batch_idx is None:
         return table
     if not isinstance(cache_batch_idx, torch.Tensor) or cache_batch_idx.dtype not in (torch.int32, torch.int64):
         what = getattr(cache_batch_idx, "dtype", type(cache_batch_idx))
         raise TypeError(f"cache_batch_idx: {what}: a torch tensor of int32 or int64 is needed")
-    if table is None:
-        return cache_batch_idx.to(torch.int32)[:, None]  # a row of the cache is one page
+    if table is None and cache_batch_idx.dtype == torch.int32:
+        return cache_batch_idx[:, None]  # a row of the cache is one page
     rows = cache_batch_idx.long()
-    there = (rows >= 0) & (rows < table.shape[0])  # others have no page, which decode() refuses, or on a device reports
+    there = (rows >= 0) & (rows < (k_cache if table is None else table).shape[0])
+    if table is None:
+        return torch.where(there, rows, -1).to(torch.int32)[:, None]
     return torch.where(there[:, None], table[torch.where(there, rows, 0)], -1)
 
 

@@ -358,7 +358,11 @@ def as_lengths(name: str, value: Any, count: int, device: torch.device) -> Optio
         return None
     if isinstance(value, int):
         value = [value] * count
+    if isinstance(value, (list, tuple)) and any(isinstance(number, bool) for number in value):
+        raise ValueError(f"{name} = {value}: {count} integers are needed")
     value = torch.as_tensor(value)
     if value.dtype not in (torch.int32, torch.int64) or tuple(value.shape) != (count,):
         raise ValueError(f"{name}: {value.dtype} {list(value.shape)}: {count} integers are needed")
+    if value.dtype == torch.int64:  # what does not fit must not become what does
+        value = value.clamp(-(2**31), 2**31 - 1)
     return value.to(device=device, dtype=torch.int32)
