@@ -23,6 +23,12 @@ __device__ __forceinline__ void store_shared_word(std::uint32_t address, std::ui
   return x;
 }
 
+[[nodiscard]] __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+  return x;
+}
+
 /// A word that this thread keeps there for itself, and that the compiler is not to keep in a register instead.
 __device__ __forceinline__ void keep_shared(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x));
