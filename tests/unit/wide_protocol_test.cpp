@@ -112,21 +112,23 @@ class Producer {
  private:
   std::string copy_segment(std::int32_t segment, std::int32_t end, const Pipeline& records) {
     const auto at = static_cast<std::size_t>(records.index);
-    for (std::int32_t copy = 0; copy < 2 || next_ < end; ++copy) {
+    const std::int32_t first = cta_.kind.query_places == 2 && segment > 0 ? -1 : 0;
+    for (std::int32_t copy = first; copy < 2 || next_ < end; ++copy) {
       const bool keys = cta_.kind.latent || copy % 2 == 0;
-      if (next_ < end && !ask(ring_, 2 * next_ + (keys ? 0 : 1))) return "no stage is free";
-      if (copy == 0) {
+      if (copy >= 0 && next_ < end && !ask(ring_, 2 * next_ + (keys ? 0 : 1))) return "no stage is free";
+      if (copy == first) {
         if (cta_.kind.query_places == 1 && !cta_.queries_free.wait(static_cast<std::uint32_t>(records.index) ^ 1U))
           return "queries stay in use";
         cta_.queries_of(records.index) = segment;
         cta_.queries_full[at].arrive();
-      } else if (copy == 1) {
+      }
+      if (copy == 1) {
         cta_.contributors[at] = segment;
         cta_.contributors_known[at].arrive();
       }
-      if (next_ < end && (cta_.kind.latent || !keys)) ++next_;
+      if (copy >= 0 && next_ < end && (cta_.kind.latent || !keys)) ++next_;
       // Of every other segment the last tile is not a whole one.
-      if (copy > 0 && (cta_.kind.latent || !keys) && !copy_whole_tiles(end - next_ - segment % 2))
+      if (copy != 0 && (cta_.kind.latent || !keys) && !copy_whole_tiles(end - next_ - segment % 2))
         return "no stage is free for a tile";
     }
     return "";

@@ -180,15 +180,17 @@ class Producer {
     if constexpr (kConfig.copies_runs() || kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
-      for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
+      // Keys wait for tiles of the segment before. Where its queries stay in a place of their own the next ones come before any keys.
+      const std::int32_t first = kConfig.wide() && kConfig.query_places() == 2 && !first_segment ? -1 : 0;
+      for (std::int32_t copy = first; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
         const bool keys = kConfig.latent() || copy % 2 == 0;
         if (keys) tokens = record.tokens_from(token, kConfig.tile_tokens);
-        if (token < end) copy_tile(either(keys, k, v), record, token, tokens);
-        if (copy == 0) after_first_keys();
+        if (copy >= 0 && token < end) copy_tile(either(keys, k, v), record, token, tokens);
+        if (copy == first) after_first_keys();
         if (copy == 1 && thread_ == 0) then();
-        if (kConfig.latent() || !keys) token += tokens;
+        if (copy >= 0 && (kConfig.latent() || !keys)) token += tokens;
         if constexpr (kConfig.wide()) {
-          if (copy > 0 && (kConfig.latent() || !keys)) token = copy_whole_tiles(record, token, end);
+          if (copy != 0 && (kConfig.latent() || !keys)) token = copy_whole_tiles(record, token, end);
         }
       }
     } else {
