@@ -68,7 +68,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .score_rules = launch.rules.every_tile,
                    .may_rule = launch.rules.some_tile,
                    .hides_values = launch.rules.hides_values},
-          .output = {.vector_output = rows_aligned(problem.o, 8)},
+          .output = {.vector_output = rows_aligned(problem.o, 8), .piece_output = rows_aligned(problem.o, 16)},
           .fixup = {.kind = options.fixup, .slots = slots_of(launch, workspace)},
           .launch = {.dependent = options.dependent_launch, .follows_append = follows_append},
 #ifdef LEAN_TIMELINE

@@ -100,6 +100,7 @@ struct TileArgs {
 /// output: how finished rows are written.
 struct OutputArgs {
   bool vector_output = false;  // four neighbouring elements may be stored at once
+  bool piece_output = false;   // the same of eight
 };
 
 /// fixup: who merges an output's partials, and where they lie.

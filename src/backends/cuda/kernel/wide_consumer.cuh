@@ -79,7 +79,7 @@ class WideConsumer {
 
  private:
   static constexpr int kColumns = WideTile<kConfig>::kScoreColumns;
-  static constexpr int kAhead = kColumns * 3 / 4;  // of them, those whose weights are made before the values are awaited
+  static constexpr int kAhead = kColumns / 2;  // of them, those whose weights are made before the values are awaited
   static constexpr bool kOnePlace = kConfig.query_places() == 1;
 
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
@@ -121,11 +121,11 @@ class WideConsumer {
 #pragma unroll 1
     for (bool first = true;; first = false) {
       const bool ruled = ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, now))) != 0;
+      const StagedTile next{now.end(), min(kConfig.tile_tokens, end - now.end())};
       tile.template await_scores<1>();
       free(stage_);
-      const StagedTile next{now.end(), min(kConfig.tile_tokens, end - now.end())};
-      if (kOnePlace && next.tokens <= 0) free_queries();
       const auto weighing = tile.update_softmax(memory_.shared, record, now, ruled);
+      if (kOnePlace && next.tokens <= 0) free_queries();
       tile.template make_weights<0, kAhead>(weighing);
       tile.keep_ahead(memory_.shared);
       const PipelineState multiplied = values_stage;
@@ -135,16 +135,17 @@ class WideConsumer {
       stage_.advance();
       const bool keys_came = has_come(next, stage_);
       const bool values_came = has_come(now, values_stage);
+      const bool goes_on = ptx::opaque(static_cast<std::uint32_t>(in_boxes && keys_came && values_came)) != 0;
       tile.await_output();
-      if (!first) free(multiplied);
-      tile.rescale();
+      arrive(memory_.shared.stage_free[multiplied.index], !first);
+      if (!first) tile.rescale();
       tile.template make_weights<kAhead, kColumns - kAhead>(weighing);
       tile.take_weights();
       const std::uint64_t queries = tile.queries_at();
       const std::uint64_t keys = tile.keys_at(address_of(stage_));
       const std::uint64_t values = tile.values_at(address_of(values_stage));
-      if (next.tokens <= 0) break;
-      if (!in_boxes || !keys_came || !values_came) {
+      if (!goes_on) {
+        if (next.tokens <= 0) break;
         await(record, next, stage_);
         await_whole(record, now, values_stage);
       }
@@ -234,8 +235,8 @@ class WideConsumer {
   __device__ __forceinline__ void wait(std::uint64_t& barrier, std::uint32_t phase) const {
     if (rehearses_ == 0) ptx::barrier_wait(&barrier, phase);
   }
-  __device__ __forceinline__ void arrive(std::uint64_t& barrier) const {
-    ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0);
+  __device__ __forceinline__ void arrive(std::uint64_t& barrier, bool arrives = true) const {
+    ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0 && arrives);
   }
 
   __device__ __forceinline__ void free(const PipelineState& stage) const { arrive(memory_.shared.stage_free[stage.index]); }

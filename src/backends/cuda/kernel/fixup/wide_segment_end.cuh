@@ -19,6 +19,7 @@
 #include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/ptx/warpgroup.cuh"
+#include "backends/cuda/wide_layout.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean::cuda {
@@ -86,18 +87,30 @@ __device__ __forceinline__ void output_rows(const DeviceCall& call, const Segmen
     ptx::store_matrices(query_address<kConfig>(staged, warp_row + own, column + lane / kMmaRows), matrices);
   }
   __syncwarp();
-  constexpr std::int32_t kVectors = kConfig.summed_dims() / kVectorDims;  // of a row
-  static_assert(kMmaRows * kVectors % kWarpThreads == 0);
-  const std::int32_t vectors = min(rows, kMmaRows) * kVectors;
-#pragma unroll 4
-  for (std::int32_t first = 0; first < kMmaRows * kVectors; first += kWarpThreads) {
-    const std::int32_t row = (first + lane) / kVectors;
-    const std::int32_t vector = (first + lane) % kVectors;
-    auto* const to =
-        reinterpret_cast<std::uint16_t*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(end.to), row));
-    if (first + lane >= vectors || vector * kVectorDims >= value_dim_of(call.problem)) continue;
-    const std::uint32_t from = query_address<kConfig>(staged, warp_row + row, vector / 2) + vector % 2 * (kPieceBytes / 2);
-    store_four(call, to + vector * kVectorDims, ptx::load_shared_8(from));
+  // Neighbouring lanes take neighbouring pieces of a row. Of numbers that are not negative quotients are shifts.
+  constexpr std::uint32_t kPieces = kConfig.summed_dims() / kQueryPieceDims;  // of a row
+  static_assert(kMmaRows * kPieces % kWarpThreads == 0);
+  const std::uint32_t own_piece = ptx::thread_index() % kWarpThreads;
+  static_assert(kMmaRows % wide::kAtomRows == 0);
+  const std::uint32_t staged_here = staged + static_cast<std::uint32_t>(warp_row * wide::kColumnBytes);  // the warp's rows
+  const auto store_pieces = [&](const auto& store) {
+#pragma unroll
+    for (std::uint32_t first = 0; first < kMmaRows * kPieces; first += kWarpThreads) {
+      const auto row = static_cast<std::int32_t>((first + own_piece) / kPieces);
+      const auto piece = static_cast<std::int32_t>((first + own_piece) % kPieces);
+      auto* const to =
+          reinterpret_cast<std::uint16_t*>(__shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(end.to), row));
+      const uint4 elements = ptx::load_shared_16(query_address<kConfig>(staged_here, row, piece));
+      if (row < rows && piece * kQueryPieceDims < value_dim_of(call.problem)) store(to + piece * kQueryPieceDims, elements);
+    }
+  };
+  if (call.output.piece_output) {
+    store_pieces([](std::uint16_t* to, const uint4& elements) { *reinterpret_cast<uint4*>(to) = elements; });
+  } else {
+    store_pieces([&](std::uint16_t* to, const uint4& elements) {
+      store_four(call, to, {elements.x, elements.y});
+      store_four(call, to + kVectorDims, {elements.z, elements.w});
+    });
   }
 }
 

@@ -180,15 +180,17 @@ class Producer {
     if constexpr (kConfig.copies_runs() || kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
-      for (std::int32_t copy = 0; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
+      // Keys wait for tiles of the segment before. Where its queries stay in a place of their own the next ones come before any keys.
+      const std::int32_t first = kConfig.wide() && kConfig.query_places() == 2 && !first_segment ? -1 : 0;
+      for (std::int32_t copy = first; copy < 2 || token < end; ++copy) {  // once each where there are no tokens
         const bool keys = kConfig.latent() || copy % 2 == 0;
         if (keys) tokens = record.tokens_from(token, kConfig.tile_tokens);
-        if (token < end) copy_tile(either(keys, k, v), record, token, tokens);
-        if (copy == 0) after_first_keys();
+        if (copy >= 0 && token < end) copy_tile(either(keys, k, v), record, token, tokens);
+        if (copy == first) after_first_keys();
         if (copy == 1 && thread_ == 0) then();
-        if (kConfig.latent() || !keys) token += tokens;
+        if (copy >= 0 && (kConfig.latent() || !keys)) token += tokens;
         if constexpr (kConfig.wide()) {
-          if (copy > 0 && (kConfig.latent() || !keys)) token = copy_whole_tiles(record, token, end);
+          if (copy != 0 && (kConfig.latent() || !keys)) token = copy_whole_tiles(record, token, end);
         }
       }
     } else {
@@ -205,9 +207,10 @@ class Producer {
     }
   }
 
-  /// Copies whole tiles that come in tall boxes, as far as there are any; returns the first token that is left. All that is to be found
-  /// out is found out ahead, pages a tile ahead: from when a stage is free to when its tile is asked for took some 200 instructions,
-  /// which was a good part of a tile's time.
+  /// Copies whole tiles that come in tall boxes, as far as there are any; returns the first token that is left. They are asked for as
+  /// they are multiplied and let go of, which is the keys of a tile ahead of the values of the one before: in the order of the stages
+  /// keys would wait for room for values that comes half a tile's time later. All that is to be found out is found out ahead, pages a
+  /// tile ahead: from when a stage is free to when its tile is asked for took some 200 instructions, a good part of a tile's time.
   __device__ __forceinline__ std::int32_t copy_whole_tiles(const SegmentRecord& record, std::int32_t token, std::int32_t end) {
     constexpr std::int32_t kTokens = kConfig.tile_tokens;
     const PagedKv& pages = call_.problem.pages;
@@ -220,37 +223,46 @@ class Producer {
     const LaneBox<kConfig> box;
     const bool asks = box.row < kTokens && (box.row & in_box) == 0;
     const std::int32_t* const ids = page_ids(pages, lengths, record.sequence);
-    std::int32_t page_id = paged && asks && end - token >= kTokens ? ids[page_of(call_, token + box.row)] : 0;
+    const std::int32_t tiles = (end - token) / kTokens;
+    std::int32_t page_id = paged && asks && tiles > 0 ? ids[page_of(call_, token + box.row)] : 0;
     ptx::TensorPlace place{.byte = box.column * kConfig.column_bytes(),
                            .token = token + box.row + (packed ? static_cast<std::int32_t>(lengths.kv_first_token) : 0),
                            .head = record.kv_head,
                            .sequence = packed ? 0 : static_cast<std::int32_t>(record.sequence)};
     std::byte* const own =
         ring_memory_ + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
+    const auto ask = [&](const TensorMap& map, std::int32_t columns, const ptx::TensorPlace& from, PipelineState& stage) {
+      std::uint64_t* const full = &shared_.stage_full[stage.index];
+      ptx::barrier_wait(&shared_.stage_free[stage.index], stage.phase ^ 1U);
+      if (thread_ == 0) ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * columns * kConfig.column_bytes()));
+      if (asks && box.column < columns) {
+        ptx::tensor_copy<false>(own + kConfig.stage_place(call_.load.stage_bytes, stage.index), &map, from, full);
+      }
+      ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
+      stage.advance();
+      if (!kConfig.latent()) stage.advance();
+    };
+    PipelineState values = ring_;  // a tile's lie behind its keys
+    values.advance();
+    ptx::TensorPlace before = place;  // of the tile before
 #pragma unroll 1
-    for (; end - token >= kTokens; token += kTokens, place.token += kTokens) {
-      if (paged) {
-        const std::int32_t first = token + box.row;
-        place.token = first - page_of(call_, first) * pages.page_tokens;
-        place.sequence = page_id;
-        if (asks && !in_pool(pages, page_id)) report_lacking_page(call_, shared_);
-        if (asks && end - token >= 2 * kTokens) page_id = ids[page_of(call_, first + kTokens)];
-      }
-#pragma unroll
-      for (int copy = 0; copy < (kConfig.latent() ? 1 : 2); ++copy) {
-        const std::int32_t columns = copy == 0 ? kConfig.columns() : kConfig.value_columns();
-        std::uint64_t* const full = &shared_.stage_full[ring_.index];
-        ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
-        if (thread_ == 0) {
-          ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * columns * kConfig.column_bytes()));
+    for (std::int32_t tile = 0; tile < tiles + (kConfig.latent() ? 0 : 1); ++tile) {
+      if (tile < tiles) {
+        if (paged) {
+          const std::int32_t first = token + box.row;
+          place.token = first - page_of(call_, first) * pages.page_tokens;
+          place.sequence = page_id;
+          if (asks && !in_pool(pages, page_id)) report_lacking_page(call_, shared_);
+          if (asks && tile + 1 < tiles) page_id = ids[page_of(call_, first + kTokens)];
         }
-        if (asks && box.column < columns) {
-          std::byte* const to = own + kConfig.stage_place(call_.load.stage_bytes, ring_.index);
-          ptx::tensor_copy<false>(to, copy == 0 ? &maps_.k.tall : &maps_.v.tall, place, full);
-        }
-        ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
-        ring_.advance();
+        ask(maps_.k.tall, kConfig.columns(), place, ring_);
+        token += kTokens;
       }
+      if constexpr (!kConfig.latent()) {
+        if (tile > 0) ask(maps_.v.tall, kConfig.value_columns(), before, values);
+        before = place;
+      }
+      place.token += kTokens;
     }
     return token;
   }

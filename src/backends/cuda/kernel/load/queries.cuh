@@ -102,27 +102,35 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index,
                                                  std::int32_t thread) {
   constexpr std::int32_t kPieces = kQueryPieces<kConfig>;
-  constexpr std::int32_t kThreads = kConfig.producer_threads() % kPieces == 0 ? kPieces : wide::kPieces;  // of a row
-  constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kThreads;                                 // rows
+  constexpr std::int32_t kThreads = (kPieces % (2 * wide::kPieces) == 0 ? 2 : 1) * wide::kPieces;  // of a row
+  constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kThreads;                          // rows
   static_assert(kAtOnce * kThreads == kConfig.producer_threads() && kConfig.q_rows % kAtOnce == 0 && kPieces % kThreads == 0);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
-  const std::uint32_t staged = ptx::shared_address(memory.queries_of(record_index));
-  const std::int32_t group = call.shape.group;
+  static_assert(kAtOnce % wide::kAtomRows == 0);  // pieces of rows so far apart are swizzled alike
+  const Strides& strides = call.problem.q.strides;
   const PackedRow step = row_of_block<kConfig>(call, 0, kAtOnce);
-  PackedRow at = row_in_block<kConfig>(call, record, thread / kThreads);
+  const std::int64_t to_next = step.token * strides.token + step.head_in_group * strides.head;
+  const std::int32_t piece = thread % kThreads;
+  std::int32_t row = thread / kThreads;
+  const PackedRow at = row_in_block<kConfig>(call, record, row);
+  std::int32_t head = at.head_in_group;
+  const std::uint16_t* from = query_row(call, record, at) + piece * kQueryPieceDims;
+  std::uint32_t to = query_address<kConfig>(ptx::shared_address(memory.queries_of(record_index)), row, piece);
 #pragma unroll 1
-  for (std::int32_t row = thread / kThreads; row < kConfig.q_rows; row += kAtOnce) {
-    const bool exists = row < record.rows;  // else nothing is read, wherever the address lies
-    const std::uint16_t* const from = query_row(call, record, at);
-#pragma unroll 1
+  for (; row < kConfig.q_rows; row += kAtOnce) {
+#pragma unroll
     for (std::int32_t first = 0; first < kPieces; first += kThreads) {
-      const std::int32_t piece = first + thread % kThreads;
-      ptx::async_copy_16(query_address<kConfig>(staged, row, piece), from + piece * kQueryPieceDims,
-                         exists && has_piece<kConfig>(call, piece));
+      ptx::async_copy_16(to + wide::piece_place(kConfig.q_rows, 0, first), from + first * kQueryPieceDims,
+                         row < record.rows && has_piece<kConfig>(call, first + piece));  // else nothing is read, wherever it lies
     }
-    at = {at.token + step.token, at.head_in_group + step.head_in_group};
-    if (at.head_in_group >= group) at = {at.token + 1, at.head_in_group - group};
+    to += kAtOnce * wide::kColumnBytes;
+    from += to_next;
+    head += step.head_in_group;
+    if (head >= call.shape.group) {
+      head -= call.shape.group;
+      from += strides.token - call.shape.group * strides.head;
+    }
   }
   ptx::barrier_arrive_after_copies(&memory.shared.queries_full[record_index]);
 }
