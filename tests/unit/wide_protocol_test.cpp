@@ -133,8 +133,9 @@ class Producer {
         cta_.contributors_known[at].arrive();
       }
       if (copy >= 0 && next_ < end && (cta_.kind.latent || !keys)) ++next_;
-      // Of every other segment the last tile is not a whole one.
-      if (copy != 0 && (cta_.kind.latent || !keys) && !copy_whole_tiles(end - next_ - segment % 2))
+      // Of every other segment the last tile is not a whole one, of every third the first.
+      const bool whole_next = copy > 0 || segment % 3 != 0;
+      if (copy != 0 && whole_next && (cta_.kind.latent || !keys) && !copy_whole_tiles(end - next_ - segment % 2))
         return "no stage is free for a tile";
     }
     return "";

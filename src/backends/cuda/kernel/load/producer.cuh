@@ -219,6 +219,7 @@ class Producer {
     const std::int32_t in_box = call_.load.box_tokens - 1;  // a power of two, less one; below 0: there are no boxes
     const bool places = has_box_places(lengths);
     if (in_box < 0 || !places || call_.launch.follows_append || (paged && (token & in_box) != 0)) return token;
+    if ((token - lengths.kv_begin) % kTokens != 0) return token;  // a window begins within its first tile
     const bool packed = call_.problem.cu_kv_tokens != nullptr;
     const LaneBox<kConfig> box;
     const bool asks = box.row < kTokens && (box.row & in_box) == 0;
