@@ -12,11 +12,9 @@
 
 namespace lean::cuda {
 
-/// Neighbouring dims of a slice that a lane merges. Where contributors of a decode step share a merge there are workers enough for short
-/// slices, of which a lane asks for all parts at once.
+/// Neighbouring dims of a slice that a lane merges.
 template <KernelConfig kConfig>
-inline constexpr std::int32_t kLaneDims =
-    min_of(kConfig.step() && kConfig.merges_jointly() ? 2 : kVectorDims, kConfig.value_dim() / kWarpThreads);
+inline constexpr std::int32_t kLaneDims = min_of(kVectorDims, kConfig.value_dim() / kWarpThreads);
 
 template <KernelConfig kConfig>
 struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
