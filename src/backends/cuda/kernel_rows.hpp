@@ -165,7 +165,7 @@ inline constexpr KernelRow kWide90[] = {
     {kWideTile,    2, 64,  128, 128, 8, 16,   kWarpgroups},
     {kWideTile,    2, 96,  128, 128, 8, 24,   kWarpgroups96},
     {kWideTile,    2, 128, 128, 128, 8, 64,   kWarpgroups},
-    {kWideTile,    2, 192, 128, 64,  8, 32,   kWarpgroups192},
+    {kWideTile,    2, 192, 128, 64,  8, 40,   kWarpgroups192},
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
     {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
