@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 from lean_attention import _core
 from lean_attention._arguments import Array, declared, lse_shape, taking_what_is
 from lean_attention._frameworks import framework_of
+from lean_attention._options import flag
 
 
 @taking_what_is(declared)
@@ -24,6 +25,8 @@ def decode(q: Array, k: Array, v: Array, **arguments: Any) -> Any:
         written += [k, v]
     if made_out:
         out = arguments["out"] = framework.output(q, v)
+    if return_lse:
+        return_lse = flag("return_lse", return_lse)
     if lse is None and return_lse:
         shape = lse_shape(q.shape, arguments.get("cu_seqlens_q") is not None, arguments.get("layout", "bhsd"))
         lse = arguments["lse"] = framework.empty_float32(q, shape)

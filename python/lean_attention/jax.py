@@ -18,7 +18,7 @@ import numpy as np
 
 from lean_attention import _core
 from lean_attention._arguments import LENGTHS, lse_shape
-from lean_attention._options import Options
+from lean_attention._options import Options, flag
 
 _TARGET = "lean_attention_decode"
 
@@ -74,7 +74,7 @@ def decode(
     if operands["q"].ndim < 2 or operands["v"].ndim < 2:
         raise ValueError(f"q, v: shapes {q.shape}, {v.shape}: three or four axes are needed")
     results = [jax.ShapeDtypeStruct((*operands["q"].shape[:-1], operands["v"].shape[-1]), operands["q"].dtype)]
-    if return_lse:
+    if flag("return_lse", return_lse):
         results.append(jax.ShapeDtypeStruct(lse_shape(operands["q"].shape, cu_seqlens_q is not None, layout), jnp.float32))
     stand_ins.update({name: np.empty(x.shape, x.dtype) for name, x in zip(("out", "lse"), results)})
     values = dict(

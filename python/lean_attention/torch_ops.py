@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
-from lean_attention._options import Options
+from lean_attention._options import Options, flag
 
 # A process that has torch has its OpenMP runtime too: share its threads.
 _core.find_openmp()
@@ -98,7 +98,7 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     for name in given:
         if name not in DEFAULTS:
             refuse_unknown(name)
-    out, lse, return_lse = given.pop("out", None), given.pop("lse", None), given.pop("return_lse", False)
+    out, lse, return_lse = given.pop("out", None), given.pop("lse", None), flag("return_lse", given.pop("return_lse", False))
     given.pop("stream", None)  # an operator runs on the current one
     for name in ("scale", "softcap"):
         if isinstance(given.get(name), bool):

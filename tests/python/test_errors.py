@@ -190,6 +190,7 @@ def test_cumulative_lengths_in_words():
         ("causal: 0.125: True or False is needed", dict(causal=0.125)),
         ("causal: nan: True or False is needed", dict(causal=float("nan"))),
         ("causal: 2: True or False is needed", dict(causal=2)),
+        ("return_lse: 'no': True or False is needed", dict(return_lse="no")),
         ("scale: True: a number is needed", dict(scale=True)),
         ("softcap: False: a number is needed", dict(softcap=False)),
         (r"window\[1\]: True: an integer is needed", dict(window=(1, True))),

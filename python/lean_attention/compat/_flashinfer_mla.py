@@ -7,6 +7,7 @@ from typing import Any, Optional
 import torch
 
 from lean_attention._decode import decode
+from lean_attention._options import flag
 from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import refuse
@@ -154,7 +155,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         of_tokens = natural.t() if return_lse_base_on_e else natural.t() * LOG2_E
         if lse is not None:
             of_tokens = into("lse", lse, of_tokens)
-        return (result, of_tokens) if return_lse else result
+        return (result, of_tokens) if flag("return_lse", return_lse) else result
 
     forward = run
 
