@@ -107,13 +107,6 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * value_dim());
   }
-  /// Contributors of an output that have nothing else to do merge it together (fixup/joint_merge.hpp): 32 partials of 16 rows of 128 dims
-  /// are 256 KB, which one multiprocessor reads in some 3 us. Of fewer rows a merge is a trip to memory, whoever does it.
-  [[nodiscard]] constexpr bool merges_jointly() const noexcept {
-    return wide() || (step() && q_rows >= kMmaRows && !chunks_only() && !exchanges());
-  }
-  /// The fewest parts that are: of a decode step two were merged 1 us later together than by whoever came last.
-  [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : 8; }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
   /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).

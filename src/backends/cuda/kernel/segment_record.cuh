@@ -47,7 +47,7 @@ struct SegmentRecord {
   // Known when the barrier contributors_known has been passed.
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
-  bool stays = false;  // for a joint merge: the worker has nothing to do behind it
+  bool ends_share = false;  // the worker has nothing to do behind it
   schedule::SlotMap slots;
   float* slot = nullptr;            // where the result goes; null: to the output
   MergeRun run;                     // the first to be merged, by whoever of it arrives last

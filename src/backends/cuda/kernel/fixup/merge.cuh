@@ -16,19 +16,15 @@
 namespace lean::cuda {
 
 /// One trip to memory for up to kAhead partials, and a run has kMaxOneLevel at most (kMaxWorkers, and FlashDecoding's limit of
-/// splits, see to that). `share`: which of its slices are merged.
+/// splits, see to that).
 template <KernelConfig kConfig>
-__device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index,
-                                          const fixup::MergeShare& share = {.rank = 0, .sharers = 1}) {
+__device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];
   constexpr int kAhead = kConfig.step() ? 32 / kLaneDims<kConfig> : 4;
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
-  const std::int32_t begin = share.begin(record.rows * kSlices);
-  const std::int32_t end = share.end(record.rows * kSlices);
-  merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, end - begin, [&run, begin](std::int32_t i) {
-    const std::int32_t row = (begin + i) / kSlices;
-    return MergedSlice{.row = row, .row_of_parts = row, .slice = (begin + i) % kSlices, .slot = run.slot};
+  merge_slices<kAhead>(shared, record, SlotParts<kConfig>{run}, record.rows * kSlices, [&run](std::int32_t i) {
+    return MergedSlice{.row = i / kSlices, .row_of_parts = i / kSlices, .slice = i % kSlices, .slot = run.slot};
   });
 }
 
@@ -53,25 +49,21 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
 }
 
-/// By as many of the contributors as have nothing else to do.
+/// The same of many rows, by as many of the contributors as have nothing else to do.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_jointly(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];
 #pragma unroll 1
   for (MergeRun run = record.run;;) {
-    const fixup::MergeShare share = join<kConfig>(run, record.stays);
+    const fixup::MergeShare share = join<kConfig>(run, record.ends_share);
     if (share.sharers == 0) return;
     note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
     // Of the last merge nobody waits for what the counter says, which comes while it is done.
     const bool resets = run.slot == nullptr && ptx::thread_index() == 0;
     const fixup::Counter left = resets ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
-    if constexpr (kConfig.wide()) {
-      using Merge = std::conditional_t<kConfig.latent(), RowMerge<kConfig>, LaneMerge<kConfig>>;
-      Merge(shared, record, run, share).run();
-    } else {
-      merge_run<kConfig>(run, record_index, share);
-    }
+    using Merge = std::conditional_t<kConfig.latent(), RowMerge<kConfig>, LaneMerge<kConfig>>;
+    Merge(shared, record, run, share).run();
     note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
     if (resets && fixup::is_last(left, share)) DeviceAtomic::store_relaxed(*run.counter, 0);
     if (run.slot == nullptr || !leave<kConfig>(run, share)) return;
@@ -84,7 +76,7 @@ __device__ __forceinline__ void merge_jointly(std::int32_t record_index) {
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_shared(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if constexpr (kConfig.merges_jointly()) return merge_jointly<kConfig>(record_index);
+  if constexpr (kConfig.wide()) return merge_jointly<kConfig>(record_index);
   if (!Asked<kConfig>(shared.call).last_arriver()) return merge_alone<kConfig>(record_index);
   const SegmentRecord& record = shared.records[record_index];
 #pragma unroll 1

@@ -112,9 +112,7 @@ class RecordWriter {
       const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle, record.contributor);
-      if constexpr (kConfig.merges_jointly()) {
-        record.stays = record.run.parts >= kConfig.fewest_joint_parts() && cursor.ends_share();
-      }
+      if constexpr (kConfig.wide()) record.ends_share = cursor.ends_share();
     }
   }
 
