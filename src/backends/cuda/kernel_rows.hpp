@@ -163,7 +163,7 @@ inline constexpr KernelRow kSm90[] = {
 inline constexpr KernelRow kWide90[] = {
     // scope, bytes, d, rows, tokens, warps, spills, reason
     {kWideTile,    2, 64,  128, 128, 8, 16,   kWarpgroups},
-    {kWideTile,    2, 96,  128, 128, 8, 24,   kWarpgroups96},
+    {kWideTile,    2, 96,  128, 128, 8, 28,   kWarpgroups96},
     {kWideTile,    2, 128, 128, 128, 8, 64,   kWarpgroups},
     {kWideTile,    2, 192, 128, 64,  8, 40,   kWarpgroups192},
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
