@@ -8,35 +8,26 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
-#include "backends/cuda/kernel/output/rows.cuh"
-#include "backends/cuda/ptx/special_registers.cuh"
-#include "backends/cuda/ptx/warp.cuh"
-#include "fixup/joint_merge.hpp"
+#include "backends/cuda/kernel/fixup/warp_rows.cuh"
+#include "fixup/ordered_merge.hpp"
 
 namespace lean::cuda {
 
 template <KernelConfig kConfig>
-class LaneMerge {
+class LaneMerge : WarpRows<kConfig> {
+  using Rows = WarpRows<kConfig>;
+  using Rows::begin_, Rows::exists, Rows::kWarpRows, Rows::lane_, Rows::place_of, Rows::state_;
+
  public:
-  /// `share`: which of the block's rows, or slices of them, are the worker's.
   __device__ __forceinline__ LaneMerge(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergeRun& run,
                                        const fixup::MergeShare& share)
-      : shared_(shared),
-        record_(record),
-        run_(run),
-        warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads),
-        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads) {
-    const std::int32_t slices = (record.rows + kConfig.consumer_warps - 1) / kConfig.consumer_warps * kRowSlices<kConfig>;
-    begin_ = share.begin(slices);
-    end_ = share.end(slices);
-  }
+      : Rows(shared, record, run.slot, share), run_(run) {}
 
   /// Called by all consumer threads.
   __device__ __forceinline__ void run() {
     merge_states();
-    end_own_row();
+    if (own_part() == 0 && has_own_row()) Rows::end_own_row(own_row());
     if (run_.parts <= kRowLanes) {
       add_up<kAsked / kRowLanes, 1>();
     } else {
@@ -45,22 +36,13 @@ class LaneMerge {
   }
 
  private:
-  static constexpr std::int32_t kWarpRows = kConfig.q_rows / kConfig.consumer_warps;
   static constexpr std::int32_t kRowLanes = kWarpThreads / kWarpRows;  // lanes of a row: one for every kRowLanes-th part
   static constexpr std::int32_t kAsked = 16;                           // slices that a lane asks for at once: 64 registers
-  static_assert(kWarpRows * kConfig.consumer_warps == kConfig.q_rows && kWarpRows * kRowLanes == kWarpThreads && kRowLanes > 1);
+  static_assert(kWarpRows * kRowLanes == kWarpThreads && kRowLanes > 1);
 
-  /// The row of the block that is the warp's `own`-th.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t block_row(std::int32_t own) const {
-    return warp_ + own * kConfig.consumer_warps;
-  }
   /// Of the warp's rows the lane's, and which of the row's lanes it is.
   [[nodiscard]] __device__ __forceinline__ std::int32_t own_row() const { return lane_ % kWarpRows; }
   [[nodiscard]] __device__ __forceinline__ std::int32_t own_part() const { return lane_ / kWarpRows; }
-  /// Of the worker's share, slice i of the warp's rows.
-  [[nodiscard]] __device__ __forceinline__ bool exists(std::int32_t i) const {
-    return i < end_ && block_row(i / kRowSlices<kConfig>) < record_.rows;
-  }
   [[nodiscard]] __device__ __forceinline__ bool has_own_row() const {
     const std::int32_t first = own_row() * kRowSlices<kConfig>;
     return first + kRowSlices<kConfig> > begin_ && exists(max(first, begin_));
@@ -68,7 +50,7 @@ class LaneMerge {
 
   /// Where the states of a part's rows lie (fixup::PartialLayout), of the lane's row.
   [[nodiscard]] __device__ __forceinline__ const float* state_at(std::int32_t part) const {
-    return run_.at(part) + kConfig.q_rows * kConfig.value_dim() + block_row(own_row());
+    return run_.at(part) + kConfig.q_rows * kConfig.value_dim() + Rows::block_row(own_row());
   }
 
   __device__ __forceinline__ void merge_states() {
@@ -88,19 +70,6 @@ class LaneMerge {
       const softmax::State other{__shfl_xor_sync(ptx::kAllLanes, state_.m, lanes),
                                  __shfl_xor_sync(ptx::kAllLanes, state_.l, lanes)};
       state_ = softmax::merge(state_, other);
-    }
-  }
-
-  __device__ __forceinline__ void end_own_row() {
-    if (own_part() != 0 || !has_own_row()) return;
-    const bool begins_row = own_row() * kRowSlices<kConfig> >= begin_;  // else another worker stores what is the row's
-    const std::int32_t row = block_row(own_row());
-    if (run_.slot == nullptr) {
-      row_end_ = end_row<kConfig>(shared_.call, record_, row, state_, begins_row);
-    } else if (begins_row) {
-      const fixup::Partial to = shared_.call.fixup.slots.layout.partial.at(run_.slot);
-      to.m[row] = state_.m;
-      to.l[row] = state_.l;
     }
   }
 
@@ -148,38 +117,13 @@ class LaneMerge {
       }
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) {
-        if (exists(first + i)) store(first + i, sum[i]);
+        if (exists(first + i)) Rows::store(first + i, sum[i]);
       }
     }
   }
 
-  /// Where a slice of the warp's rows begins in a part.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t place_of(std::int32_t i) const {
-    return block_row(i / kRowSlices<kConfig>) * kConfig.value_dim() + i % kRowSlices<kConfig> * kSliceDims<kConfig>;
-  }
-
-  __device__ __forceinline__ void store(std::int32_t i, const LaneElements<kConfig>& sum) const {
-    const std::int32_t dim = dim_of_lane<kConfig>(i % kRowSlices<kConfig>);
-    if (run_.slot != nullptr) {
-      *reinterpret_cast<LaneElements<kConfig>*>(run_.slot + dim_of_lane<kConfig>(0) + place_of(i)) = sum;
-      return;
-    }
-    const std::int32_t owner = i / kRowSlices<kConfig>;
-    const auto to = __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(row_end_.to), owner);
-    const RowEnd end{.to = reinterpret_cast<std::uint16_t*>(to), .scale = __shfl_sync(ptx::kAllLanes, row_end_.scale, owner)};
-    store_elements<kConfig>(shared_.call, end, output_dim<kConfig>(block_row(owner), dim), sum);
-  }
-
-  const CtaShared<kConfig>& shared_;
-  const SegmentRecord& record_;
   const MergeRun& run_;
-  std::int32_t warp_;
-  std::int32_t lane_;
-  std::int32_t begin_;  // slices of the warp's rows, [begin, end), which are the worker's
-  std::int32_t end_;
-  softmax::State state_;              // of the lane's row
-  float first_m_ = softmax::kNegInf;  // of its first part
-  RowEnd row_end_;
+  float first_m_ = softmax::kNegInf;  // of the first part of the lane's row
 };
 
 }  // namespace lean::cuda

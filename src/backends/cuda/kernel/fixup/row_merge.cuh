@@ -6,34 +6,28 @@
 
 #include <cstdint>
 
-#include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
-#include "backends/cuda/kernel/output/rows.cuh"
-#include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/kernel/fixup/warp_rows.cuh"
 #include "backends/cuda/ptx/warp.cuh"
+#include "fixup/ordered_merge.hpp"
 
 namespace lean::cuda {
 
 template <KernelConfig kConfig>
-class RowMerge {
+class RowMerge : WarpRows<kConfig> {
+  using Rows = WarpRows<kConfig>;
+  using Rows::begin_, Rows::block_row, Rows::end_, Rows::exists, Rows::lane_, Rows::record_, Rows::row_of, Rows::slice_of,
+      Rows::state_;
+
  public:
   __device__ __forceinline__ RowMerge(const CtaShared<kConfig>& shared, const SegmentRecord& record, const MergeRun& run,
                                       const fixup::MergeShare& share)
-      : shared_(shared),
-        record_(record),
-        parts_{run},
-        slot_(run.slot),
-        warp_(static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads),
-        lane_(static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads) {
-    const std::int32_t slices = (record.rows + kConfig.consumer_warps - 1) / kConfig.consumer_warps * kRowSlices<kConfig>;
-    begin_ = share.begin(slices);
-    end_ = share.end(slices);
-  }
+      : Rows(shared, record, run.slot, share), parts_{run} {}
 
   /// Called by all consumer threads.
   __device__ __forceinline__ void run() {
     merge_states();
-    end_own_row();
+    if (has_own_row()) Rows::end_own_row(lane_);
 #pragma unroll 1
     for (std::int32_t first = begin_; exists(first); first += kAtOnce) {
       AskedSlice<kAhead, kConfig> asked[kAtOnce];
@@ -43,79 +37,35 @@ class RowMerge {
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (exists(first + i)) finish(first + i, asked[i]);
+        if (!exists(first + i)) continue;
+        const std::int32_t owner = (first + i) / kRowSlices<kConfig>;
+        const float weight = fixup::part_weight(asked[i].state.m, __shfl_sync(ptx::kAllLanes, state_.m, owner));
+        Rows::store(first + i, add_slices<kAhead, kConfig>(parts_, asked[i], weight));
       }
     }
   }
 
  private:
-  static constexpr std::int32_t kWarpRows = kConfig.q_rows / kConfig.consumer_warps;
   static constexpr int kAhead = 8;             // parts of a slice
   static constexpr int kAtOnce = 16 / kAhead;  // slices: 64 registers of what is under way
-  static_assert(kConfig.q_rows % kConfig.consumer_warps == 0 && kWarpRows <= kWarpThreads);
-
-  /// The row of the block that lane `of` of the warp has, and those of the warp's slices.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t lane_row(std::int32_t of) const {
-    return warp_ + of * kConfig.consumer_warps;
-  }
-  [[nodiscard]] __device__ __forceinline__ std::int32_t row_of(std::int32_t i) const { return lane_row(i / kRowSlices<kConfig>); }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t slice_of(std::int32_t i) { return i % kRowSlices<kConfig>; }
-  [[nodiscard]] __device__ __forceinline__ bool exists(std::int32_t i) const { return i < end_ && row_of(i) < record_.rows; }
 
   /// Lane j keeps the state of the warp's row j.
   __device__ __forceinline__ void merge_states() {
 #pragma unroll 4
     for (std::int32_t j = begin_ / kRowSlices<kConfig>; j * kRowSlices<kConfig> < end_; ++j) {
       softmax::State part;
-      if (lane_row(j) < record_.rows && lane_ < parts_.count()) part = parts_.state(lane_, lane_row(j));
+      if (block_row(j) < record_.rows && lane_ < parts_.count()) part = parts_.state(lane_, block_row(j));
       const MergedState merged = merge_states_of_lanes(part);
       if (lane_ == j) state_ = merged.whole;
     }
   }
 
-  __device__ __forceinline__ void end_own_row() {
-    const std::int32_t row = lane_row(lane_);
+  [[nodiscard]] __device__ __forceinline__ bool has_own_row() const {
     const std::int32_t first = lane_ * kRowSlices<kConfig>;  // slice of the row
-    if (first + kRowSlices<kConfig> <= begin_ || first >= end_ || row >= record_.rows) return;
-    const bool begins_row = first >= begin_;  // else another worker stores what is the row's
-    if (slot_ == nullptr) {
-      row_end_ = end_row<kConfig>(shared_.call, record_, row, state_, begins_row);
-      return;
-    }
-    if (!begins_row) return;
-    const fixup::Partial to = shared_.call.fixup.slots.layout.partial.at(slot_);
-    to.m[row] = state_.m;
-    to.l[row] = state_.l;
+    return first + kRowSlices<kConfig> > begin_ && first < end_ && block_row(lane_) < record_.rows;
   }
 
-  /// Adds up a slice of all parts and stores it.
-  __device__ __forceinline__ void finish(std::int32_t i, const AskedSlice<kAhead, kConfig>& asked) {
-    const std::int32_t row = row_of(i);
-    const std::int32_t dim = dim_of_lane<kConfig>(slice_of(i));
-    const std::int32_t owner = i / kRowSlices<kConfig>;
-    const float weight = fixup::part_weight(asked.state.m, __shfl_sync(ptx::kAllLanes, state_.m, owner));
-    const LaneElements<kConfig> sum = add_slices<kAhead, kConfig>(parts_, asked, weight);
-    if (slot_ != nullptr) {
-      *reinterpret_cast<LaneElements<kConfig>*>(slot_ + row * kConfig.value_dim() + dim) = sum;
-      return;
-    }
-    const auto to = __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(row_end_.to), owner);
-    const RowEnd end{.to = reinterpret_cast<std::uint16_t*>(to),
-                     .scale = __shfl_sync(ptx::kAllLanes, row_end_.scale, owner),
-                     .value_scale = __shfl_sync(ptx::kAllLanes, row_end_.value_scale, owner)};
-    store_elements<kConfig>(shared_.call, end, output_dim<kConfig>(row, dim), sum);
-  }
-
-  const CtaShared<kConfig>& shared_;
-  const SegmentRecord& record_;
   SlotParts<kConfig> parts_;
-  float* slot_;
-  std::int32_t warp_;
-  std::int32_t lane_;
-  std::int32_t begin_;  // slices of the warp's rows, [begin, end), which are the worker's
-  std::int32_t end_;
-  softmax::State state_;  // of the lane's row
-  RowEnd row_end_;
 };
 
 }  // namespace lean::cuda
