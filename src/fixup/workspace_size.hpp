@@ -16,6 +16,8 @@
 
 namespace lean::fixup {
 
+static_assert(kMaxOneLevel == schedule::kOneLevelParts);
+
 /// A bound that keeps every byte count of the workspace within 63 bits.
 inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 40;
 

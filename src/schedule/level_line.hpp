@@ -95,7 +95,7 @@ LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> part_each(const BasicStai
                                                                  std::int32_t grid) noexcept {
   TUnits parts = quotient(TUnits{grid}, sums.outputs);
   if (model.part_tiles > 1)
-    parts = min_of(parts, max_of(TUnits{32}, quotient(TUnits{sums.max_output_tiles}, TUnits{model.part_tiles})));
+    parts = min_of(parts, max_of(TUnits{kOneLevelParts}, quotient(TUnits{sums.max_output_tiles}, TUnits{model.part_tiles})));
   const TUnits tiles = quotient(sums.max_output_tiles + parts - 1, parts);
   return {.rest = sums.outputs, .parts = parts, .longest = tiles * model.tile_units + model.segment_units};
 }

@@ -177,6 +177,9 @@ struct OneBlockShape {
   return problem.batch * problem.kv_heads * ceil_div(row_capacity(problem), q_rows);
 }
 
+/// Parts of an output that merge on one level (fixup::kMaxOneLevel).
+inline constexpr std::int32_t kOneLevelParts = 32;
+
 /// What work costs a worker, in arbitrary integer units, and the limits of the never-worse rules. Fitted per backend
 /// (docs/schedule.md has the measurements); CostModel::plain() counts tiles and nothing else, as the paper does.
 struct CostModel {
@@ -194,8 +197,9 @@ struct CostModel {
   std::int32_t spare_tiles = 0;        // or a quarter, where a worker then has whole outputs and no more tiles than this
   std::int32_t cut_units =
       0;  // what ends that cuts anywhere give a worker cost more than level ones (level_line.hpp); 0: never level
-  std::int32_t far_tiles = 0;   // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)
-  std::int32_t part_tiles = 1;  // of more than 32 parts of an output, which merge on two levels, each has so many (level_line.hpp)
+  std::int32_t far_tiles = 0;  // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)
+  std::int32_t part_tiles =
+      1;  // of more than kOneLevelParts of an output, which merge on two levels, each has so many (level_line.hpp)
 
   bool operator==(const CostModel&) const = default;
 

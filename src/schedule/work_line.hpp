@@ -61,7 +61,7 @@ struct BasicLineSums {
   [[nodiscard]] LEAN_HD constexpr bool same_outputs() const noexcept { return same_costs() && tiles == outputs * max_output_tiles; }
 };
 
-/// The same of a stair line, and what tells how level it can be dealt out (level()).
+/// The same of a stair line, and what tells how level it can be dealt out (level_line.hpp).
 template <typename TUnits>
 struct BasicStairSums : BasicLineSums<TUnits> {
   TUnits key_tiles = 0;      // of K and V, however many row blocks read them
