@@ -13,20 +13,25 @@ namespace {
 
 using support::full_or_reduced;
 
+/// The answer, and the same bits once more, on as many workers.
+void expect_on_workers(Case c, std::int32_t workers, const reference::Answer& answer, const Stream& stream) {
+  c.workers = workers;
+  DeviceRun call(c);
+  const auto bits = call.bits(stream.get());
+  ASSERT_TRUE(call.matches(answer)) << "workers " << workers;
+  ASSERT_TRUE(call.clean()) << "workers " << workers;
+  ASSERT_EQ(call.bits(stream.get()), bits) << "workers " << workers;
+}
+
 /// More workers than multiprocessors run one after the other; more than there is work for leave.
 TEST(Schedule, R04_EveryWorkerCountToTwiceTheMultiprocessors) {
   const Stream stream;
   for (const Policy& policy : {Policy::lean(), Policy::fixed_split(), Policy::fixed_split(5), Policy::data_parallel()}) {
-    Case c{.q_heads = 6, .lens = {1999, 0, 313, 67, 1}, .k_layout = "bhsd", .policy = policy};
+    const Case c{.q_heads = 6, .lens = {1999, 0, 313, 67, 1}, .k_layout = "bhsd", .policy = policy};
     const reference::Answer answer = reference::decode(support::TestProblem(c).problem(), 8);
     const std::int32_t step = policy.kind == Policy::Kind::kLean ? 1 : 11;
     for (std::int32_t workers = 1; workers <= 2 * multiprocessors(); workers += full_or_reduced(step, 37)) {
-      c.workers = workers;
-      DeviceRun call(c);
-      const auto bits = call.bits(stream.get());
-      ASSERT_TRUE(call.matches(answer)) << "workers " << workers;
-      ASSERT_TRUE(call.clean()) << "workers " << workers;
-      ASSERT_EQ(call.bits(stream.get()), bits) << "workers " << workers;
+      ASSERT_NO_FATAL_FAILURE(expect_on_workers(c, workers, answer, stream));
     }
   }
 }
@@ -45,17 +50,11 @@ TEST(Schedule, R04_RowBlocksOfChunksOnAnyNumberOfWorkers) {
   far.kv_heads = 1;
   far.lens = {66'000};
   far.n_q = {70};
-  for (const auto& [chunks, step] : {std::pair{one, 7}, {many, 37}, {far, 2}}) {
-    Case c = chunks;
+  for (const auto& [c, step] : {std::pair{one, 7}, {many, 37}, {far, 2}}) {
     const reference::Answer answer = reference::decode(support::TestProblem(c).problem(), 8);
     const std::int32_t most = c.lens[0] > 60'000 ? 9 : 2 * multiprocessors();
     for (std::int32_t workers = 1; workers <= most; workers += full_or_reduced(step, 61)) {
-      c.workers = workers;
-      DeviceRun call(c);
-      const auto bits = call.bits(stream.get());
-      ASSERT_TRUE(call.matches(answer)) << "workers " << workers;
-      ASSERT_TRUE(call.clean()) << "workers " << workers;
-      ASSERT_EQ(call.bits(stream.get()), bits) << "workers " << workers;
+      ASSERT_NO_FATAL_FAILURE(expect_on_workers(c, workers, answer, stream));
     }
   }
 }
