@@ -68,6 +68,11 @@ def long_chunk_heads(impls: list[Any]) -> int:
     return min((impl.num_heads for impl in impls), default=0) if measured else 0
 
 
+def steps_by_contents(model_config: Any) -> str:
+    """What of a model, by its name in the engine's configuration, makes steps FlashAttention's by what they hold; empty: nothing."""
+    return next((name for name in ("is_mm_prefix_lm", "rswa_window", "is_diffusion") if getattr(model_config, name, None)), "")
+
+
 class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
     engine_backend = FlashAttentionBackend
     reads_packed = staticmethod(side_by_side)
@@ -142,8 +147,9 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.supports_draft_decode_metadata_update = False  # of FlashAttention's metadata alone
         self.keeps_all = not all(impl.flash_reads_cache for impl in self.impls)
-        if self.keeps_all and not self.is_ours:
-            raise NotImplementedError(f"kv_cache_dtype = {self.impls[0].kv_cache_dtype!r}: {type(self).__name__} hands its steps to "
+        model = steps_by_contents(vllm_config.model_config) if self.keeps_all else ""
+        if self.keeps_all and (model or not self.is_ours):
+            raise NotImplementedError(f"kv_cache_dtype = {self.impls[0].kv_cache_dtype!r}: {model or type(self).__name__} hands steps to "
                                       "FlashAttention, which does not read it here")  # fmt: skip
         self.long_chunk_heads = 0 if self.keeps_all else long_chunk_heads(self.impls)
 
@@ -154,16 +160,18 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
         calls differ with the number of new tokens, and where a model's steps are FlashAttention's by what they hold."""
         if is_derived(cls):
             return super().get_cudagraph_support(vllm_config, kv_cache_spec)
-        model = vllm_config.model_config
-        by_contents = any(bool(getattr(model, name, None)) for name in ("is_mm_prefix_lm", "rswa_window", "is_diffusion"))
-        if by_contents or vllm_config.parallel_config.decode_context_parallel_size > 1:
+        if steps_by_contents(vllm_config.model_config) or vllm_config.parallel_config.decode_context_parallel_size > 1:
             return AttentionCGSupport.UNIFORM_BATCH
         return AttentionCGSupport.ALWAYS
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """A graph of steps of any kind is replayed for steps of up to as many tokens, which one request may have alone: whatever
         lengths it is captured with, its kernels are those for that, and read on the device what each request has."""
-        if self.is_ours and self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL:
+        of_any_kind = self.vllm_config.compilation_config.cudagraph_mode.mixed_mode() == CUDAGraphMode.FULL
+        if of_any_kind and not self.is_ours and self._cudagraph_support != AttentionCGSupport.ALWAYS:
+            raise NotImplementedError("cudagraph_mode = FULL: a layer is FlashAttention's, which has no such graphs here: ask for "
+                                      "FULL_AND_PIECEWISE or FULL_DECODE_ONLY")  # fmt: skip
+        if of_any_kind and self.is_ours:
             tokens = common_attn_metadata.num_actual_tokens
             self.captured_tokens = max(self.captured_tokens, tokens)
             common_attn_metadata = common_attn_metadata.replace(max_query_len=tokens)

@@ -224,6 +224,20 @@ def test_steps_of_a_size_with_graphs_are_described_here_and_longer_ones_by_the_r
     assert builder.build(0, of_size[41]) is ENGINES_OWN
 
 
+def test_graphs_of_steps_of_any_kind_are_refused_where_another_would_compute_them_without(engines_builds, monkeypatch):
+    """vLLM asks the class of a builder what its graphs may hold, before there are layers that stay FlashAttention's."""
+    builder, _ = builder_and_layer(CUDAGraphMode.FULL)
+    builder.is_ours = False
+    step = Step([40, 8], [39, 1], head_major=False).metadata()
+    for has in ("UNIFORM_BATCH", "ALWAYS"):
+        monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport[has])
+        if has == "ALWAYS":
+            assert builder.build_for_cudagraph_capture(step) is ENGINES_OWN and builder.captured_tokens == 0
+        else:
+            with pytest.raises(NotImplementedError, match="cudagraph_mode = FULL: a layer is FlashAttention's"):
+                builder.build_for_cudagraph_capture(step)
+
+
 @pytest.mark.parametrize("graphs", [CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY])
 def test_graphs_of_decode_steps_alone_have_a_decode_steps_kernels(graphs, engines_builds):
     builder, _ = builder_and_layer(graphs)
@@ -450,14 +464,15 @@ def test_a_long_chunk_over_a_float8_cache_is_handed_over_with_float8_queries(sca
     assert [each[0] is query for each in given] == [False, True, True]
 
 
-def builder_of(monkeypatch, layers, derived=False):
+def builder_of(monkeypatch, layers, derived=False, **model):
     """The builder as the engine makes it, but for FlashAttention's own part."""
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "__init__", lambda self, *arguments: None)
     named = {f"layer.{i}": types.SimpleNamespace(impl=impl) for i, impl in enumerate(layers)}
     monkeypatch.setattr(importlib.import_module("lean_attention._vllm_layers"), "get_layers_from_vllm_config", lambda *a: named)
     cls = _vllm_cuda.LeanCudaBuilder
     cls = type("OfTheEngine", (cls,), {"__module__": "vllm.somewhere"}) if derived else cls
-    return cls(None, list(named), None, torch.device("cpu"))
+    config = types.SimpleNamespace(model_config=types.SimpleNamespace(**model))
+    return cls(None, list(named), config, torch.device("cpu"))
 
 
 def test_a_builder_keeps_all_steps_where_flash_attention_does_not_read_the_cache(flash_reads, monkeypatch):
@@ -472,8 +487,11 @@ def test_a_builder_keeps_all_steps_where_flash_attention_does_not_read_the_cache
     with pytest.raises(NotImplementedError, match="mm_req_doc_ranges: tokens of images .* not computed by lean_attention"):
         builder.build(0, asked)
     assert not builder_of(monkeypatch, [of_kind["fp8"]], derived=True).is_ours  # steps of the engine's making
-    with pytest.raises(NotImplementedError, match="kv_cache_dtype = 'fp8_e5m2': OfTheEngine hands its steps to FlashAttention"):
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype = 'fp8_e5m2': OfTheEngine hands steps to FlashAttention"):
         builder_of(monkeypatch, [of_kind["fp8_e5m2"]], derived=True)
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype = 'fp8_e5m2': is_mm_prefix_lm hands steps to FlashAttention"):
+        builder_of(monkeypatch, [of_kind["fp8_e5m2"]], is_mm_prefix_lm=True)
+    assert not builder_of(monkeypatch, [of_kind["fp8"]], is_mm_prefix_lm=True).keeps_all
     with pytest.raises(NotImplementedError, match="share a cache"):
         builder_of(monkeypatch, [of_kind["auto"], layer_of_engine(attn_type="encoder_decoder")])
 
