@@ -4,19 +4,25 @@
 Each attention has a process of its own, in which the engine reads the same random model (Llama-3-8B's heads, few thin layers)
 and the same prompts, and decodes greedily. Shapes are BATCHxCONTEXT, or BATCH~CONTEXT for uneven prompts of that mean (seeded,
 log-normal). On a GPU: CUSTOM, FLASH_ATTN and FLASHINFER, with the engine's CUDA graphs; elsewhere: cpu_attn and lean.
-A step's time is the engine's whole, scheduling and sampling included; the fastest and the median of --steps are shown. On a GPU
-the kernels are then timed in a few steps more, by torch.profiler, and those of attention are added up. A check comes first:
-two uneven prompts, 32 tokens, and how far log-probabilities of equal tokens after equal tokens are apart.
+A step's time is the engine's whole, scheduling and sampling included; the fastest and the median of --steps are shown, and how
+long reading all prompts took. On a GPU the kernels are then timed in a few steps more, by torch.profiler, and those of attention
+are added up. A check comes first: two uneven prompts, 32 tokens, and how far log-probabilities of equal tokens after equal tokens
+are apart, and those of the prompts' own tokens.
 
 In as many steps again the host is watched where attentions differ: describing a step to its layers (build), launching its graph
 (replay), waiting for the GPU (wait). An attention may be named more than once (CUSTOM,FLASH_ATTN,CUSTOM,FLASH_ATTN): a host
 that is slower for a while is told from an attention that is.
 
---no-compile leaves out torch.compile, the same for every attention: decode steps are full CUDA graphs, of these shapes'
-batch sizes alone, and prefill runs eagerly. A start then takes seconds, not minutes. --log keeps all that each process says.
+--kv-cache-dtype auto,fp8 and --cudagraph-mode default,FULL run every attention with each: processes of their own, the first of
+which all others are compared with.
 
-Usage: vllm_engine.py [--shapes 1x32k,8x8k,32~4k,64x1k] [--backends CUSTOM,FLASH_ATTN] [--steps 48] [--no-compile]
-                      [--limit SECONDS] [--log FOLDER] [--json FILE]
+--no-compile leaves out torch.compile, the same for every attention: decode steps are full CUDA graphs, of these shapes'
+batch sizes alone, and prefill runs eagerly; with --cudagraph-mode FULL steps of any kind of as many tokens are. A start then takes
+seconds, not minutes. --no-host leaves out the steps in which the host is watched. --log keeps all that each process says.
+
+Usage: vllm_engine.py [--shapes 1x32k,8x8k,32~4k,64x1k] [--backends CUSTOM,FLASH_ATTN] [--kv-cache-dtype auto,fp8]
+                      [--cudagraph-mode default,FULL] [--steps 48] [--no-compile] [--no-host] [--limit SECONDS] [--log FOLDER]
+                      [--json FILE]
 """
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from option_lists import list_of
 
@@ -47,6 +53,24 @@ PROFILED_STEPS = 8
 #: writes new keys and values (reshape_and_cache_flash) and is none of them.
 ATTENTION = re.compile(r"\b(lean|flash|flashinfer)::|kernel_unified_attention|reduce_segments")
 SAID_LINES = 40  # of a process that failed
+DEFAULT_GRAPHS = "default"  # those that the engine chooses
+
+
+class Variant(NamedTuple):
+    """What a process of its own runs: an attention, the type of its cache, and which steps are CUDA graphs."""
+
+    backend: str
+    cache: str = "auto"
+    graphs: str = DEFAULT_GRAPHS
+
+    def __str__(self) -> str:
+        return " ".join([self.backend, *(word for word in (self.cache, self.graphs) if word not in ("auto", DEFAULT_GRAPHS))])
+
+
+def variants_of(options: argparse.Namespace) -> list[Variant]:
+    """Attentions in turn for each cache, for each mode of graphs."""
+    return [Variant(backend, cache, graphs) for graphs in options.cudagraph_mode for cache in options.kv_cache_dtype
+            for backend in options.backends]  # fmt: skip
 
 
 def shape_of(text: str) -> str:
@@ -128,11 +152,13 @@ def steps_of_all(
     return found[-steps - 1 : -1]
 
 
-def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[float]]:
-    """Each request's tokens, and the seconds of the last steps in which every request gets one, by decoding."""
+def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[float], float]:
+    """Each request's tokens, the seconds of the last steps in which every request gets one, by decoding, and of all steps until
+    every prompt was read."""
     lengths, tokens = lengths_of(shape), {}
     submit(llm, shape, lengths, max_tokens=new_tokens(shape, steps))
-    ended = time.perf_counter()
+    begun = ended = time.perf_counter()
+    read = 0.0
 
     def measured() -> float:
         nonlocal ended
@@ -140,25 +166,31 @@ def decode_steps(llm, shape: str, steps: int) -> tuple[list[list[int]], list[flo
         return ended - begin
 
     def see(outputs: list) -> None:
+        nonlocal read
+        if not read and len(outputs) == len(lengths):
+            read = ended - begun
         tokens.update({output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished})
 
     try:
         seconds = steps_of_all(llm.llm_engine, len(lengths), steps, measured, see)
     except RuntimeError as error:
         raise RuntimeError(f"{shape}: {error}") from error
-    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds
+    return [tokens[f"{shape}-{i}"] for i in range(len(lengths))], seconds, read
 
 
-def checked(llm) -> list[list[tuple[int, float]]]:
-    """Tokens and their log-probabilities, decoded for two uneven prompts."""
-    submit(llm, "check", CHECKED_LENGTHS, max_tokens=CHECKED_TOKENS, logprobs=0)
-    found = {}
+def checked(llm) -> tuple[list[list[tuple[int, float]]], list[float]]:
+    """Tokens and their log-probabilities, decoded for two uneven prompts; log-probabilities of the tokens of these prompts."""
+    submit(llm, "check", CHECKED_LENGTHS, max_tokens=CHECKED_TOKENS, logprobs=0, prompt_logprobs=0)
+    found, given = {}, {}
     while llm.llm_engine.has_unfinished_requests():
         for output in llm.llm_engine.step():
             one = output.outputs[0]
             if output.finished:
                 found[output.request_id] = [(t, of[t].logprob) for t, of in zip(one.token_ids, one.logprobs)]
-    return [found[f"check-{i}"] for i in range(len(CHECKED_LENGTHS))]
+                seen = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:])  # nothing comes before the first
+                given[output.request_id] = [of[token].logprob for token, of in seen]
+    names = [f"check-{i}" for i in range(len(CHECKED_LENGTHS))]
+    return [found[name] for name in names], [each for name in names for each in given[name]]
 
 
 def kernel_seconds(llm, shape: str) -> dict[str, tuple[float, float]]:
@@ -244,10 +276,14 @@ def host_seconds(llm, shape: str, steps: int) -> dict[str, list[tuple[float, int
     return {name: [step[name] for step in found] for name in parts.step}
 
 
-def graphs_alone(shapes: list[str]) -> dict:
-    """The engine's settings under which nothing is compiled, and decode steps of these shapes are full CUDA graphs."""
-    batches = sorted({len(lengths_of(shape)) for shape in shapes} | {len(CHECKED_LENGTHS)})
-    return dict(compilation_config=dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=batches))
+def compilation(options: argparse.Namespace) -> dict:
+    """The engine's settings for its graphs. Without torch.compile decode steps of these shapes, or all steps of as many tokens, are
+    full CUDA graphs."""
+    mode = {} if options.cudagraph_mode == [DEFAULT_GRAPHS] else dict(cudagraph_mode=options.cudagraph_mode[0])
+    if options.no_compile:
+        batches = sorted({len(lengths_of(shape)) for shape in options.shapes} | {len(CHECKED_LENGTHS)})
+        mode = dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=batches) | mode
+    return dict(compilation_config=mode) if mode else {}
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -264,8 +300,10 @@ def measure(options: argparse.Namespace) -> None:
     import vllm
 
     shapes, gpu = options.shapes, torch.cuda.is_available()
-    if options.no_compile and gpu:
-        chosen.update(graphs_alone(shapes))
+    if gpu:
+        chosen.update(compilation(options))
+    if options.kv_cache_dtype != ["auto"]:
+        chosen["kv_cache_dtype"] = options.kv_cache_dtype[0]
     begin = time.perf_counter()
     llm = vllm.LLM(
         model=options.model, skip_tokenizer_init=True, dtype=options.dtype, max_model_len=longest_context(shapes, options.steps),
@@ -287,7 +325,7 @@ def measure(options: argparse.Namespace) -> None:
         decode_steps(llm, shape, 2)  # warm
         result["found"][shape] = decode_steps(llm, shape, options.steps)
         note(shape)
-    for shape in shapes:
+    for shape in () if options.no_host else shapes:
         result["host"][shape] = host_seconds(llm, shape, options.steps)
         note(f"{shape}, host")
     for shape in shapes if gpu else ():  # after all that is timed: the profiler may stay in the way
@@ -299,12 +337,14 @@ def longest_context(shapes: Sequence[str], steps: int) -> int:
     return max(max(CHECKED_LENGTHS) + CHECKED_TOKENS + 4, *(context_of(shape, max(steps, 2 * PROFILED_STEPS)) for shape in shapes))
 
 
-def run_one(backend: str, turn: int, folder: str, options: argparse.Namespace) -> tuple[dict, str]:
+def run_one(variant: Variant, turn: int, folder: str, options: argparse.Namespace) -> tuple[dict, str]:
     """What the process of one attention found until its end, and the last that it said if it failed."""
-    name = f"{backend}-{turn}" if turn else backend
+    name = "-".join([*str(variant).split(), *([str(turn)] if turn else [])])
     found, said = pathlib.Path(folder, f"{name}.json"), pathlib.Path(options.log or folder, f"{name}.log")
-    command = [sys.executable, __file__, "--backend", backend, "--model", folder, "--found", str(found), "--dtype", options.dtype]
-    command += ["--shapes", ",".join(options.shapes), "--steps", str(options.steps)] + ["--no-compile"] * options.no_compile
+    command = [sys.executable, __file__, "--backend", variant.backend, "--model", folder, "--found", str(found), "--dtype", options.dtype]
+    command += ["--kv-cache-dtype", variant.cache, "--cudagraph-mode", variant.graphs]
+    command += ["--shapes", ",".join(options.shapes), "--steps", str(options.steps)]
+    command += ["--no-compile"] * options.no_compile + ["--no-host"] * options.no_host
     with said.open("w") as file:
         try:
             status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False, timeout=options.limit).returncode
@@ -313,7 +353,7 @@ def run_one(backend: str, turn: int, folder: str, options: argparse.Namespace) -
             status, ended = 1, f"was ended after {options.limit:g} s"
     lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()] if status else []
     result = json.loads(found.read_text()) if found.exists() else {}
-    return result, "\n".join([*lines[-SAID_LINES:], f"{backend}: {ended}"]) if status else ""
+    return result, "\n".join([*lines[-SAID_LINES:], f"{variant}: {ended}"]) if status else ""
 
 
 def agreement(mine: list[list[int]], theirs: list[list[int]]) -> str:
@@ -332,10 +372,15 @@ def distance(mine: list, theirs: list) -> tuple[int, float]:
     return same, apart
 
 
-def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -> list[dict]:
+def mean_distance(mine: list[float], theirs: list[float]) -> float:
+    """Of log-probabilities of the same tokens."""
+    return statistics.fmean(abs(a - b) for a, b in zip(mine, theirs, strict=True))
+
+
+def rows_of(variant: Variant, result: dict, first: dict, options: argparse.Namespace) -> list[dict]:
     """A row for each shape that the process came to."""
     rows = []
-    for shape, (tokens, seconds) in result["found"].items():
+    for shape, (tokens, seconds, read) in result["found"].items():
         same = agreement(tokens, first["found"][shape][0]) if shape in first["found"] else ""
         said = {key: result[key] for key in ("vllm", "torch", "device", "compiled")}
         kernels = sorted(result["kernels"].get(shape, {}).items(), key=lambda item: -item[1][0])
@@ -343,22 +388,24 @@ def rows_of(name: str, result: dict, first: dict, options: argparse.Namespace) -
                      launches=sum(count for _, (_, count) in kernels),
                      kernels=[dict(name=kernel, s=spent, launches=count) for kernel, (spent, count) in kernels[:12]],
                      host_s=result["host"].get(shape))  # fmt: skip
-        rows.append(dict(shape=shape, attention=name, step_s=seconds, same_tokens=same, dtype=options.dtype, **said, **timed,
+        chosen = dict(attention=variant.backend, cache=variant.cache, graphs=variant.graphs, dtype=options.dtype)
+        rows.append(dict(shape=shape, **chosen, step_s=seconds, prompts_s=read, same_tokens=same, **said, **timed,
                          load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d")))  # fmt: skip
     return rows
 
 
-def show(rows: list[dict], options: argparse.Namespace, first: str) -> None:
-    print(f"{'shape':>10} {'attention':>12} {'step ms: fastest':>17} {'median':>8} {'kernels of attention':>21} {'tokens/s':>10} "
-          f"{'tokens as ' + first:>20}  host us: build, replay, wait")  # fmt: skip
+def show(rows: list[dict], options: argparse.Namespace, first: Variant) -> None:
+    print(f"{'shape':>10} {'attention':>20} {'step ms: fastest':>17} {'median':>8} {'kernels of attention':>21} {'prompts ms':>10} "
+          f"{'tokens/s':>10} {f'tokens as {first}':>20}  host us: build, replay, wait")  # fmt: skip
     for shape in options.shapes:
         for row in (row for row in rows if row["shape"] == shape):
             median, spent = statistics.median(row["step_s"]), row["attention_s"]
             kernels = "" if spent is None else f"{1e3 * spent:.3f}"
             rate = len(lengths_of(shape)) / median
             host = ", ".join(f"{1e6 * statistics.median(spent for spent, _ in each):.0f}" for each in (row["host_s"] or {}).values())
-            print(f"{shape:>10} {row['attention']:>12} {1e3 * min(row['step_s']):17.3f} {1e3 * median:8.3f} {kernels:>21} {rate:10.1f} "
-                  f"{row['same_tokens']:>20}  {host}")  # fmt: skip
+            name = str(Variant(row["attention"], row["cache"], row["graphs"]))
+            print(f"{shape:>10} {name:>20} {1e3 * min(row['step_s']):17.3f} {1e3 * median:8.3f} {kernels:>21} "
+                  f"{1e3 * row['prompts_s']:10.1f} {rate:10.1f} {row['same_tokens']:>20}  {host}")  # fmt: skip
 
 
 def main() -> None:
@@ -370,9 +417,12 @@ def main() -> None:
     backends = ",".join(GPU_BACKENDS if gpu else CPU_BACKENDS)
     parser.add_argument("--backends", default=backends, type=list_of(), help="the first is compared with")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", default="auto", type=list_of(), help="each attention runs with each: auto, fp8, fp8_e5m2")
+    parser.add_argument("--cudagraph-mode", default=DEFAULT_GRAPHS, type=list_of(), help="and with each: default, FULL, ...")
     parser.add_argument("--steps", type=int, default=48, help="decode steps of each shape")
     parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
     parser.add_argument("--no-compile", action="store_true", help="full CUDA graphs of decode steps, without torch.compile")
+    parser.add_argument("--no-host", action="store_true", help="without steps in which the host is watched")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="of one attention's process")
     parser.add_argument("--log", metavar="FOLDER", help="where what each process says is kept")
     for internal in ("--backend", "--model", "--found"):
@@ -383,22 +433,25 @@ def main() -> None:
         return
     if options.log:
         pathlib.Path(options.log).mkdir(parents=True, exist_ok=True)
-    first: tuple[str, dict] = ("", {})
+    first: tuple[Variant, dict] = (Variant(""), {})
     rows = []
+    variants = variants_of(options)
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder, longest_context(options.shapes, options.steps))
-        for i, backend in enumerate(options.backends):
-            result, failed = run_one(backend, options.backends[:i].count(backend), folder, options)
+        for i, variant in enumerate(variants):
+            result, failed = run_one(variant, variants[:i].count(variant), folder, options)
             if failed:
                 print(failed, file=sys.stderr, flush=True)
             if not result:
                 continue
-            first = first if first[0] else (backend, result)
+            first = first if first[1] else (variant, result)
             if "check" in result and "check" in first[1]:
-                same, apart = distance(result["check"], first[1]["check"])
-                print(f"{backend}: started in {result['start_s']:.0f} s; {same}/{len(CHECKED_LENGTHS) * CHECKED_TOKENS} tokens are those "
-                      f"of {first[0]}, log-probabilities up to there within {apart:.2g}", flush=True)  # fmt: skip
-            new = rows_of(backend, result, first[1], options)
+                (mine, mine_of_prompts), (theirs, theirs_of_prompts) = result["check"], first[1]["check"]
+                same, apart = distance(mine, theirs)
+                print(f"{variant}: started in {result['start_s']:.0f} s; {same}/{len(CHECKED_LENGTHS) * CHECKED_TOKENS} tokens are those "
+                      f"of {first[0]}, log-probabilities up to there within {apart:.2g}, those of the prompts' tokens "
+                      f"{mean_distance(mine_of_prompts, theirs_of_prompts):.2g} apart in the mean", flush=True)  # fmt: skip
+            new = rows_of(variant, result, first[1], options)
             rows += new
             if options.json and new:
                 with open(options.json, "a") as file:

@@ -138,6 +138,8 @@ class PagedLayer:
         ranks: Optional[Ranks] = None,
     ) -> None:
         self.window, self.fp8, self.writes, self.ranks = window, fp8, writes, ranks
+        #: Whether scores have no rule beside causality.
+        self.is_plain = window is None and not softcap and alibi_slopes is None and sinks is None
         self._sinks = sinks
         self._rules: dict[str, Any] = dict(scale=scale, softcap=softcap or 0.0, layout="bshd")
         if alibi_slopes is not None:

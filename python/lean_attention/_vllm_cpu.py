@@ -32,7 +32,7 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
         if config.kv_transfer_config is not None:
             raise NotImplementedError("kv_transfer_config: another engine would expect CPU_ATTN's packed keys")
 
-    def hand_over(self, attn_type: str) -> None:
+    def hand_over(self, attn_type: str, kv_cache_dtype: str) -> None:
         if envs.VLLM_BATCH_INVARIANT:
             raise NotImplementedError(f"VLLM_BATCH_INVARIANT: a layer of type {attn_type} stays CPU_ATTN's, which is not")
 

@@ -28,7 +28,7 @@ _UNKNOWN_RULES = {
 }
 
 
-def _is_derived(cls: type) -> bool:
+def is_derived(cls: type) -> bool:
     """Whether vLLM made a class of its own from this library's, to change what it gets."""
     return cls.__module__.partition(".")[0] != __name__.partition(".")[0]
 
@@ -44,16 +44,18 @@ class LeanBuilder:
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
         layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, layer_names)
-        ours = {isinstance(getattr(layer, "impl", None), LeanImpl) and layer.impl.lean is not None for layer in layers.values()}
-        if len(ours) > 1:
+        impls = [getattr(layer, "impl", None) for layer in layers.values()]
+        #: The layers of the group that are computed here: all of them, or none.
+        self.impls = [impl for impl in impls if isinstance(impl, LeanImpl) and impl.lean is not None]
+        if self.impls and len(self.impls) != len(impls):
             raise NotImplementedError(f"{', '.join(layer_names)}: share a cache, and some are computed here, some not")
-        self.is_ours = ours == {True}
-        layer: Any = next(iter(layers.values()), None)
-        if self.is_ours and layer.impl.lean.ranks is not None:
+        self.is_ours = bool(self.impls)
+        first: Any = self.impls[0] if self.impls else None
+        if self.is_ours and first.lean.ranks is not None:
             interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
-            self.shard = Shard(Placement(layer.impl.dcp_world_size, interleave), layer.impl.dcp_rank)
+            self.shard = Shard(Placement(first.dcp_world_size, interleave), first.dcp_rank)
             self._held = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
-        if self.is_ours and _is_derived(type(self)):
+        if self.is_ours and is_derived(type(self)):
             if not self.engine_reads_cache:
                 raise NotImplementedError(f"{type(self).__name__}: changes the steps of its layers: not known to lean_attention")
             self.is_ours = False
@@ -136,14 +138,18 @@ class LeanImpl:
     ) -> None:
         if others:
             raise NotImplementedError(f"{', '.join(others)}: not known to lean_attention's attention layer")
+        is_decoder = str(getattr(attn_type, "value", attn_type)) == DECODER
+        stays = not is_decoder or (is_derived(type(self)) and not self.writes)
         super().__init__(  # type: ignore[call-arg]
-            num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype, logits_soft_cap, attn_type,
+            num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window,
+            kv_cache_dtype if stays else self.cache_of_engine(kv_cache_dtype), logits_soft_cap, attn_type,
             kv_sharing_target_layer_name, sinks=sinks,
         )  # fmt: skip
-        if str(getattr(attn_type, "value", attn_type)) != DECODER or (_is_derived(type(self)) and not self.writes):
-            self.hand_over(attn_type)
+        self.kv_cache_dtype = kv_cache_dtype
+        if stays:
+            self.hand_over(attn_type, kv_cache_dtype)
             return
-        if _is_derived(type(self)):
+        if is_derived(type(self)):
             raise NotImplementedError(f"{type(self).__name__}: changes what its layer gets: not known to lean_attention")
         config = get_current_vllm_config()
         self.refuse_configuration(config, kv_cache_dtype)
@@ -158,11 +164,16 @@ class LeanImpl:
             fp8=FP8_TYPES.get(kv_cache_dtype), writes=self.writes and kv_sharing_target_layer_name is None,
             batch_invariant=envs.VLLM_BATCH_INVARIANT, ranks=ranks,
         )  # fmt: skip
+        self.supports_quant_query_input = False  # queries come as the model made them, whatever the engine's class takes
         self._bound: tuple[Any, Any] = (None, None)
         self._device = config.device_config.device
 
-    def hand_over(self, attn_type: str) -> None:
-        """Called for a layer that stays the engine's."""
+    def cache_of_engine(self, kv_cache_dtype: str) -> str:
+        """The type of cache that the engine's class is told of, underneath a layer of this library's."""
+        return kv_cache_dtype
+
+    def hand_over(self, attn_type: str, kv_cache_dtype: str) -> None:
+        """Called for a layer that stays the engine's; raises NotImplementedError where it cannot."""
 
     def refuse_configuration(self, config: Any, kv_cache_dtype: str) -> None:
         """Raises NotImplementedError for an engine that asks for what is not computed here."""
@@ -193,8 +204,8 @@ class LeanImpl:
         output_scale: Optional[torch.Tensor] = None,
         output_block_scale: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        if not isinstance(attn_metadata, Batch):  # the engine's own layer, or no step at all
-            return super().forward(  # type: ignore[misc]
+        if not isinstance(attn_metadata, Batch):  # the engine's own layer or step, or no step at all
+            return self.forward_of_engine(
                 layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
             )
         if output_scale is not None or output_block_scale is not None:
@@ -202,8 +213,13 @@ class LeanImpl:
         assert self.lean is not None
         if self._bound[0] is not kv_cache:
             self._bound = (kv_cache, self._pages_of(kv_cache))
-        self.lean.attend(query, key, value, self._bound[1], attn_metadata, output, self.scales_of(layer))
+        scales = (1.0, 1.0) if self.lean.fp8 is None else self.scales_of(layer)
+        self.lean.attend(query, key, value, self._bound[1], attn_metadata, output, scales)
         return output
+
+    def forward_of_engine(self, layer: Any, query: torch.Tensor, *others: Any) -> torch.Tensor:
+        """What the engine's own class makes of the same."""
+        return super().forward(layer, query, *others)  # type: ignore[misc]
 
     def scales_of(self, layer: Any) -> tuple[Any, Any]:
         """Of a float8 cache's keys and values."""

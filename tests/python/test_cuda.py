@@ -6,6 +6,7 @@ from oracle import attention
 
 import lean_attention
 from lean_attention import Options, decode
+from lean_attention._vllm_call import Batch, PagedLayer
 
 OPS = torch.ops.lean_attention
 
@@ -154,6 +155,48 @@ def test_a_graph_replays_with_new_lengths_and_after_the_workspace_grew():
         seqlens.copy_(lengths(*values))
         graph.replay()
         assert torch.equal(out, decode(q, k, v, seqlens=lengths(*values)))
+
+
+@pytest.mark.parametrize("head_major", [False, True], ids=["NHD", "HND"])
+@pytest.mark.parametrize("fp8", [None, torch.float8_e4m3fn, torch.float8_e5m2], ids=["bf16", "e4m3", "e5m2"])
+def test_a_graph_of_a_servers_step_is_right_whatever_requests_a_replay_has(fp8, head_major):
+    """One graph of 40 query tokens for chunks, decode rows and both: query starts, lengths and tables are read on the device, and rows
+    behind the last request are left alone."""
+    tokens, most, page, dim, scales = 40, 13 * 16, 16, 64, (0.5, 2.0)
+    generator = torch.Generator().manual_seed(5)
+    shape = (60, 2, page, dim) if head_major else (60, page, 2, dim)
+    values = [torch.randn(shape, generator=generator).cuda().to(torch.bfloat16) for _ in scales]
+    pools = values
+    if fp8:
+        pools = [(x / scale).to(fp8) for x, scale in zip(values, scales)]
+        values, pools = [x.float() * scale for x, scale in zip(pools, scales)], [x.view(torch.uint8) for x in pools]
+    if not head_major:
+        values, pools = ([x.transpose(1, 2) for x in each] for each in (values, pools))
+    query = torch.randn(tokens, 8, dim, generator=generator).cuda().to(torch.bfloat16)
+    table = torch.randperm(60, generator=generator)[: 4 * 13].view(4, 13).int().cuda()
+    starts, seqlens, out = lengths(0, 10, 20, 30, 40), lengths(10, 10, 10, 10), torch.empty_like(query)
+    layer = PagedLayer(scale=0.125, fp8=fp8)
+    batch = Batch(tokens, tokens, starts, most, seqlens, table, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.attend(query, None, None, tuple(pools), batch, out, tuple(torch.tensor(scale, device="cuda") for scale in scales))
+    steps = [([40, 0, 0, 0], [200, 0, 0, 0]), ([1, 37, 1, 1], [70, 49, 200, 16]), ([1, 1, 1, 1], [1, 208, 33, 90]), ([10] * 4, [10, 70, 11, 208])]
+    for new, kept in steps:
+        starts.copy_(torch.tensor([0, *new]).cumsum(0))
+        seqlens.copy_(torch.tensor(kept))
+        table.copy_(table.roll(1, 0))
+        out.fill_(float("nan"))
+        graph.replay()
+        first = 0
+        for pages, count, length in zip(table.long(), new, kept):
+            k, v = (x[pages].transpose(0, 1).reshape(2, most, dim)[:, :length].double().repeat_interleave(4, 0) for x in values)
+            q = query[first : first + count].double().transpose(0, 1)
+            hidden = torch.ones(count, length, dtype=torch.bool, device="cuda").triu(length - count + 1)
+            expected = (0.125 * q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+            torch.testing.assert_close(out[first : first + count].double(), expected.transpose(0, 1), atol=0.02, rtol=0.02)
+            first += count
+        assert out[first:].isnan().all()
+    assert lean_attention.sticky_status(query)
 
 
 def test_a_graph_of_the_operator():

@@ -354,7 +354,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     from lean_attention import _vllm_cuda as cuda
 
     builder = object.__new__(cuda.LeanCudaBuilder)
-    step = types.SimpleNamespace(max_query_len=16, causal=True)
+    step = types.SimpleNamespace(max_query_len=16, num_actual_tokens=40, causal=True)
     assert builder.takes(step)
     step.max_query_len = 17
     assert not builder.takes(step)
@@ -366,7 +366,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     widest = _core.WIDEST_CUDA_HEAD
     assert all(backend.supports_head_size(size) for size in (64, widest - 8, widest))
     assert not any(backend.supports_head_size(size) for size in (100, widest + 8))
-    assert backend.supports_dcp() and not backend.supports_kv_cache_dtype("fp8")
+    assert backend.supports_dcp()
 
     impl = object.__new__(cuda.LeanCudaImpl)
     impl.lean, impl._bound = _vllm_call.PagedLayer(scale=0.1), (None, None)
@@ -375,7 +375,7 @@ def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
     table, length = torch.tensor([[2, 0]], dtype=torch.int32), torch.tensor([23], dtype=torch.int32)
     batch = _vllm_call.Batch(1, 1, torch.tensor([0, 1], dtype=torch.int32), 23, length, table, None)
     out = torch.empty_like(query)
-    impl.forward(types.SimpleNamespace(_k_scale=None, _v_scale=None), query, None, None, cache, batch, out)
+    impl.forward(None, query, None, None, cache, batch, out)
     k, v = (torch.cat([cache[2], cache[0]], 1)[:, :23, part].float() for part in (slice(0, 64), slice(64, 128)))
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(0, 1).float()[None], k[None], v[None], scale=0.1, enable_gqa=True

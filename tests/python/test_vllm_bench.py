@@ -67,6 +67,49 @@ def test_an_engine_without_room_for_all_requests_is_refused():
         vllm_engine.steps_of_all(engine, 4, 6, lambda: 0)
 
 
+def test_reading_prompts_is_timed_until_each_request_has_a_token(monkeypatch):
+    engine = Scheduler(200)
+    monkeypatch.setattr(vllm_engine, "submit", lambda llm, name, lengths, max_tokens: [
+        engine.add_request(f"{name}-{i}", {"prompt_token_ids": [0] * n}, SimpleNamespace(max_tokens=max_tokens)) for i, n in enumerate(lengths)
+    ])  # fmt: skip
+    monkeypatch.setattr(vllm_engine.time, "perf_counter", lambda: engine.time)
+    monkeypatch.setattr(vllm_engine, "STEP_TOKENS", 200)
+    tokens, seconds, read = vllm_engine.decode_steps(SimpleNamespace(llm_engine=engine), "4x500", 6)
+    assert len(tokens) == 4 and seconds == [1] * 6
+    assert read == 11  # 2,000 tokens by 200, and those of requests that decode beside them
+
+
+def options_of(**given):
+    chosen = dict(backends=["CUSTOM", "FLASH_ATTN"], kv_cache_dtype=["auto"], cudagraph_mode=["default"], no_compile=False, shapes=["1x1k", "8~1k"])
+    return SimpleNamespace(**chosen | given)
+
+
+def test_each_attention_runs_with_each_cache_and_each_mode_of_graphs():
+    assert [str(each) for each in vllm_engine.variants_of(options_of())] == ["CUSTOM", "FLASH_ATTN"]
+    names = [str(each) for each in vllm_engine.variants_of(options_of(kv_cache_dtype=["auto", "fp8"], cudagraph_mode=["default", "FULL"]))]
+    assert names[:4] == ["CUSTOM", "FLASH_ATTN", "CUSTOM fp8", "FLASH_ATTN fp8"]
+    assert names[4:] == ["CUSTOM FULL", "FLASH_ATTN FULL", "CUSTOM fp8 FULL", "FLASH_ATTN fp8 FULL"]
+
+
+@pytest.mark.parametrize(
+    "given, settings",
+    [
+        ({}, None),
+        (dict(cudagraph_mode=["FULL"]), dict(cudagraph_mode="FULL")),
+        (dict(no_compile=True), dict(mode=0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=[1, 2, 8])),
+        (dict(no_compile=True, cudagraph_mode=["FULL"]), dict(mode=0, cudagraph_mode="FULL", cudagraph_capture_sizes=[1, 2, 8])),
+    ],
+)
+def test_the_engine_is_told_of_graphs(given, settings):
+    assert vllm_engine.compilation(options_of(**given)) == ({} if settings is None else dict(compilation_config=settings))
+
+
+def test_log_probabilities_of_prompts_are_compared_token_by_token():
+    assert vllm_engine.mean_distance([-1.0, -2.0], [-1.5, -2.0]) == 0.25
+    with pytest.raises(ValueError):
+        vllm_engine.mean_distance([-1.0], [-1.5, -2.0])
+
+
 def test_log_probabilities_are_compared_up_to_the_first_token_that_differs():
     mine = [[(1, -0.5), (2, -1.0), (3, -2.0)], [(7, -0.25)]]
     theirs = [[(1, -0.5), (2, -1.25), (4, -9.0)], [(7, -0.75)]]
