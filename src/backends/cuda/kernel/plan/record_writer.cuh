@@ -108,11 +108,14 @@ class RecordWriter {
         record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
-      const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+      const fixup::Bundling bundling = kConfig.step_merges_jointly() ? fixup::Bundling{.size = record.contributors, .bundles = 1}
+                                                                     : fixup::bundling_of(record.contributors);
       const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle, record.contributor);
-      if constexpr (kConfig.wide()) record.ends_share = cursor.ends_share();
+      if constexpr (kConfig.wide() || kConfig.step_merges_jointly()) {
+        record.stays = record.run.parts >= kConfig.fewest_joint_parts() && cursor.ends_share();
+      }
     }
   }
 
