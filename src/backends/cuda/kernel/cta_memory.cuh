@@ -60,6 +60,7 @@ struct CtaWide {
     rehearsed.lengths.q_tokens = kConfig.tile_tokens;
     rehearsed.lengths.kv_end = kConfig.tile_tokens;
     rehearsed.token_end = kConfig.tile_tokens;
+    walks[1].even = false;
     walks[1].plan = {};
     walks[1].walk = {};
     walks[1].walk.lengths.q_tokens = 8 * kConfig.q_rows;

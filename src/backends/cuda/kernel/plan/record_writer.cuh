@@ -45,6 +45,13 @@ class RecordWriter {
  public:
   __device__ __forceinline__ explicit RecordWriter(const DeviceCall& call) : call_(call), asked_(call) {}
 
+  /// Takes the one segment of an even stair; false where the worker has none.
+  template <typename TCursor>
+  [[nodiscard]] __device__ __forceinline__ bool take(const TCursor& cursor, TileRange& range) const {
+    range = {cursor.segment().tile_begin, cursor.segment().tile_end};
+    return range.tile_begin < range.tile_end;
+  }
+
   /// Moves to what is computed next; false where the worker is done.
   template <typename TCursor>
   [[nodiscard]] __device__ bool next(TCursor& cursor, TileRange& range) const {
