@@ -25,17 +25,35 @@ struct EvenStair {
   Divisor kv_heads;
 };
 
-/// `q_tokens`: of each sequence. For policy lean.
-[[nodiscard]] constexpr EvenStair even_stair_of(const LineShape& shape, std::int32_t q_tokens, std::int32_t workers,
+/// Whether outputs of such a stair are dealt out so. What holds() asks for, but for long K and V (make_stair_plan()): no part is longer than
+/// an equal share and what cuts anywhere cost more, and the shortest output has a tile for each part.
+template <typename TStair>
+LEAN_HD [[nodiscard]] constexpr bool is_even(const EvenStair& line, const TStair& stair, const CostModel& model) noexcept {
+  const std::int32_t blocks = line.blocks.value();
+  const std::int32_t parts = line.parts.value();
+  const std::int32_t longest = quotient(stair.tiles(blocks - 1) + parts - 1, line.parts) * model.tile_units + model.segment_units;
+  const std::int64_t cost = std::int64_t{line.outputs} * model.segment_units +
+                            std::int64_t{quotient(line.outputs, line.blocks)} * stair.tiles_before(blocks) * model.tile_units;
+  return std::int64_t{longest - model.cut_units} * line.workers <= cost && stair.tiles(0) >= parts;
+}
+
+/// `work`: of each sequence, of as many keys as there is room for: nothing is known of a line that is not even then. For policy lean.
+[[nodiscard]] constexpr EvenStair even_stair_of(const LineShape& shape, const SequenceWork& work, std::int32_t workers,
                                                 const CostModel& model) noexcept {
-  const std::int64_t blocks = shape.row_blocks({.q_tokens = q_tokens});
+  const std::int64_t blocks = shape.row_blocks(work);
   const std::int64_t outputs = shape.batch * shape.kv_heads * blocks;
   if (outputs < 1 || outputs > workers || model.cut_units == 0 || model.part_tiles != 1 || model.row_units != 0) return {};
-  return {.outputs = static_cast<std::int32_t>(outputs),
-          .workers = workers,
-          .parts = Divisor(workers / static_cast<std::int32_t>(outputs)),
-          .blocks = Divisor(static_cast<std::int32_t>(blocks)),
-          .kv_heads = Divisor(shape.kv_heads)};
+  const EvenStair line{.outputs = static_cast<std::int32_t>(outputs),
+                       .workers = workers,
+                       .parts = Divisor(workers / static_cast<std::int32_t>(outputs)),
+                       .blocks = Divisor(static_cast<std::int32_t>(blocks)),
+                       .kv_heads = Divisor(shape.kv_heads)};
+  TileStair stair = shape.stair_of(work);
+  if (stair.width == 0) {  // all rows see all keys
+    const std::int64_t tiles = max_of<std::int64_t>(1, ceil_div(work.kv_tokens, shape.tile_tokens));
+    stair = {.offset = tiles, .width = 1, .highest = tiles};
+  }
+  return is_even(line, stair, model) ? line : EvenStair{};
 }
 
 /// Finds a worker's one segment, and who shares its output; of a worker beyond the last one of no tiles. False: the line is not dealt out
@@ -43,16 +61,10 @@ struct EvenStair {
 template <typename TRules>
 LEAN_HD [[nodiscard]] constexpr bool find_even_segment(const EvenStair& line, const TRules& rules, const SequenceWork& work,
                                                        std::int32_t worker, BasicSegment<std::int32_t>& segment) noexcept {
-  const CostModel& model = rules.cost_model();
   const auto stair = rules.shape().stair_of(work);
+  if (!is_even(line, stair, rules.cost_model())) return false;
   const std::int32_t blocks = line.blocks.value();
   const std::int32_t parts = line.parts.value();
-  // What holds() asks for, but for long K and V (make_stair_plan()): no part is longer than an equal share and what cuts anywhere cost
-  // more, and the shortest output has a tile for each part.
-  const std::int32_t longest = quotient(stair.tiles(blocks - 1) + parts - 1, line.parts) * model.tile_units + model.segment_units;
-  const std::int64_t cost = std::int64_t{line.outputs} * model.segment_units +
-                            std::int64_t{quotient(line.outputs, line.blocks)} * stair.tiles_before(blocks) * model.tile_units;
-  if (std::int64_t{longest - model.cut_units} * line.workers > cost || stair.tiles(0) < parts) return false;
   const std::int32_t output = quotient(worker, line.parts);
   segment.contributor = worker - output * parts;
   segment.contributors = parts;

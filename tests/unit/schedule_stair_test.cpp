@@ -277,7 +277,9 @@ TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
     c.shape.q_rows = 16;
     c.shape.tile_tokens = 8;
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
-    const EvenStair line = even_stair_of(c.shape, q_tokens, grid, c.model);
+    // Fewer keys than there is room for may be anything.
+    const SequenceWork room{q_tokens, kv_tokens + static_cast<std::int32_t>(random.chance(50) ? 0 : random.between(1, 300))};
+    const EvenStair line = even_stair_of(c.shape, room, grid, c.model);
     ASSERT_TRUE(line.outputs == 0 || line.outputs == c.shape.batch * c.shape.kv_heads * c.shape.row_blocks(c.works[0]));
     if (line.outputs == 0) continue;
     const LevelWalks walks = level_walks<16, 8>(c, grid, random);
@@ -307,7 +309,7 @@ TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
   EXPECT_GT(even, full_or_reduced(1000, 100));
   EXPECT_GT(shared, full_or_reduced(1000, 100));
   EXPECT_GT(idle, full_or_reduced(500, 50));
-  EXPECT_GT(walked, full_or_reduced(100, 10));
+  EXPECT_GT(walked, full_or_reduced(30, 3));
 }
 
 /// Chunks of one sequence, by the wide kernels' own sizes on 132 workers.

@@ -245,7 +245,8 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
 schedule::EvenStair even_stair_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
                                   const schedule::LineShape& line) noexcept {
   if (!entry.config.wide() || entry.config.latent() || has_cumulative_lengths(shape)) return {};
-  return schedule::even_stair_of(line, shape.q_tokens, plan.options.workers, cost_model(entry.config));
+  const schedule::SequenceWork work{.q_tokens = shape.q_tokens, .kv_tokens = shape.kv_capacity};
+  return schedule::even_stair_of(line, work, plan.options.workers, cost_model(entry.config));
 }
 
 void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
