@@ -29,18 +29,19 @@ struct MergeShare {
   }
 };
 
-/// What a joint merge's counter holds: three numbers up to kMaxOneLevel, and up to that many bundles.
+/// What a joint merge's counter holds, of up to kMost contributors: how many have arrived, up to twice as many with the ranks that are
+/// drawn, how many of them have left, and how many are through, of whom the last is not counted any more.
 class Attendance {
  public:
   static constexpr Counter kArrival = 1;
-  static constexpr Counter kLeave = 1U << 8;
-  static constexpr Counter kThrough = 1U << 16;
-  static constexpr std::int32_t kMost = 127;
+  static constexpr Counter kLeave = 1U << 11;
+  static constexpr Counter kThrough = 1U << 22;
+  static constexpr std::int32_t kMost = kMaxOneLevel * kMaxOneLevel;
 
   LEAN_HD constexpr explicit Attendance(Counter counter) noexcept : counter_(counter) {}
-  [[nodiscard]] LEAN_HD constexpr std::int32_t arrived() const noexcept { return static_cast<std::int32_t>(counter_ & 0xFFU); }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t left() const noexcept { return static_cast<std::int32_t>(counter_ >> 8 & 0xFFU); }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t through() const noexcept { return static_cast<std::int32_t>(counter_ >> 16); }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t arrived() const noexcept { return static_cast<std::int32_t>(counter_ & (kLeave - 1)); }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t left() const noexcept { return static_cast<std::int32_t>((counter_ & (kThrough - 1)) / kLeave); }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t through() const noexcept { return static_cast<std::int32_t>(counter_ / kThrough); }
 
  private:
   Counter counter_;

@@ -79,6 +79,10 @@ class FlatCursor {
   }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<Units>& segment() const noexcept { return segment_; }
+  /// Whether the worker has nothing to do behind the segment, but for outputs that are as short as what a snap takes.
+  [[nodiscard]] LEAN_HD constexpr bool ends_share() const noexcept {
+    return even_ || share_.end() - place_ <= share_.plan().snap_units;
+  }
   /// The lengths of the segment's sequence.
   [[nodiscard]] LEAN_HD constexpr const Lengths& lengths() const noexcept { return lengths_; }
 

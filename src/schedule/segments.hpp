@@ -154,6 +154,8 @@ class SegmentCursor {
   }
 
   [[nodiscard]] LEAN_HD constexpr const BasicSegment<TUnits>& segment() const noexcept { return segment_; }
+  /// Whether the worker has nothing to do behind the segment; true means so, false may too.
+  [[nodiscard]] LEAN_HD constexpr bool ends_share() const noexcept { return place_ >= end_; }
 
  private:
   LEAN_HD constexpr bool next_of_range() noexcept {

@@ -40,9 +40,24 @@ TEST(MergeShare, SharersHaveEveryPieceOnceInOrder) {
   }
 }
 
+/// The three numbers keep apart at their largest.
+TEST(JointMerge, R41_TheCounterHoldsTheMostContributors) {
+  const auto most = static_cast<Counter>(Attendance::kMost);
+  const Attendance full((2 * most - 1) * Attendance::kArrival + most * Attendance::kLeave + (most - 1) * Attendance::kThrough);
+  EXPECT_EQ(full.arrived(), 2 * Attendance::kMost - 1);
+  EXPECT_EQ(full.left(), Attendance::kMost);
+  EXPECT_EQ(full.through(), Attendance::kMost - 1);
+  Counter counter = 0;
+  for (std::int32_t contributor = 0; contributor < Attendance::kMost; ++contributor) {
+    const MergeShare share = join_merge<ThreadAtomic>(counter, Attendance::kMost, contributor, false, [] { return false; });
+    ASSERT_EQ(share.sharers, contributor + 1 == Attendance::kMost ? 1 : 0) << contributor;
+  }
+}
+
 // ---- threads ------------------------------------------------------------------------------------------------------------
 
-/// One output of a call, over memory that outlives it, as kernels of many rows merge it: at one level or in bundles.
+/// One output of a call, over memory that outlives it, as kernels of many rows merge it, at one level or in bundles; or `at_once`, as a
+/// decode step does, at one level whatever their number.
 struct Output {
   static constexpr std::size_t kSlots = 256;
 
@@ -55,10 +70,15 @@ struct Output {
 
   static std::uint64_t take_in(std::uint64_t whole, std::uint64_t part) { return 31 * whole + part; }
 
+  [[nodiscard]] static Bundling bundled(std::int32_t contributors, bool at_once) {
+    return at_once ? Bundling{.size = contributors, .bundles = 1} : bundling_of(contributors);
+  }
+
   /// `stays`: has nothing else to do; then it waits for so many looks at the counter.
-  void contribute(std::int32_t contributor, std::int32_t contributors, bool stays, std::int64_t looks, std::uint64_t key) {
+  void contribute(std::int32_t contributor, std::int32_t contributors, bool at_once, bool stays, std::int64_t looks,
+                  std::uint64_t key) {
     slots[static_cast<std::size_t>(contributor)] = support::mix(key + static_cast<std::uint64_t>(contributor));
-    const Bundling bundling = bundling_of(contributors);
+    const Bundling bundling = bundled(contributors, at_once);
     const std::int32_t bundle = contributor / bundling.size;
     const std::int32_t begin = bundling.begin(bundle);
     const std::int32_t end = bundling.end(bundle, contributors);
@@ -98,8 +118,8 @@ struct Output {
     ++merges[static_cast<std::size_t>(piece)];
   }
 
-  [[nodiscard]] static std::uint64_t expected(std::int32_t contributors, std::int32_t piece, std::uint64_t key) {
-    const Bundling bundling = bundling_of(contributors);
+  [[nodiscard]] static std::uint64_t expected(std::int32_t contributors, bool at_once, std::int32_t piece, std::uint64_t key) {
+    const Bundling bundling = bundled(contributors, at_once);
     std::uint64_t whole = 0;
     for (std::int32_t b = 0; b < bundling.bundles; ++b) {
       std::uint64_t sum = 0;
@@ -113,7 +133,7 @@ struct Output {
 };
 
 /// One call: who stays, and how patient each is, is drawn from the seed; with fewer threads than contributors too.
-void run_call(const support::TestExecutor& executor, Output& output, std::int32_t contributors, std::uint64_t seed) {
+void run_call(const support::TestExecutor& executor, Output& output, std::int32_t contributors, bool at_once, std::uint64_t seed) {
   Stream random(seed);
   const std::uint64_t key = random.bits();
   const auto staying = static_cast<std::uint64_t>(random.between(0, 8));  // of 8
@@ -121,18 +141,19 @@ void run_call(const support::TestExecutor& executor, Output& output, std::int32_
   struct Job {
     Output& output;
     std::int32_t contributors;
+    bool at_once;
     std::uint64_t key;
     std::uint64_t staying;
-  } job{output, contributors, key, staying};
+  } job{output, contributors, at_once, key, staying};
   const auto body = [](void* opaque, std::int32_t place) {
     const auto& call = *static_cast<Job*>(opaque);
     const std::uint64_t own = support::mix(call.key ^ static_cast<std::uint64_t>(place) << 32);
-    call.output.contribute(place, call.contributors, own % 8 < call.staying, support::pick(own, 50), call.key);
+    call.output.contribute(place, call.contributors, call.at_once, own % 8 < call.staying, support::pick(own, 50), call.key);
   };
   executor.get()->run(executor.get()->context, contributors, body, &job);
   for (std::int32_t piece = 0; piece < kPieces; ++piece) {
     ASSERT_EQ(output.merges[static_cast<std::size_t>(piece)], 1) << contributors << " contributors, seed " << seed;
-    ASSERT_EQ(output.result[static_cast<std::size_t>(piece)], Output::expected(contributors, piece, key)) << seed;
+    ASSERT_EQ(output.result[static_cast<std::size_t>(piece)], Output::expected(contributors, at_once, piece, key)) << seed;
   }
   ASSERT_TRUE(std::all_of(output.counters.begin(), output.counters.end(), [](Counter c) { return c == 0; })) << seed;
   ASSERT_EQ(output.second_counter, 0U) << seed;
@@ -144,9 +165,9 @@ TEST(JointMerge, R41_EveryPieceIsMergedOnceAndInOrderWhoeverStays) {
     const support::TestExecutor executor(support::ExecutorKind::kPool, threads);
     for (std::uint64_t seed = 1; seed <= full_or_reduced(3'000U, 300U) && !testing::Test::HasFatalFailure(); ++seed) {
       Stream random(seed);
-      const bool bundled = random.between(0, 9) == 0;
-      const auto contributors = static_cast<std::int32_t>(bundled ? random.between(kMaxOneLevel + 1, 150) : random.between(2, 12));
-      run_call(executor, *output, contributors, seed);
+      const bool many = random.between(0, 9) == 0;
+      const auto contributors = static_cast<std::int32_t>(many ? random.between(kMaxOneLevel + 1, 150) : random.between(2, 12));
+      run_call(executor, *output, contributors, random.chance(50), seed);
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/kernel_rows.hpp"
+#include "schedule/even_stair.hpp"
 #include "schedule/stair_line.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
@@ -252,6 +253,63 @@ TEST(ScheduleStair, R04_EveryTileOfALevelLineIsOwnedExactlyOnce) {
   EXPECT_GT(of_whole_outputs, full_or_reduced(500, 50));
   EXPECT_GT(of_pairs, full_or_reduced(100, 10));
   EXPECT_GT(of_cut_rests, full_or_reduced(100, 10));
+}
+
+/// What is known without a walk is what the walk finds, of every worker; and it is known of most chunks that have no more row blocks than
+/// there are workers.
+TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
+  Stream random(97);
+  std::int32_t even = 0;
+  std::int32_t shared = 0;
+  std::int32_t idle = 0;
+  std::int32_t walked = 0;
+  for (std::int32_t round = 0; round < full_or_reduced(6000, 600); ++round) {
+    Case c;
+    c.model = wide_model();
+    if (random.chance(50)) c.model.far_tiles = random.chance(50) ? 0 : 10'000;
+    const auto kv_tokens = static_cast<std::int32_t>(random.chance(5) ? random.between(0, 9) : random.between(10, 1200));
+    const auto q_tokens = static_cast<std::int32_t>(random.between(1, random.chance(50) ? 60 : 300));
+    c.works.assign(static_cast<std::size_t>(random.between(1, 4)), {q_tokens, kv_tokens});
+    c.shape.batch = static_cast<std::int64_t>(c.works.size());
+    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 8));
+    c.shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
+    c.shape.reach = any_stair_reach(random);
+    c.shape.q_rows = 16;
+    c.shape.tile_tokens = 8;
+    const auto grid = static_cast<std::int32_t>(random.between(1, 200));
+    // Fewer keys than there is room for may be anything.
+    const SequenceWork room{q_tokens, kv_tokens + static_cast<std::int32_t>(random.chance(50) ? 0 : random.between(1, 300))};
+    const EvenStair line = even_stair_of(c.shape, room, grid, c.model);
+    ASSERT_TRUE(line.outputs == 0 || line.outputs == c.shape.batch * c.shape.kv_heads * c.shape.row_blocks(c.works[0]));
+    if (line.outputs == 0) continue;
+    const LevelWalks walks = level_walks<16, 8>(c, grid, random);
+    const ListedLengths lengths{c.works.data()};
+    const Rules<16, 8> rules(lengths, StairShape<16, 8>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
+    std::int32_t known = 0;
+    for (std::int32_t worker = 0; worker < grid; ++worker) {
+      BasicSegment<std::int32_t> segment;
+      if (!find_even_segment(line, rules, c.works[0], worker, segment)) continue;
+      ++known;
+      ASSERT_GT(walks.plan.level_parts, 0) << "round " << round;
+      const auto& expected = walks.segments[static_cast<std::size_t>(worker)];
+      ASSERT_EQ(expected.size(), segment.tile_begin < segment.tile_end ? 1U : 0U) << "round " << round << ", worker " << worker;
+      idle += expected.empty() ? 1 : 0;
+      if (expected.empty()) continue;
+      ASSERT_NO_FATAL_FAILURE(checks::expect_same_segment(expected[0], segment));
+      ASSERT_EQ(expected[0].contributors, segment.contributors);
+      ASSERT_EQ(expected[0].slots.slot(0), segment.slots.slot(0));
+      ASSERT_EQ(expected[0].output.first_tile, segment.output.first_tile);
+      ASSERT_EQ(expected[0].output.tiles, segment.output.tiles);
+      shared += segment.sole() ? 0 : 1;
+    }
+    ASSERT_TRUE(known == 0 || known == grid) << "workers differ in what they take the line for";
+    even += known > 0 ? 1 : 0;
+    walked += known == 0 ? 1 : 0;
+  }
+  EXPECT_GT(even, full_or_reduced(1000, 100));
+  EXPECT_GT(shared, full_or_reduced(1000, 100));
+  EXPECT_GT(idle, full_or_reduced(500, 50));
+  EXPECT_GT(walked, full_or_reduced(30, 3));
 }
 
 /// Chunks of one sequence, by the wide kernels' own sizes on 132 workers.

@@ -319,14 +319,20 @@ TEST(Schedule, TheFlatWalkGivesTheSameSegments) {
         start = {b + 1, next};
       }
       FlatCursor b(rules, flat_plan, worker, flat_plan.shares.range(worker), start, rules.lengths()(start.sequence));
+      bool ended = false;
+      std::int64_t behind = 0;  // what a worker did that had nothing to do
       while (a.next()) {
         ASSERT_TRUE(b.next());
+        if (ended) behind += b.segment().output.cost;
+        ended = b.ends_share();
+        ASSERT_TRUE(ended || !a.ends_share());
         ASSERT_NO_FATAL_FAILURE(checks::expect_same_segment(a.segment(), b.segment()));
         ASSERT_EQ(b.lengths().kv_end, c.works[static_cast<std::size_t>(a.segment().output.sequence)].kv_tokens);
         ++segments;
         shared += a.segment().sole() ? 0 : 1;
       }
       ASSERT_FALSE(b.next());
+      ASSERT_LE(behind, 2 * std::int64_t{flat_plan.snap_units});
     }
   }
   EXPECT_GT(shared, segments / 4) << "too few outputs are shared for the test to mean much";
@@ -374,6 +380,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
       ASSERT_TRUE(a.next());
       ASSERT_NO_FATAL_FAILURE(checks::expect_same_segment(a.segment(), b.segment()));
       ASSERT_EQ(a.segment().contributors, b.segment().contributors);
+      ASSERT_TRUE(a.ends_share() && b.ends_share());
       ASSERT_FALSE(a.next());
       ASSERT_FALSE(b.next());
       shared += a.segment().sole() ? 0 : 1;

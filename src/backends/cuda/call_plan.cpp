@@ -241,6 +241,14 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
   return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config), kEvenShareTiles);
 }
 
+/// The same of a stair. Latent outputs have fewer parts the fewer keys there are.
+schedule::EvenStair even_stair_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
+                                  const schedule::LineShape& line) noexcept {
+  if (!entry.config.wide() || entry.config.latent() || has_cumulative_lengths(shape)) return {};
+  const schedule::SequenceWork work{.q_tokens = shape.q_tokens, .kv_tokens = shape.kv_capacity};
+  return schedule::even_stair_of(line, work, plan.options.workers, cost_model(entry.config));
+}
+
 void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
@@ -253,6 +261,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
+  if (launch.short_line) launch.even_stair = even_stair_of(entry, shape, plan, launch.line);
 }
 
 fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {

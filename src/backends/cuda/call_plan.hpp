@@ -14,6 +14,7 @@
 #include "fixup/workspace_size.hpp"
 #include "lean/lean.hpp"
 #include "schedule/even_line.hpp"
+#include "schedule/even_stair.hpp"
 #include "schedule/line_shape.hpp"
 #include "tile/tiling.hpp"
 
@@ -50,6 +51,7 @@ struct LaunchPlan {
   Divisor stair_width{};      // of a stair
   bool short_line = false;    // and warps build it
   schedule::EvenLine even{};  // and what is known of it, where it may be even
+  schedule::EvenStair even_stair{};
   TileRules rules{};
   Ring ring{};
   bool tensor_copies = false;  // tensor maps are to be made

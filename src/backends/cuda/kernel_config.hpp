@@ -107,6 +107,12 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * value_dim());
   }
+  /// Contributors of a decode step's output meet at one counter, however many they are, and where they are many, those that have nothing
+  /// else to do merge together (fixup/joint_merge.hpp).
+  [[nodiscard]] constexpr bool step_merges_jointly() const noexcept { return step() && !chunks_only() && !exchanges(); }
+  /// The fewest parts that are: 32 partials of 16 rows of 128 dims are 256 KB, which one multiprocessor reads in some 3 us. Of two the
+  /// wait for each other costs more (docs/notebook/merging.md), and of 8 rows a merge on one level is a trip to memory, whoever does it.
+  [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : narrow() ? 33 : 8; }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
   /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).

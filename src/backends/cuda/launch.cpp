@@ -57,6 +57,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
           .plan = {.queries = launch.queries,
                    .policy = options.policy,
                    .even = launch.even,
+                   .even_stair = launch.even_stair,
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
                    .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
                    .chunk_tiles = chunk_tiles_of(plan, launch),

@@ -33,10 +33,12 @@ struct CtaParts {
   float l[kRows];
 };
 
-/// Whether the CTA has arrived last at an output that it shares; and the exchange that its launch is part of.
+/// Whether the CTA has arrived last at an output that it shares, or what of a joint merge is its; and the exchange that its launch is
+/// part of.
 template <bool kExchanges>
 struct CtaArrival {
   std::int32_t last;
+  fixup::MergeShare share;
 };
 template <>
 struct CtaArrival<true> {
@@ -51,7 +53,6 @@ template <KernelConfig kConfig>
 struct CtaWide {
   CtaWalk walks[2];                               // the second is rehearsed: a share that begins and ends inside one output
   float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
-  fixup::MergeShare share;                        // of an output's merge
   SegmentRecord rehearsed;                        // the consumers': a whole tile, and no row that is written
 
   __device__ __forceinline__ void begin_rehearsal() {
@@ -59,6 +60,7 @@ struct CtaWide {
     rehearsed.lengths.q_tokens = kConfig.tile_tokens;
     rehearsed.lengths.kv_end = kConfig.tile_tokens;
     rehearsed.token_end = kConfig.tile_tokens;
+    walks[1].even = false;
     walks[1].plan = {};
     walks[1].walk = {};
     walks[1].walk.lengths.q_tokens = 8 * kConfig.q_rows;

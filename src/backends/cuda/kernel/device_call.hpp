@@ -12,6 +12,7 @@
 #include "problem/pages.hpp"
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
+#include "schedule/even_stair.hpp"
 #include "schedule/line_shape.hpp"
 #include "timeline/timeline.hpp"
 
@@ -67,6 +68,7 @@ struct PlanArgs {
   QueryRange queries;                 // sequences of this launch
   Policy policy;                      // how the line is dealt out
   schedule::EvenLine even;            // of a short line
+  schedule::EvenStair even_stair;     // of many rows
   std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
   AlikeShares alike;                  // for warm_l2()
   std::int32_t chunk_tiles = 0;       // fixed_chunk: tiles of a chunk; else 0

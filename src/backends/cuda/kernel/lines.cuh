@@ -85,6 +85,7 @@ struct CtaLine {
 /// A worker of many rows on its line: a stair line's plan and walk, or a general one's cursor and the segment that it found. One
 /// thread's, and not in registers, of which producers have few.
 struct CtaWalk {
+  bool even;  // an even stair: `walk` has the worker's one segment, and nothing else of it or of `plan` is read
   schedule::BasicStairPlan<std::int32_t> plan;
   schedule::StairWalk<std::int32_t, Sequence> walk;
   alignas(DeviceCursor) std::byte general[sizeof(DeviceCursor)];

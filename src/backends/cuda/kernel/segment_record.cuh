@@ -23,6 +23,10 @@ struct MergeRun {
   [[nodiscard]] __device__ __forceinline__ const float* at(std::int32_t part) const {
     return part == 0 ? first : second + (part - 1) * pitch;
   }
+  /// Parts [begin, end) of them.
+  [[nodiscard]] __device__ __forceinline__ MergeRun of(std::int32_t begin, std::int32_t end) const {
+    return {.first = at(begin), .second = at(begin + 1), .pitch = pitch, .parts = end - begin};
+  }
 };
 
 /// fixed_chunk: where the result of one chunk goes in the worker's stack of tree nodes.
@@ -47,7 +51,7 @@ struct SegmentRecord {
   // Known when the barrier contributors_known has been passed.
   std::int32_t contributor = 0;
   std::int32_t contributors = 1;
-  bool ends_share = false;  // the worker has nothing to do behind it
+  bool stays = false;  // for a joint merge: the worker has nothing to do behind it
   schedule::SlotMap slots;
   float* slot = nullptr;            // where the result goes; null: to the output
   MergeRun run;                     // the first to be merged, by whoever of it arrives last

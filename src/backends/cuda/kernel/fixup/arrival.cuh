@@ -29,18 +29,18 @@ template <KernelConfig kConfig>
 /// the multiprocessor is another kernel's. Workers of a share each arrive within a few us of each other.
 inline constexpr std::uint32_t kStayCycles = 1 << 15;
 
-/// The same of many rows: what of the merge is the worker's (fixup/joint_merge.hpp).
+/// The same of a joint merge: what of it is the worker's (fixup/joint_merge.hpp).
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ fixup::MergeShare join(const MergeRun& run, bool stays) {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   consumer_sync<kConfig>();
   if (ptx::thread_index() == 0) {
     const std::uint32_t since = ptx::clock_cycles();
-    shared.wide.share = fixup::join_merge<DeviceAtomic>(*run.counter, run.parts, run.index, stays,
-                                                        [since] { return ptx::clock_cycles() - since < kStayCycles; });
+    shared.arrival.share = fixup::join_merge<DeviceAtomic>(*run.counter, run.parts, run.index, stays,
+                                                           [since] { return ptx::clock_cycles() - since < kStayCycles; });
   }
   consumer_sync<kConfig>();
-  return shared.wide.share;
+  return shared.arrival.share;
 }
 
 /// After a share of a bundle's merge: true for all consumer threads of the worker that leaves last, and sees all of it.

@@ -63,6 +63,38 @@ struct SlotParts {
   [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) { return load_past_l1<kConfig>(at); }
 };
 
+/// A slice of one row as bundles of a run have it, in the memory that parts of warps are staged in.
+template <KernelConfig kConfig>
+struct StagedBundles {
+  static constexpr bool kMayBeNaN = false;
+  static_assert(fixup::kMaxOneLevel * kSliceDims<kConfig> <= kConfig.exchange_floats());
+  static_assert(kConfig.wide() || fixup::kMaxOneLevel <= CtaParts<kConfig>::kRows);
+
+  const CtaMemory<kConfig>& memory;
+  std::int32_t bundles;
+
+  /// By a warp that has merged a bundle.
+  __device__ __forceinline__ static void stage(CtaMemory<kConfig>& memory, std::int32_t bundle, const RowSlice<kConfig>& whole) {
+    const std::int32_t dim = dim_of_lane<kConfig>(0);
+    *reinterpret_cast<LaneElements<kConfig>*>(memory.exchange + bundle * kSliceDims<kConfig> + dim) = whole.o;
+    if (dim != 0) return;
+    memory.shared.parts.m[bundle] = whole.state.m;
+    memory.shared.parts.l[bundle] = whole.state.l;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t count() const { return bundles; }
+  [[nodiscard]] __device__ __forceinline__ softmax::State state(std::int32_t part, std::int32_t) const {
+    return {memory.shared.parts.m[part], memory.shared.parts.l[part]};
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t, std::int32_t dim) const {
+    return memory.exchange + dim % kSliceDims<kConfig>;
+  }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const { return at + kSliceDims<kConfig>; }
+  [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) {
+    return *reinterpret_cast<const LaneElements<kConfig>*>(at);
+  }
+};
+
 /// Where a warp's merge goes: a slice of a row of the block.
 struct MergedSlice {
   std::int32_t row = 0;

@@ -61,7 +61,12 @@ class Producer {
     bool first_segment = true;
     for (PipelineState records(kRecords);; records.advance()) {
       const bool rehearses = first_segment && rehearses_walk();
-      const bool more = (thread_ == 0 || finds_contributors() || rehearses) && writer_.next(cursor, range);
+      bool more = false;
+      if (thread_ == 0 && first_segment && is_even(cursor)) {
+        more = writer_.take(cursor, range);
+      } else if (thread_ == 0 || finds_contributors() || rehearses) {
+        more = writer_.next(cursor, range);
+      }
       SegmentRecord& record = shared_.records[records.index];
       if (finds_contributors()) {
         if (!more) return;
@@ -135,7 +140,15 @@ class Producer {
   }
 
   /// Of many rows a second thread walks, and writes, what nobody looks at, while the first builds a stair line (CtaWide).
-  [[nodiscard]] __device__ bool rehearses_walk() const { return kConfig.wide() && thread_ == kWarpThreads && call_.plan.flat; }
+  [[nodiscard]] __device__ bool rehearses_walk() const {
+    return kConfig.wide() && thread_ == kWarpThreads && call_.plan.flat && call_.plan.even_stair.outputs == 0;
+  }
+
+  template <typename TCursor>
+  [[nodiscard]] __device__ __forceinline__ static bool is_even(const TCursor& cursor) {
+    if constexpr (kConfig.wide()) return cursor.is_even();
+    return false;
+  }
 
   __device__ void sync_copying_warp() const { __syncwarp(copying_threads<kConfig>(call_) == 1 ? 1U : ptx::kAllLanes); }
 

@@ -45,6 +45,13 @@ class RecordWriter {
  public:
   __device__ __forceinline__ explicit RecordWriter(const DeviceCall& call) : call_(call), asked_(call) {}
 
+  /// Takes the one segment of an even stair; false where the worker has none.
+  template <typename TCursor>
+  [[nodiscard]] __device__ __forceinline__ bool take(const TCursor& cursor, TileRange& range) const {
+    range = {cursor.segment().tile_begin, cursor.segment().tile_end};
+    return range.tile_begin < range.tile_end;
+  }
+
   /// Moves to what is computed next; false where the worker is done.
   template <typename TCursor>
   [[nodiscard]] __device__ bool next(TCursor& cursor, TileRange& range) const {
@@ -108,11 +115,14 @@ class RecordWriter {
         record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor), record.chunk.place).o;
       }
     } else if (!record.sole()) {
-      const fixup::Bundling bundling = fixup::bundling_of(record.contributors);
+      const fixup::Bundling bundling = kConfig.step_merges_jointly() ? fixup::Bundling{.size = record.contributors, .bundles = 1}
+                                                                     : fixup::bundling_of(record.contributors);
       const std::int32_t bundle = bundling.bundles == 1 ? 0 : record.contributor / bundling.size;
       record.slot = call.fixup.slots.partial(record.slots.slot(record.contributor)).o;
       record.run = run_of_bundle(call.fixup.slots, record.slots, record.contributors, bundling, bundle, record.contributor);
-      if constexpr (kConfig.wide()) record.ends_share = cursor.ends_share();
+      if constexpr (kConfig.wide() || kConfig.step_merges_jointly()) {
+        record.stays = record.run.parts >= kConfig.fewest_joint_parts() && cursor.ends_share();
+      }
     }
   }
 

@@ -18,7 +18,11 @@ class WideCursor {
   /// `walk`: shared.wide's, or what is rehearsed in its place.
   __device__ __forceinline__ WideCursor(const DeviceCall& call, CtaWalk& walk) : call_(call), walk_(walk) {}
 
+  /// The segment is known, and it is the only one: next_run() is for others.
+  [[nodiscard]] __device__ __forceinline__ bool is_even() const { return walk_.even; }
+
   __device__ __forceinline__ bool next_run() {
+    if (is_even()) return false;
     if (call_.plan.flat) {
       const Rules rules = flat_rules_of<kConfig, true>(call_);
       return schedule::StairCursor<Rules>(rules, walk_.plan, walk_.walk).next_run();
@@ -30,6 +34,7 @@ class WideCursor {
   }
 
   __device__ __forceinline__ void find_contributors() {
+    if (is_even()) return;
     if (call_.plan.flat) {
       const Rules rules = flat_rules_of<kConfig, true>(call_);
       schedule::StairCursor<Rules>(rules, walk_.plan, walk_.walk).find_contributors();
@@ -44,7 +49,7 @@ class WideCursor {
   }
   /// Whether the worker has nothing to do behind its segment. Of a general line nobody asks: no.
   [[nodiscard]] __device__ __forceinline__ bool ends_share() const {
-    return call_.plan.flat && walk_.walk.share.end - walk_.walk.place <= walk_.plan.snap_units;
+    return is_even() || (call_.plan.flat && walk_.walk.share.end - walk_.walk.place <= walk_.plan.snap_units);
   }
   [[nodiscard]] __device__ __forceinline__ const Sequence& lengths() const { return walk_.walk.lengths; }
 
@@ -83,10 +88,43 @@ template <KernelConfig kConfig>
   return warp == 0 ? LineStage::kLengths : warp == 1 ? LineStage::kNone : warp == 2 ? LineStage::kSums : LineStage::kPlan;
 }
 
+/// Finds the segment of an even stair, by the warp that walks. Code of its own, in which nothing is jumped over on the way to the first
+/// copy, and which finds out no more than an even line needs. False: the line is no such.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool begin_even_walk(const DeviceCall& call, CtaWalk& walk) {
+  const FlatRules<kConfig, false> rules = flat_rules_of<kConfig, false>(call);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x) % kWarpThreads;
+  const auto batch = static_cast<std::int32_t>(call.shape.batch);
+  Sequence lengths = rules.lengths().unreported(min(lane, batch - 1));
+  if (lengths.clamped) rules.lengths().report();
+  const schedule::SequenceWork work = schedule::work_of(lengths);
+  if (batch > 1 && !all_alike(work.kv_tokens, true)) return false;
+  schedule::BasicSegment<std::int32_t> segment;
+  if (!schedule::find_even_segment(call.plan.even_stair, rules, work, static_cast<std::int32_t>(blockIdx.x), segment)) return false;
+  if (batch > 1) lengths = lengths_of_lane<false>(lengths, min(static_cast<std::int32_t>(segment.output.sequence), batch - 1));
+  if (lane == 0) {
+    walk.even = true;
+    walk.walk.lengths = lengths;
+    walk.walk.segment = segment;
+  }
+  return true;
+}
+
 /// Called by the producers' warps, before the thread that walks makes use of a cursor.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const bool walks = threadIdx.x == kConfig.consumer_threads();
+  const bool in_walking_warp = threadIdx.x / kWarpThreads == kConfig.consumer_warps;
+  const auto await_setup = [in_walking_warp] {
+    if (in_walking_warp) {
+      ptx::named_barrier(kWalkBarrier, kConfig.consumer_threads() + kWarpThreads);
+    } else {
+      ptx::named_barrier(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
+    }
+  };
+  const bool may_be_even = call.plan.even_stair.outputs > 0;
+  if (may_be_even && (!in_walking_warp || begin_even_walk<kConfig>(call, memory.shared.wide.walks[0]))) return await_setup();
+  if (walks) memory.shared.wide.walks[0].even = false;
   if (!call.plan.flat) {
     if (walks) {
       new (memory.shared.wide.walks[0].general)
@@ -111,11 +149,7 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
                                                                                               line.share, line.start, line.lengths);
   }
   if (!call.plan.short_line) return;
-  if (threadIdx.x / kWarpThreads == kConfig.consumer_warps) {
-    ptx::named_barrier(kWalkBarrier, kConfig.consumer_threads() + kWarpThreads);
-  } else {
-    ptx::named_barrier(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
-  }
+  await_setup();
 }
 
 }  // namespace lean::cuda
