@@ -469,6 +469,23 @@ def onnx_runtime_cpu_table() -> str:
     return markdown(["type", "sequences x tokens", *machines], [[*key, *cells] for key, cells in table.items()])
 
 
+def onnx_runtime_cpu_prompts() -> dict:
+    """(context, new tokens): {(type, shape): a line}, of one sequence each."""
+    table = {}
+    for line in lines("ort-prompts-zen5-2t.jsonl"):
+        key = line["lens"][0] - line["n_q"], line["n_q"]
+        table.setdefault(key, {})[line["dtype"], (line["q_heads"], line["kv_heads"])] = line
+    return table
+
+
+def onnx_runtime_cpu_prompts_table() -> str:
+    table, columns = [], [(dtype, heads) for dtype in ("fp32", "fp16") for heads in ((40, 10), (32, 8))]
+    for (context, tokens), cells in onnx_runtime_cpu_prompts().items():
+        times = [f"{c['speedup']:.2f} ({c['us'] / 1e3:.2f}, {c['onnxruntime_us'] / 1e3:.2f} ms)" for c in (cells[column] for column in columns)]
+        table.append([f"{tokens:,}", f"{context:,}", *times])
+    return markdown(["new tokens", "behind", *(f"{dtype}, {heads[0]} / {heads[1]} heads" for dtype, heads in columns)], table)
+
+
 def onnx_runtime_steps_table() -> str:
     return markdown(["sequences x tokens", "lean, ms", "ONNX Runtime, ms", "its flash kernel, ms", "default / lean"], [
         [by_name(row["row"]).replace("+", " + "), *(f"{row['us'][impl] * 40 / 1e3:.2f}" for impl in ("lean_ort", "onnxruntime", "onnxruntime_flash")),
@@ -589,7 +606,7 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "load": load_table, "tier a, H100": tier_a_h100_table,
           "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
               re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
-          "onnx runtime, CPU": onnx_runtime_cpu_table,
+          "onnx runtime, CPU": onnx_runtime_cpu_table, "onnx runtime prompts, CPU": onnx_runtime_cpu_prompts_table,
           "onnx runtime generation": lambda: markdown(*suite_data.generation_table(lines(ORT_GENERATION), by_name)),
           "onnx runtime prompts": lambda: markdown(*suite_data.prompts_table(lines(ORT_GENERATION), by_name)),
           "energy": lambda: markdown(*machine_data.energy_table(lines(ENERGY), by_name)),

@@ -314,6 +314,46 @@ TEST(Conformance, R26_ANewTokenWhosePageIsNotThereIsLeftOut) {
   EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
 }
 
+/// Where a kv head has several row blocks, the CPU writes new tokens before anybody reads them: by the same rules.
+TEST(Conformance, NewTokensOfSeveralRowBlocksReachTheCacheFirst) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's order of things";
+  EveryNth some(3);
+  for (const CpuIsa isa : available_isas()) {
+    for (const DType dtype : dtypes()) {
+      for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {
+        for (const std::int32_t page_tokens : {0, 16}) {
+          for (const auto& n_q : {std::vector<std::int32_t>{150}, {70, 1, 0, 131}}) {  // of two heads each
+            if (some.skips()) continue;
+            Case c{
+                .dtype = dtype, .kv_type = type, .head_dim = 24, .lens = {413, 40, 3, 131}, .n_q = n_q, .page_tokens = page_tokens};
+            c.kv_scales = type == KvType::kAsQueries ? KvScales::kNone : KvScales::kHead;
+            c.pad = {0, 7, 0, 0};
+            c.capacity = 420;
+            c.causal = true;
+            c.append = true;
+            c.isa = isa;
+            c.workers = 5;
+            if (n_q.size() > 1) {
+              c.q_layout = "shd";
+              expect_bits_of_given_lengths(c);  // else more tokens are new than there are
+            }
+            expect_bits_of_the_cache_afterwards(c);
+            c.rotary_dim = 24;
+            c.window_left = 90;
+            EXPECT_TRUE(run_and_check(c));
+          }
+        }
+      }
+    }
+  }
+  Case c{.lens = {97, 313}, .n_q = {80}, .page_tokens = 16, .append = true, .guard = Guard::kPage};
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  built.page_ids(1)[18] = 1000;  // of tokens 288 to 303, which are new
+  built.remember();
+  EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+}
+
 /// Rotary tables have a row for each token of the capacity: none is read where there is none.
 TEST(Conformance, R02_AppendToACacheWithoutCapacity) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";

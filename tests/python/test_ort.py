@@ -155,6 +155,50 @@ def test_gqa_of_a_first_prompt_without_past(packed):
     assert ours[1].shape == theirs[1].shape
 
 
+LONG_PROMPTS = [
+    ("float32", {}),
+    ("float16", {}),
+    ("float32", dict(do_rotary=1, rotary_interleaved=1)),
+    ("float16", dict(do_rotary=1)),
+    ("float32", dict(local_window_size=33, softcap=3.0)),
+    ("float16", dict(smooth_softmax=1)),
+]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype, attributes", LONG_PROMPTS, ids=str)
+def test_gqa_of_a_long_prompt_then_of_single_tokens(dtype, attributes, shared):
+    """Rows of a kv head that fill several row blocks, a sequence shorter than the prompt; then two tokens in the cache it left."""
+    random, dtype = np.random.default_rng(7), np.dtype(dtype)
+    batch, q_heads, kv_heads, dim, tokens = 2, 8, 2, 48, 150
+    totals, capacity = np.array([150, 97], np.int32), 160
+    attributes = dict(num_heads=q_heads, kv_num_heads=kv_heads, **attributes)
+    angles = np.outer(np.arange(capacity), 100.0 ** (-np.arange(dim // 2) / (dim // 2)))
+    tables = dict(cos_cache=np.cos(angles).astype(dtype), sin_cache=np.sin(angles).astype(dtype)) if "do_rotary" in attributes else {}
+    kept = {domain: [np.zeros((batch, kv_heads, capacity, dim), dtype) for _ in range(2)] for domain in (OWN, MICROSOFT)}
+    for step in range(3):
+        rows = tokens if step == 0 else 1
+        widths = dict(query=q_heads, key=kv_heads, value=kv_heads)
+        fresh = {name: random.standard_normal((batch, rows, heads * dim)).astype(dtype) for name, heads in widths.items()}
+        results = {}
+        for domain, caches in kept.items():
+            lengths = dict(seqlens_k=totals + step - 1, total_sequence_length=np.array([totals.max() + step], np.int32))
+            feeds = dict(fresh, past_key=caches[0], past_value=caches[1], **lengths, **tables)
+            model = model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, domain=domain, **attributes)
+            if shared:
+                buffers = {f"past_{x}": onnxruntime.OrtValue.ortvalue_from_numpy(y.copy()) for x, y in zip(("key", "value"), caches)}
+                output = bound_run(model, feeds, domain == OWN, buffers)
+                kept[domain] = [value.numpy().copy() for value in buffers.values()]
+            else:
+                output, *kept[domain] = session_of(model, ours=domain == OWN).run(None, feeds)
+            results[domain] = [output, *kept[domain]]
+        for b, total in enumerate(totals + step):
+            for ours, theirs, what in zip(results[OWN], results[MICROSOFT], GQA_OUTPUTS):
+                x, y = (z[b, : min(rows, total)] if what == "output" else z[b, :, :total] for z in (ours, theirs))
+                allowed = 32 * ROUNDOFF[dtype.name] * np.abs(y).max()
+                np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), rtol=0, atol=allowed, err_msg=f"{what}, step {step}")
+
+
 def test_gqa_zeroes_what_lies_behind_the_tokens_of_a_new_present():
     case = GqaCase(1, "float32", "decode")
     ours = run_node("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, num_heads=case.q_heads, kv_num_heads=case.kv_heads)
@@ -187,6 +231,16 @@ def test_without_override_the_built_in_stays():
     attributes = dict(num_heads=case.q_heads, kv_num_heads=case.kv_heads, sliding_window_cache=1, local_window_size=3)
     model = model_of("GroupQueryAttention", case.feeds(), GQA_OUTPUTS, domain=MICROSOFT, **attributes)
     session_of(model)
+
+
+def test_operators_that_are_not_served_stay_the_built_in_ones_under_override():
+    """Attention of com.microsoft is not ONNX's."""
+    random = np.random.default_rng(0)
+    feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in (("x", (2, 5, 12)), ("w", (12, 36)), ("bias", (36,)))}
+    model = model_of("Attention", feeds, ["output"], domain=MICROSOFT, num_heads=3)
+    ours, theirs = (session_of(model, ours=ours, override=ours).run(None, feeds)[0] for ours in (True, False))
+    np.testing.assert_array_equal(ours, theirs)
+    assert {name for domain, name in lean_attention.ort.SERVED if domain == MICROSOFT}.isdisjoint({"SparsePagedAttention", "LinearAttention"})
 
 
 GQA_NODE_REFUSALS = [

@@ -1,4 +1,4 @@
-"""bench/ort_cuda.py without a GPU: its models on the CPU, and what it makes of times."""
+"""bench/ort_cuda.py without a GPU: its models on the CPU, and what it makes of times. And rows of bench/ort_decode.py."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import ort_cuda  # noqa: E402
+import ort_decode  # noqa: E402
 from ort_models import needs_operators, session_of  # noqa: E402
 
 SPEC = importlib.util.spec_from_file_location("check_results", ROOT / "tools" / "check_results.py")
@@ -112,3 +113,13 @@ def test_reads_are_of_what_a_step_must_read(monkeypatch):
     ort_cuda.add_reads([*rows, *prompt], Command())
     layer = 2 * (5120 * 7680 + 5120 * 5120 + 5120 * 35840 + 17920 * 5120 + 5120) + 2 * 5120 * 32064 / 40  # weights, in bytes
     assert asked == [5120 * 1024, 5120 * 1024 + layer] and "ceiling_us" not in prompt[0]
+
+
+@needs_operators
+@pytest.mark.parametrize("shape, lens, tokens, name", [("Phi3m", [96], 1, "Phi3m 1x96 fp16"), ("Llama8B", [112], 16, "Llama8B 1x112 fp16 of 16")])
+def test_rows_of_single_tokens_and_of_prompts(shape, lens, tokens, name):
+    row = ort_decode.measure(shape, lens, tokens, "fp16", threads=1, rounds=1)
+    assert (row["row"], row["n_q"], row["q_heads"], row["kv_heads"]) == (name, tokens, *ort_decode.HEADS[shape])
+    assert row["kv_bytes"] == 2 * 2 * lens[0] * row["kv_heads"] * 128
+    assert 0 < row["difference"] <= ort_decode.LARGEST_DIFFERENCE["fp16"]
+    assert row["us_min"] <= row["us"] <= row["us_max"]

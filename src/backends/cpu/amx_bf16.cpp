@@ -409,6 +409,7 @@ const TileKernels* amx_bf16_kernels() noexcept {
     TileKernels table = *avx512;
     table.name = "AMX-BF16";
     table.scores[table_index(DType::kBFloat16)] = scores;
+    table.scores_of_many[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = restore_values;
     return table;

@@ -225,6 +225,7 @@ const TileKernels* avx512_bf16_kernels() noexcept {
     TileKernels table = *avx512;
     table.name = "AVX-512-BF16";
     table.scores[table_index(DType::kBFloat16)] = scores;
+    table.scores_of_many[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = keep_values;
     return table;

@@ -154,16 +154,24 @@ Status run_call(const Problem& problem, const CallPlan& plan, const Workspace& w
   if (line.total() == 0) return {};
   const schedule::Plan shares =
       schedule::make_plan(line.sums(), options.policy, tiling.cost_model, config.tile_tokens, tiling.workers);
-  const Call call{.problem = problem,
-                  .line = line,
-                  .plan = shares,
-                  .kernels = kernels_for(isa_of(options, problem)),
-                  .fixup = options.fixup,
-                  .slots = slots,
-                  .memory = plan.memory,
-                  .worker_memory = slots.scratch + plan.memory_begin(),
-                  .done = reinterpret_cast<Done*>(slots.scratch + plan.done_begin()),
-                  .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim)};
+  const auto call_of = [&](const Problem& asked) {
+    return Call{.problem = asked,
+                .line = line,
+                .plan = shares,
+                .kernels = kernels_for(isa_of(options, problem)),
+                .fixup = options.fixup,
+                .slots = slots,
+                .memory = plan.memory,
+                .worker_memory = slots.scratch + plan.memory_begin(),
+                .done = reinterpret_cast<Done*>(slots.scratch + plan.done_begin()),
+                .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim)};
+  };
+  Problem attended = problem;
+  if (appends(problem) && schedule::row_capacity(problem) > config.q_rows) {
+    if (const Status status = for_each_worker(*plan.executor, call_of(problem), append_new_tokens); !status.ok()) return status;
+    attended.append.k.data = attended.append.v.data = nullptr;  // queries are still rotated
+  }
+  const Call call = call_of(attended);
   std::uninitialized_value_construct_n(call.done, shares.workers);
   if (const Status status = for_each_worker(*plan.executor, call, run_worker); !status.ok()) return status;
   if (options.fixup == Fixup::kTwoKernels) {

@@ -115,6 +115,22 @@ struct Element<Float8E5M2> {
 template <typename T>
 using StorageOf = typename Element<T>::Storage;
 
+template <typename T>
+const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
+  return reinterpret_cast<const StorageOf<T>*>(rows.row(token));
+}
+
+/// One of the two vectors that 2 kLanes elements make: the even and the odd ones of bf16, else the first and the second half.
+template <typename T, int kWhich>
+HWY_INLINE Vec load_of_pair(const StorageOf<T>* p) {
+  if constexpr (!Element<T>::kPairs)
+    return Element<T>::load(p + kWhich * kLanes);
+  else if constexpr (kWhich == 0)
+    return Element<T>::load_even(p);
+  else
+    return Element<T>::load_odd(p);
+}
+
 }  // namespace
 }  // namespace lean::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -10,27 +10,12 @@
 #include "backends/cpu/vectors-inl.hpp"
 //
 #include "backends/cpu/element_types-inl.hpp"
+#include "backends/cpu/many_rows-inl.hpp"
 #include "backends/cpu/score_rules-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace lean::cpu::HWY_NAMESPACE {
 namespace {  // the scalar target is compiled in two files
-
-template <typename T>
-const StorageOf<T>* token_row(const TokenRows& rows, std::int32_t token) {
-  return reinterpret_cast<const StorageOf<T>*>(rows.row(token));
-}
-
-/// One of the two vectors that 2 kLanes elements make: the even and the odd ones of bf16, else the first and the second half.
-template <typename T, int kWhich>
-HWY_INLINE Vec load_of_pair(const StorageOf<T>* p) {
-  if constexpr (!Element<T>::kPairs)
-    return Element<T>::load(p + kWhich * kLanes);
-  else if constexpr (kWhich == 0)
-    return Element<T>::load_even(p);
-  else
-    return Element<T>::load_odd(p);
-}
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
@@ -313,6 +298,7 @@ void accumulate(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, c
                 const Prefetch& prefetch) noexcept {
   constexpr std::int32_t kTokens = 4;
   const ReadAhead ahead(v, sizeof(StorageOf<T>), prefetch);
+  if (o.rows >= kManyRows) return accumulate_many<T>(o, p, v, rescale, ahead);
   std::int32_t token = 0;
   if (v.tokens >= kTokens) {
     accumulate_rows<T, kTokens, true>(sums, p, v, 0, ahead);
@@ -373,12 +359,19 @@ void add_scaled(const float* addend, const float* x, float factor, float* out, s
   }
 }
 
+#if HWY_TARGET == HWY_SCALAR
+template <typename T>
+constexpr auto* scores_of_many = scores<T>;
+#endif
+
 [[maybe_unused]] TileKernels tile_kernels() noexcept {
   return {
       .name = hwy::TargetName(HWY_TARGET),
       .order_query = {order_query<float>, order_query<Half>, order_query<BFloat16>, order_query<Float8E4M3>,
                       order_query<Float8E5M2>},
       .scores = {scores<float>, scores<Half>, scores<BFloat16>, scores<Float8E4M3>, scores<Float8E5M2>},
+      .scores_of_many = {scores_of_many<float>, scores_of_many<Half>, scores_of_many<BFloat16>, scores_of_many<Float8E4M3>,
+                         scores_of_many<Float8E5M2>},
       .apply_rule = apply_rule,
       .online_softmax = online_softmax,
       .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>, accumulate<Float8E4M3>, accumulate<Float8E5M2>},

@@ -12,7 +12,9 @@ namespace lean::cpu {
 namespace {
 
 /// A row on its way into the cache: `row` holds it in fp32, `copy` takes it as the cache's type.
-void quantise(const TensorView& cache, float scale, const float* row, std::byte* copy, std::int32_t dims) noexcept {
+void quantise(const TileKernels& kernels, const TensorView& cache, float scale, const float* row, std::byte* copy,
+              std::int32_t dims) noexcept {
+  if (!traits_of(cache.dtype).scaled && scale == 1.0F) return kernels.store_row[table_index(cache.dtype)](row, 1.0F, copy, dims);
   float stored[kMaxHeadDim];
   for (std::int32_t d = 0; d < dims; ++d) stored[d] = scale == 1.0F ? row[d] : row[d] / scale;
   store_elements(cache.dtype, stored, copy, dims);
@@ -39,9 +41,9 @@ NewTokens::Rows NewTokens::make(std::int64_t token, std::int32_t set, Rows cache
   };
   load(append.k, problem_.head_dim);
   rotate_row(append, rotary_position(append, output_.lengths, token), row);
-  quantise(problem_.k, k_scale_of(problem_, head), row, k, problem_.head_dim);
+  quantise(kernels_, problem_.k, k_scale_of(problem_, head), row, k, problem_.head_dim);
   load(append.v, value_dim);
-  quantise(problem_.v, v_scale_of(problem_, head), row, v, value_dim);
+  quantise(kernels_, problem_.v, v_scale_of(problem_, head), row, v, value_dim);
   if (writes(token)) {
     copy_elements(problem_.k, k, const_cast<std::byte*>(cache.k), problem_.head_dim);
     copy_elements(problem_.v, v, const_cast<std::byte*>(cache.v), value_dim);

@@ -64,7 +64,8 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   for (KvTile tile = locate(token), next; token < end; tile = next) {
     const TokenRows k = kernel_rows(problem_.k, tile.k, memory_.packed_k);
     set_visible(token, tile.tokens);
-    kernels_.scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, tile.v));
+    const auto& scores = one_order_ || s.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
+    scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, tile.v));
     softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
     kernels_.online_softmax(s, tile.tokens, softmax_rows);
     token += tile_tokens;

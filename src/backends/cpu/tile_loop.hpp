@@ -16,11 +16,14 @@ namespace lean::cpu {
 
 class TileLoop {
  public:
-  TileLoop(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale) noexcept
+  /// `one_order`: a row's bits are the same whatever rows are beside it.
+  TileLoop(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale,
+           bool one_order) noexcept
       : problem_(problem),
         kernels_(kernels),
         memory_(memory),
         log2_scale_(log2_scale),
+        one_order_(one_order),
         tiles_(problem, kernels, memory),
         rules_(problem, kernels, memory) {}
 
@@ -41,6 +44,7 @@ class TileLoop {
   const TileKernels& kernels_;
   const WorkerMemory& memory_;
   float log2_scale_;
+  bool one_order_;
   float score_scale_ = 0.0F;  // with K's own scale
   KvTiles tiles_;
   ScoreRules rules_;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backends/cpu/elements.hpp"
+#include "backends/cpu/kv_tiles.hpp"
 #include "backends/cpu/sticky.hpp"
 #include "backends/cpu/thread_atomic.hpp"
 #include "backends/cpu/tile_loop.hpp"
@@ -15,6 +16,7 @@
 #include "fixup/ordered_merge.hpp"
 #include "fixup/partial.hpp"
 #include "output/rows.hpp"
+#include "problem/append.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/length_faults.hpp"
 #include "problem/preconditions.hpp"
@@ -33,7 +35,7 @@ class Worker {
   Worker(const Call& call, std::int32_t worker) noexcept
       : call_(call),
         memory_(call.memory, call.worker_memory + worker * call.memory.bytes()),
-        tiles_(call.problem, call.kernels, memory_, call.log2_scale),
+        tiles_(call.problem, call.kernels, memory_, call.log2_scale, chunked()),
         worker_(worker),
         track_(worker) {}
 
@@ -280,6 +282,29 @@ class Worker {
 };
 
 }  // namespace
+
+void append_new_tokens(const Call& call, std::int32_t worker) noexcept {
+  const WorkerMemory memory(call.memory, call.worker_memory + worker * call.memory.bytes());
+  KvTiles tiles(call.problem, call.kernels, memory);
+  const std::int32_t group = call.problem.q_heads / call.problem.kv_heads;
+  const std::int32_t tile_tokens = call.memory.config.tile_tokens;
+  std::int64_t count = 0;  // of tiles, in one order for all workers
+  for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+    const Sequence& lengths = call.line.lengths()(b);
+    const std::int32_t first = first_new_token(call.problem, lengths);
+    for (std::int32_t head = 0; first < lengths.kv_end && head < call.problem.kv_heads; ++head) {
+      tiles.begin({.lengths = lengths,
+                   .kv_head = {b, head},
+                   .rows = lengths.q_tokens * group,
+                   .group = group,
+                   .reach = reach_of(call.problem.scores)});
+      for (std::int64_t token = first; token < lengths.kv_end; token += tile_tokens) {
+        if (count++ % call.plan.workers != worker) continue;
+        static_cast<void>(tiles.locate(token, static_cast<std::int32_t>(min_of(tile_tokens, lengths.kv_end - token))));
+      }
+    }
+  }
+}
 
 void run_worker(const Call& call, std::int32_t worker) noexcept { Worker(call, worker).run(); }
 

@@ -44,6 +44,10 @@ struct Call {
   float log2_scale;
 };
 
+/// Writes the worker's share of the new tokens to the cache, ahead of a call that then has none: where a kv head has several row
+/// blocks, each of them would make all that it sees.
+void append_new_tokens(const Call& call, std::int32_t worker) noexcept;
+
 /// Computes every segment of `worker`. With Fixup::kTwoKernels shared outputs are left to merge_shared_outputs().
 void run_worker(const Call& call, std::int32_t worker) noexcept;
 
