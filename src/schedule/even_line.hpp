@@ -18,14 +18,17 @@ struct EvenLine {
   std::int32_t workers = 0;    // the grid
   std::int32_t split = 0;      // workers an output gets where all get a tile
   std::int32_t most_cost = 0;  // of an output, then: beyond it the idle ones would cost too much, or shares are long
+  std::int32_t unshared_tiles = 0;  // outputs of no more have one worker
 };
 
-/// `outputs`: of the whole call; `share_tiles`: shares of so many and more are left to the walk. For policy lean.
+/// `outputs`: of the whole call; `share_tiles`: shares of so many and more are left to the walk, but not whole outputs. For policy lean.
 [[nodiscard]] constexpr EvenLine even_line_of(std::int64_t outputs, std::int32_t workers, const CostModel& model,
                                               std::int32_t share_tiles) noexcept {
   if (outputs < 1 || outputs > workers || model.min_worker_tiles != 1 || model.row_units != 0) return {};
-  EvenLine line{
-      .outputs = static_cast<std::int32_t>(outputs), .workers = workers, .split = workers / static_cast<std::int32_t>(outputs)};
+  EvenLine line{.outputs = static_cast<std::int32_t>(outputs),
+                .workers = workers,
+                .split = workers / static_cast<std::int32_t>(outputs),
+                .unshared_tiles = model.unshared_tiles};
   const std::int64_t split = line.split;
   const std::int64_t idle = workers - split * line.outputs;
   const auto cost_of = [&model](std::int64_t tiles) { return model.segment_units + tiles * model.tile_units; };
@@ -56,17 +59,18 @@ LEAN_HD [[nodiscard]] constexpr EvenShare even_share(const EvenLine& line, const
                                                      const CostModel& model, std::int32_t worker) noexcept {
   const BasicOutput<std::int32_t> output{.tiles = head.max_output_tiles, .cost = head.max_output_cost};
   if (output.tiles == 0) return {};
+  const bool is_whole = output.tiles <= line.unshared_tiles;
   const bool a_tile_each = line.outputs * output.tiles <= line.workers;
-  const std::int32_t parts = a_tile_each ? output.tiles : line.split;
-  if (!a_tile_each) {
+  const std::int32_t parts = is_whole ? 1 : a_tile_each ? output.tiles : line.split;
+  if (!is_whole && !a_tile_each) {
     if (output.cost > line.most_cost || output.cost < parts * head.max_tile_cost) return {};  // there cuts might fall together
   }
   EvenShare share{.even = true, .output = quotient(worker, parts), .parts = parts};
   share.part = worker - share.first_worker();
   if (share.output >= line.outputs) return share;
-  if (a_tile_each) {
+  if (is_whole || a_tile_each) {
     share.tile_begin = share.part;
-    share.tile_end = share.part + 1;
+    share.tile_end = is_whole ? output.tiles : share.part + 1;
     return share;
   }
   const BasicShares<std::int32_t> shares(output.cost, parts);

@@ -195,6 +195,7 @@ struct CostModel {
   std::int32_t align_units = 1 << 30;  // and up to this much of a worker's time, which must pay for segments and merges saved;
   std::int32_t short_tiles = 0;        // or any number of them, where a worker then has no more tiles than this,
   std::int32_t spare_tiles = 0;        // or a quarter, where a worker then has whole outputs and no more tiles than this
+  std::int32_t unshared_tiles = 0;     // outputs alike of no more tiles than this have a worker each, where there are enough
   std::int32_t cut_units =
       0;  // what ends that cuts anywhere give a worker cost more than level ones (level_line.hpp); 0: never level
   std::int32_t far_tiles = 0;  // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)

@@ -56,7 +56,7 @@ namespace detail {
 
 /// Lining up with outputs when all cost the same and that costs at most align_percent of the workers, or whole_percent where
 /// outputs stay whole, and no worker more than align_units; or whatever it costs, where no worker then has more than short_tiles, or a
-/// quarter of them for whole outputs of no more than spare_tiles together.
+/// quarter of them for whole outputs of no more than spare_tiles together. Outputs of unshared_tiles and fewer are not cut at all.
 /// Outputs that are shared may differ by alike_percent: boundaries that are a little off the edges are moved there.
 template <typename TUnits>
 LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLineSums<TUnits>& sums,
@@ -65,12 +65,12 @@ LEAN_HD constexpr void align_to_outputs(BasicPlan<TUnits>& plan, const BasicLine
   const TUnits w = plan.workers;
   if (!sums.alike(n <= w ? model.alike_percent : 0)) return;
   if (n <= w) {  // w' = n x floor(w / n): every output gets the same whole number of workers
-    const TUnits parts = quotient(w, n);
+    const TUnits parts = sums.max_output_tiles <= model.unshared_tiles ? 1 : quotient(w, n);
     const TUnits aligned = n * parts;
     const std::int64_t limit = std::int64_t{model.align_units} * w;
     const bool cheap = std::int64_t{aligned} * 100 >= std::int64_t{w} * (100 - model.align_percent) &&
                        std::int64_t{quotient(sums.cost, aligned)} * (w - aligned) <= limit;
-    const bool is_short = sums.max_output_tiles <= std::int64_t{model.short_tiles} * parts;
+    const bool is_short = sums.max_output_tiles <= std::int64_t{max_of(model.short_tiles, model.unshared_tiles)} * parts;
     if (cheap || is_short) plan.workers = static_cast<std::int32_t>(aligned);
     return;
   }

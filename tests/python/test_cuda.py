@@ -177,9 +177,11 @@ def test_a_graph_of_a_servers_step_is_right_whatever_requests_a_replay_has(fp8, 
     starts, seqlens, out = lengths(0, 10, 20, 30, 40), lengths(10, 10, 10, 10), torch.empty_like(query)
     layer = PagedLayer(scale=0.125, fp8=fp8)
     batch = Batch(tokens, tokens, starts, most, seqlens, table, None)
+    device_scales = tuple(torch.tensor(scale, device="cuda") for scale in scales)
+    layer.attend(query, None, None, tuple(pools), batch, out, device_scales)  # makes the workspace that the graph keeps
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        layer.attend(query, None, None, tuple(pools), batch, out, tuple(torch.tensor(scale, device="cuda") for scale in scales))
+        layer.attend(query, None, None, tuple(pools), batch, out, device_scales)
     steps = [([40, 0, 0, 0], [200, 0, 0, 0]), ([1, 37, 1, 1], [70, 49, 200, 16]), ([1, 1, 1, 1], [1, 208, 33, 90]), ([10] * 4, [10, 70, 11, 208])]
     for new, kept in steps:
         starts.copy_(torch.tensor([0, *new]).cumsum(0))

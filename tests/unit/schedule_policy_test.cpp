@@ -47,7 +47,8 @@ Case random_case(Stream& random) {
              .align_percent = pick({0, 5, 20}),
              .whole_percent = pick({0, 5, 25}),
              .short_tiles = pick({0, 0, 6}),
-             .spare_tiles = pick({0, 0, 16})};
+             .spare_tiles = pick({0, 0, 16}),
+             .unshared_tiles = pick({0, 0, 2, 3})};
   const bool all_alike = random.chance(40);
   const bool mixed = !all_alike && random.chance(50);
   const auto length = static_cast<std::int32_t>(random.between(0, 400));
@@ -300,6 +301,21 @@ TEST(SchedulePolicy, ShortOutputsLineUpWhateverStaysIdle) {
     Checker checker(alike(row.outputs, row.tiles, model), Measure::kCost);
     ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
     EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, 132) << row.outputs << " outputs of " << row.tiles;
+  }
+}
+
+/// Outputs of two tiles have a worker each, and those of three as many workers as tiles, where there are enough.
+TEST(SchedulePolicy, OutputsOfFewTilesAreNotShared) {
+  struct Row {
+    std::int32_t outputs, tiles, workers;
+  };
+  const CostModel model = {
+      .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .unshared_tiles = 2};
+  for (const Row& row : {Row{40, 1, 40}, Row{40, 2, 40}, Row{8, 2, 8}, Row{66, 2, 66}, Row{100, 2, 100}, Row{40, 3, 120}, Row{8, 3, 24}}) {
+    Checker checker(alike(row.outputs, row.tiles, model), Measure::kCost);
+    ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
+    EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, row.workers) << row.outputs << " outputs of " << row.tiles;
+    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, row.workers / row.outputs) << row.outputs << " outputs";
   }
 }
 

@@ -349,6 +349,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     if (random.chance(30)) model.align_percent = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.align_units = static_cast<std::int32_t>(random.between(1, 200));
     if (random.chance(30)) model.short_tiles = static_cast<std::int32_t>(random.between(0, 12));
+    if (random.chance(30)) model.unshared_tiles = static_cast<std::int32_t>(random.between(0, 5));
     if (random.chance(30)) model.segment_units = static_cast<std::int32_t>(random.between(0, 20));
     if (random.chance(30)) model.sliver_tiles = static_cast<std::int32_t>(random.between(0, 4));
     LineShape shape{.batch = random.chance(50) ? 1 : random.between(1, 9),
@@ -364,7 +365,7 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), model, Measure::kCost);
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
     const auto plan = make_plan(sums, Policy::lean(), model, kFlatTileTokens, grid);
-    const auto share_tiles = static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(1, 60));
+    const auto share_tiles = static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(std::max(1, model.unshared_tiles), 60));
     const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
     for (std::int32_t worker = 0; worker < grid; ++worker) {
       const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, worker);
