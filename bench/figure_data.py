@@ -21,6 +21,8 @@ FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
+CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h200-mixed.jsonl"
+H100_CHUNKS = "h100-prefill.jsonl"  # FlashAttention-2 beside ours, which the other file has not
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3": "fa3"}
 SHORT_ROWS = "h100-short.jsonl"
@@ -248,6 +250,12 @@ def several_gpus(ranks: int) -> list:
     return sorted((row for row in rows.values() if "fused" in row["us"]), key=lambda row: row["MiB"])
 
 
+def speedups(ranks: int, mebibytes: int = 0) -> list:
+    """One GPU's time over so many GPUs' by the fused exchange, of rows of so many MiB; of all of them where it is 0."""
+    return [row["us"]["1 GPU"] / row["us"]["fused"] for row in several_gpus(ranks)
+            if "1 GPU" in row["us"] and mebibytes in (0, round(row["MiB"]))]
+
+
 def two_gpus() -> list:
     """several_gpus() of two, and the fused exchange's time on four where the file has it."""
     on_four = {row["row"]: row["us"]["fused"] for row in several_gpus(4)}
@@ -261,6 +269,12 @@ def two_gpus() -> list:
 def ort_uneven() -> list:
     """Uneven batches by ONNX Runtime's default kernel over ours."""
     return [row["us"]["onnxruntime"] / row["us"]["lean_ort"] for row in onnx_runtime("h100-ort.jsonl") if "+" in row["row"]]
+
+
+def ort_prompts() -> list:
+    """Attention of prompts by ONNX Runtime's default kernel over ours, in the order of the file: 1 x 1k first."""
+    attention = [line for line in lines(ORT_GENERATION) if line["n_q"] > 1 and not line["whole_step"]]
+    return [us["ONNX Runtime"] / us["lean"] for us, _ in suite_data.times(attention, suite_data.ORT).values()]
 
 
 def server_loads() -> dict:
@@ -538,11 +552,11 @@ def short_heads_table() -> str:
                       f"{ratios[row]:.2f}" if row in ratios else ""] for row, (us, line) in rows.items()])
 
 
-def chunks() -> list:
+def chunks(name: str = CHUNKS) -> list:
     """Microseconds of causal chunks of prompts: ours, FlashAttention-2 and FlexAttention of torch, FlashAttention-3."""
     rows = {}
     kinds = {"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3", "flex": "FlexAttention"}
-    for line in lines("h100-prefill.jsonl"):
+    for line in lines(name):
         if line.get("us"):
             new, of = re.match(r"prefill (\w+) of (\w+) ", line["row"]).groups()
             layout = f", pages of {line['row'].rsplit('/', 1)[1]}" if line["row"].rsplit("/", 1)[1].isdigit() else ""
@@ -552,14 +566,34 @@ def chunks() -> list:
     return list(rows.values())
 
 
-def chunks_table() -> str:
-    def cells(row: dict) -> list:
-        us = row["us"]
-        cells = [f"{us[name]:.0f}" if name in us else "" for name in ("lean", "FlashAttention-2", "FlashAttention-3")]
-        return [*cells, f"{us['lean'] / us['FlashAttention-3']:.2f}" if "FlashAttention-3" in us else ""]
+def chunks_over_fa3() -> list:
+    """(row, ours over FlashAttention-3) of chunks of prompts."""
+    return [(row, row["us"]["lean"] / row["us"]["FlashAttention-3"]) for row in chunks() if "FlashAttention-3" in row["us"]]
 
-    return markdown(["tokens", "heads of d", "lean, us", "FlashAttention-2, us", "FlashAttention-3, us", "lean / FlashAttention-3"],
-                    [[row["chunk"] + row["void"], row["heads"], *cells(row)] for row in chunks()])
+
+def chunks_of_dims(*dims: int) -> list:
+    """Ours over FlashAttention-3, of rows of these head dimensions."""
+    return [ratio for row, ratio in chunks_over_fa3() if int(re.search(r" of (\d+)", row["heads"])[1]) in dims]
+
+
+def chunks_of_long_contexts() -> list:
+    """The same of 512 new tokens and more at the end of 32k and more."""
+    def tokens(text: str) -> int:
+        return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+
+    found = [(*map(tokens, row["chunk"].split(" of ")), ratio) for row, ratio in chunks_over_fa3()]
+    return [ratio for new, of, ratio in found if new >= 512 and of >= 32768]
+
+
+def chunks_over_fa2() -> list:
+    return [row["us"]["lean"] / row["us"]["FlashAttention-2"] for row in chunks(H100_CHUNKS) if "FlashAttention-2" in row["us"]]
+
+
+def chunks_table() -> str:
+    names, rows = ("lean", "FlashAttention-3"), chunks()
+    return markdown(["tokens", "heads of d", *(f"{name}, us" for name in names), "lean / FlashAttention-3"],
+                    [[row["chunk"] + row["void"], row["heads"], *(f"{row['us'][name]:.1f}" if row["us"][name] < 100 else f"{row['us'][name]:.0f}" for name in names),
+                      f"{row['us']['lean'] / row['us']['FlashAttention-3']:.2f}"] for row in rows])
 
 
 def engine_table() -> str:
@@ -599,8 +633,8 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
-          "latent": lambda: markdown(*suite_data.beside(lines("h100-mla.jsonl"), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
-          "mixed": lambda: markdown(*suite_data.beside(lines("h100-mixed.jsonl"), MIXED, lambda row: row)),
+          "latent": lambda: markdown(*suite_data.beside(lines(LATENT_ROWS), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
+          "mixed": lambda: markdown(*suite_data.beside(lines(MIXED_ROWS), MIXED, lambda row: row)),
           "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
           "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
           "load": load_table, "tier a, H100": tier_a_h100_table,
@@ -642,33 +676,64 @@ def rows_timed(name: str) -> str:
     return f"{len({line['row'] for line in lines(name) if line['impl'] == 'lean' and line.get('us')})}"
 
 
+def latent_of_rows(fewest: int, most: int) -> list:
+    """Ours over FlashMLA where query heads times query tokens are so many."""
+    def rows_of(line: dict) -> int:
+        return line["q_heads"] * line["n_q"]
+
+    return suite_data.ratios([line for line in lines(LATENT_ROWS) if fewest <= rows_of(line) <= most], LATENT)
+
+
+def mixed_over_fa3() -> list:
+    return suite_data.ratios(lines(MIXED_ROWS), {"lean": "lean", "FlashAttention-3": "fa3"})
+
+
 def rows_slower(name: str, columns: dict) -> str:
     """Rows in which ours takes longer than the best of the others by more than 2 %."""
     return f"{sum(ratio > 1.02 for ratio in suite_data.ratios(lines(name), columns))}"
 
 
 NUMBERS = {
-    "two gpus at 512 MiB": lambda: f"{min(row['us']['1 GPU'] / row['us']['fused'] for row in two_gpus() if row['MiB'] == 512):.1f}",
+    "two gpus at 512 MiB": lambda: f"{min(speedups(2, 512)):.1f}",
+    "two gpus, most": lambda: f"{max(speedups(2)):.1f}",
+    "four gpus at 512 MiB": lambda: f"{min(speedups(4, 512)):.1f}",
+    "four gpus at 1024 MiB": lambda: f"{min(speedups(4, 1024)):.1f}",
+    "four gpus, most": lambda: f"{max(speedups(4)):.1f}",
     "short rows": lambda: rows_timed(SHORT_ROWS),
     "short commits": lambda: commits_of(SHORT_ROWS),
-    "chunk rows": lambda: rows_timed("h100-prefill.jsonl"),
-    "chunk commits": lambda: commits_of("h100-prefill.jsonl"),
-    "latent rows": lambda: rows_timed("h100-mla.jsonl"),
-    "latent commits": lambda: commits_of("h100-mla.jsonl"),
-    "latent rows lost": lambda: rows_slower("h100-mla.jsonl", LATENT),
-    "mixed rows": lambda: rows_timed("h100-mixed.jsonl"),
-    "mixed commits": lambda: commits_of("h100-mixed.jsonl"),
+    "chunk rows": lambda: rows_timed(CHUNKS),
+    "chunk commits": lambda: commits_of(CHUNKS),
+    "chunk rows beside FlashAttention-2": lambda: f"{len(chunks_over_fa2())}",
+    "chunk commits beside FlashAttention-2": lambda: commits_of(H100_CHUNKS),
+    "chunks of 64 to 128 dims": lambda: f"{len(chunks_of_dims(64, 96, 128))}",
+    "chunks over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128)):.2f}",
+    "chunks most over FlashAttention-3": lambda: f"{max(chunks_of_dims(64, 96, 128)):.2f}",
+    "chunks of 192 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(192)):.2f}",
+    "chunks of 192 dims over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(192)):.2f}",
+    "chunks above 1.25 of FlashAttention-3": lambda: f"{sum(ratio > 1.25 for _, ratio in chunks_over_fa3())}",
+    "chunks of long contexts over FlashAttention-3, least": lambda: f"{min(chunks_of_long_contexts()):.2f}",
+    "chunks of long contexts over FlashAttention-3, most": lambda: f"{max(chunks_of_long_contexts()):.2f}",
+    "latent rows": lambda: rows_timed(LATENT_ROWS),
+    "latent commits": lambda: commits_of(LATENT_ROWS),
+    "latent rows lost": lambda: rows_slower(LATENT_ROWS, LATENT),
+    "mixed rows": lambda: rows_timed(MIXED_ROWS),
+    "mixed commits": lambda: commits_of(MIXED_ROWS),
     "flat commits": lambda: commits_of(FLAT),
     "short over best other": lambda: f"{mean(short_ratios().values()):.2f}",
     "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
     "short rows lost": short_lost,
-    "chunks over FlashAttention-3 of 64 and 128 dims": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-3'] for row in chunks() if 'FlashAttention-3' in row['us'] and re.search('of (64|128)', row['heads'])):.2f}",
-    "chunks over FlashAttention-2": lambda: f"{mean(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
-    "chunks most over FlashAttention-2": lambda: f"{max(row['us']['lean'] / row['us']['FlashAttention-2'] for row in chunks() if 'FlashAttention-2' in row['us']):.2f}",
+    "chunks over FlashAttention-2": lambda: f"{mean(chunks_over_fa2()):.2f}",
+    "chunks most over FlashAttention-2": lambda: f"{max(chunks_over_fa2()):.2f}",
     "empty parts, mean": empty_parts_mean,
-    "latent over FlashMLA": lambda: f"{mean(suite_data.ratios(lines('h100-mla.jsonl'), LATENT)):.2f}",
-    "mixed over FlashAttention-3": lambda: f"{mean(suite_data.ratios(lines('h100-mixed.jsonl'), {'lean': 'lean', 'FlashAttention-3': 'fa3'})):.2f}",
+    "latent over FlashMLA": lambda: f"{mean(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",
+    "latent most over FlashMLA": lambda: f"{max(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",
+    "latent least over FlashMLA": lambda: f"{min(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",
+    "latent over FlashMLA of up to 64 rows": lambda: f"{mean(latent_of_rows(1, 64)):.2f}",
+    "latent over FlashMLA of more than 64 rows": lambda: f"{mean(latent_of_rows(65, 512)):.2f}",
+    "mixed least over FlashAttention-3": lambda: f"{min(mixed_over_fa3()):.2f}",
+    "mixed most over FlashAttention-3": lambda: f"{max(mixed_over_fa3()):.2f}",
+    "mixed over FlashAttention-3": lambda: f"{mean(mixed_over_fa3()):.2f}",
     "uneven rows": lambda: rows_timed(UNEVEN_ROWS),
     "uneven over best other": lambda: f"{mean(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
     "uneven, worst": lambda: f"{max(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
@@ -676,6 +741,9 @@ NUMBERS = {
     "ort most over best other": lambda: f"{max(suite_data.ratios(lines('h100-ort.jsonl'), suite_data.ORT)):.2f}",
     "h100 dependent over read": lambda: f"{mean(h100_over_read(impl='lean/dependent_launch')):.2f}",
     "fixed split over lean, energy": lambda: f"{mean(machine_data.energy_ratios(lines(ENERGY), 'fixed_split')):.2f}",
+    "ort prompts of 1k": lambda: f"{ort_prompts()[0]:.2f}",
+    "ort prompts least": lambda: f"{min(ort_prompts()[1:]):.2f}",
+    "ort prompts most": lambda: f"{max(ort_prompts()[1:]):.2f}",
     "ort uneven least": lambda: f"{min(ort_uneven()):.1f}",
     "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",
     "tier a rows": lambda: f"{len(tier_a())}",

@@ -225,7 +225,7 @@ def draw_two_gpus(figure, data, colours):
     label = "speedup of two GPUs over one" if most == 2 else "speedup over one GPU"
     axes.set(xscale="log", xlabel="MiB of K and V in a layer", ylabel=f"{label}\n(higher is better)", ylim=(0, most + 0.1))
     ticks(axes.xaxis, [32, 128, 512, 2048, 8192, 32768])
-    axes.legend(frameon=False, labelcolor=colours["ink"], loc="lower right")
+    axes.legend(frameon=False, labelcolor=colours["ink"], loc="lower right" if most == 2 else "upper right")  # where no point is
 
 
 def draw_vllm_load(figure, data, colours):

@@ -34,7 +34,7 @@ MOST_QUERY_TOKENS = 16
 # pages of 16 tokens, a request alone in its step (bench/results/h100-prefill.jsonl). Chunks of 1k to 16k new tokens of sequences
 # of 32k and 128k: 0.90 to 0.96 of its time. Everything else stays FlashAttention's, since its measured neighbours are slower here:
 # chunks of 64 to 256 tokens (0.88 to 1.64) and sequences up to 8k (0.97 to 1.64), fewer query heads a kv head (512 of 8k: 1.25 with
-# two, 1.48 with one), d 64 and 96 (up to 1.23), chunks beside decode rows (1.05 to 1.23, bench/results/h100-mixed.jsonl).
+# two, 1.48 with one), d 64 and 96 (up to 1.23), chunks beside decode rows (1.05 to 1.23, bench/results/experiments/h100-mixed-02769b1.jsonl).
 LONG_CHUNK_TOKENS = 1024
 LONG_CHUNK_CONTEXT = 32768
 LONG_CHUNK_QUERY_ROWS = 32 * LONG_CHUNK_TOKENS  # of all heads: a rank of tensor parallelism has fewer, and needs more tokens
