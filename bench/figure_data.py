@@ -611,6 +611,21 @@ def engine_table() -> str:
                      "with FlashAttention-3, ms"], table)
 
 
+def engine_caches_table() -> str:
+    """The same with caches of 16 and of 8 bits, and how long prompts took."""
+    rows = {}
+    for line in lines("h100-vllm-engine.jsonl"):
+        rows.setdefault((line["shape"], line["cache"]), {})[line["attention"].removesuffix(" fp8")] = line
+    table = []
+    for (shape, cache), of in rows.items():
+        both = (of["CUSTOM"], of["FLASH_ATTN"])
+        kernels = [line["attention_s"] for line in both]
+        table.append([by_name(shape).replace("~", " uneven of "), "E4M3" if cache == "fp8" else "bf16", *(f"{1e3 * s:.3f}" for s in kernels),
+                      f"{kernels[0] / kernels[1]:.2f}", *(f"{1e3 * line['prompts_s']:.0f}" for line in both)])
+    return markdown(["batch x context", "cache", "lean's kernels, ms", "FlashAttention-3's, ms", "lean / FlashAttention-3", "prompts with lean, ms",
+                     "with FlashAttention-3, ms"], table)
+
+
 def several_gpus_table(ranks: int) -> str:
     def text(us: float | None) -> str:
         return "" if us is None else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
@@ -627,7 +642,7 @@ def several_gpus_table(ranks: int) -> str:
     return markdown(["row", "K/V, MiB", *ways, "1 GPU / fused", *(f"fused - {way}" for way in shards)], table)
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": engine_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": engine_table, "engine caches": engine_caches_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
