@@ -39,8 +39,12 @@ class Attendance {
   static constexpr std::int32_t kMost = kMaxOneLevel * kMaxOneLevel;
 
   LEAN_HD constexpr explicit Attendance(Counter counter) noexcept : counter_(counter) {}
-  [[nodiscard]] LEAN_HD constexpr std::int32_t arrived() const noexcept { return static_cast<std::int32_t>(counter_ & (kLeave - 1)); }
-  [[nodiscard]] LEAN_HD constexpr std::int32_t left() const noexcept { return static_cast<std::int32_t>((counter_ & (kThrough - 1)) / kLeave); }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t arrived() const noexcept {
+    return static_cast<std::int32_t>(counter_ & (kLeave - 1));
+  }
+  [[nodiscard]] LEAN_HD constexpr std::int32_t left() const noexcept {
+    return static_cast<std::int32_t>((counter_ & (kThrough - 1)) / kLeave);
+  }
   [[nodiscard]] LEAN_HD constexpr std::int32_t through() const noexcept { return static_cast<std::int32_t>(counter_ / kThrough); }
 
  private:

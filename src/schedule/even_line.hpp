@@ -14,10 +14,10 @@ namespace lean::schedule {
 
 /// What is known of it before the lengths are.
 struct EvenLine {
-  std::int32_t outputs = 0;    // kv heads of all sequences; 0: no line of the call is taken as even
-  std::int32_t workers = 0;    // the grid
-  std::int32_t split = 0;      // workers an output gets where all get a tile
-  std::int32_t most_cost = 0;  // of an output, then: beyond it the idle ones would cost too much, or shares are long
+  std::int32_t outputs = 0;         // kv heads of all sequences; 0: no line of the call is taken as even
+  std::int32_t workers = 0;         // the grid
+  std::int32_t split = 0;           // workers an output gets where all get a tile
+  std::int32_t most_cost = 0;       // of an output, then: beyond it the idle ones would cost too much, or shares are long
   std::int32_t unshared_tiles = 0;  // outputs of no more have one worker
 };
 

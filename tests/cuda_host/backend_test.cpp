@@ -40,6 +40,37 @@ TEST(CudaHost, R47_TheCurrentDeviceIsTheOneThatComputes) {
   }
 }
 
+/// A decode step has no more CTAs than its longest outputs have tiles, one an output of two; an explicit number is what was asked for.
+TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
+  to_a_new_device({.multiprocessors = 132});
+  struct Row {
+    std::int64_t batch;
+    std::int32_t kv_heads, capacity, workers;
+    unsigned grid;
+  };
+  for (const Row& row : {Row{1, 8, 1024, 0, 64},
+                         {1, 8, 1025, 0, 72},
+                         {1, 1, 4000, 0, 32},
+                         {5, 8, 200, 0, 40},
+                         {5, 8, 256, 0, 40},
+                         {1, 8, 257, 0, 24},
+                         {5, 8, 257, 0, 120},
+                         {1, 1, 1, 0, 1},
+                         {1, 8, 4096, 0, 132},
+                         {50, 8, 100, 0, 132},
+                         {1, 8, 1024, 132, 132},
+                         {1, 8, 1024, 200, 200}}) {
+    Asked asked{"",
+                problem_of({.batch = row.batch, .q_heads = 4 * row.kv_heads, .kv_heads = row.kv_heads, .capacity = row.capacity}),
+                cuda_options()};
+    asked.options.workers = row.workers;
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+    EXPECT_EQ(runtime().launches().back().grid, row.grid) << row.batch << " x " << row.capacity << ", " << row.kv_heads << " heads";
+  }
+}
+
 /// R32: whichever call of the runtime fails, the caller is told which, nothing is launched after it, and the next call is as if
 /// nothing had been. A tensor map that cannot be made is no failure: threads copy then.
 TEST(CudaHost, R32_EachCallThatFailsIsToldAndTheNextOneWorks) {

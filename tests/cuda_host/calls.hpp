@@ -21,7 +21,7 @@ struct Shape {
   std::int32_t q_heads = 8;
   std::int32_t kv_heads = 2;
   std::int32_t head_dim = 128;
-  std::int32_t capacity = 4096;
+  std::int32_t capacity = 1 << 16;  // of more tiles than there are workers
   DType dtype = DType::kBFloat16;
   DType kv_dtype = DType::kBFloat16;
   bool token_major = false;  // [token][head][dim], else [head][token][dim]

@@ -311,11 +311,13 @@ TEST(SchedulePolicy, OutputsOfFewTilesAreNotShared) {
   };
   const CostModel model = {
       .segment_units = 8, .sliver_tiles = 1, .align_percent = 5, .align_units = 48, .short_tiles = 12, .unshared_tiles = 2};
-  for (const Row& row : {Row{40, 1, 40}, Row{40, 2, 40}, Row{8, 2, 8}, Row{66, 2, 66}, Row{100, 2, 100}, Row{40, 3, 120}, Row{8, 3, 24}}) {
+  for (const Row& row :
+       {Row{40, 1, 40}, Row{40, 2, 40}, Row{8, 2, 8}, Row{66, 2, 66}, Row{100, 2, 100}, Row{40, 3, 120}, Row{8, 3, 24}}) {
     Checker checker(alike(row.outputs, row.tiles, model), Measure::kCost);
     ASSERT_EQ(checker.fault(Policy::lean(), 132), "");
     EXPECT_EQ(checker.plan(Policy::lean(), 132).workers, row.workers) << row.outputs << " outputs of " << row.tiles;
-    for (const auto& entry : checker.entries()) ASSERT_EQ(entry.contributors, row.workers / row.outputs) << row.outputs << " outputs";
+    for (const auto& entry : checker.entries())
+      ASSERT_EQ(entry.contributors, row.workers / row.outputs) << row.outputs << " outputs";
   }
 }
 

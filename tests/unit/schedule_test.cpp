@@ -365,7 +365,8 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), model, Measure::kCost);
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
     const auto plan = make_plan(sums, Policy::lean(), model, kFlatTileTokens, grid);
-    const auto share_tiles = static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(std::max(1, model.unshared_tiles), 60));
+    const auto share_tiles =
+        static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(std::max(1, model.unshared_tiles), 60));
     const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
     for (std::int32_t worker = 0; worker < grid; ++worker) {
       const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, worker);

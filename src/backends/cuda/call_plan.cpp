@@ -232,13 +232,25 @@ bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rule
          is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
 }
 
+/// The grid. A decode step has a CTA for each tile of its longest outputs at most, or for each output that would not be shared: more have
+/// nothing to do, and a short call pays for them. On an H100 1 x 1k of 32/8 heads takes 7.9 us by 132 CTAs and 7.4 by the 64 that have a
+/// tile, 1 x 4k of 8/1 9.8 and 8.9, 5 x 200 of 32/8 7.6 and 7.0 (docs/notebook/schedule-constants.md).
+std::int32_t workers_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, std::int64_t outputs) noexcept {
+  if (!plan.chooses_workers || !entry.config.step() || entry.config.chunks_only() || entry.config.exchanges()) {
+    return plan.options.workers;
+  }
+  const std::int64_t tiles = max_of<std::int64_t>(1, ceil_div(shape.kv_capacity, entry.config.tile_tokens));
+  const std::int64_t useful = outputs * (tiles <= cost_model(entry.config).unshared_tiles ? 1 : tiles);
+  return static_cast<std::int32_t>(clamp_to(useful, 1, plan.options.workers));
+}
+
 /// The even line that a short line of so many outputs may be; empty if it cannot be one. Variants that copy runs take even lines
 /// without pages alone (decode_kernel.cuh).
 schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
-                                std::int64_t outputs) noexcept {
+                                const LaunchPlan& launch) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  return schedule::even_line_of(outputs, plan.options.workers, cost_model(entry.config), kEvenShareTiles);
+  return schedule::even_line_of(launch.outputs, launch.workers, cost_model(entry.config), kEvenShareTiles);
 }
 
 /// The same of a stair. Latent outputs have fewer parts the fewer keys there are.
@@ -253,13 +265,14 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const KernelEntry& entry = *launch.kernel;
   launch.line = line_of(entry, shape);
   launch.outputs = schedule::output_capacity(shape, entry.config.q_rows);
+  launch.workers = workers_of(entry, shape, plan, launch.outputs);
   // Any call's kernel walks a flat line under `lean` only, where it is what most calls ask for.
   const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
   launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
                 (entry.config.wide() && is_stair(entry, shape, plan.options));
   if (launch.flat && entry.config.wide()) launch.stair_width = schedule::stair_width_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
-  if (few) launch.even = even_line_of(entry, shape, plan, launch.outputs);
+  if (few) launch.even = even_line_of(entry, shape, plan, launch);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
   if (launch.short_line) launch.even_stair = even_stair_of(entry, shape, plan, launch.line);
 }
@@ -344,7 +357,10 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
                 .copies = copies_of(problem, device),
                 .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes),
                 .plain_tile = plain_tile(problem)};
-  if (options.workers == 0) plan.options.workers = device.multiprocessors;
+  if (options.workers == 0) {
+    plan.options.workers = device.multiprocessors;
+    plan.chooses_workers = true;
+  }
   plan.own_values = has_values_kernel(problem, plan);
   plan.plain = !plan.own_values && (!has_variants(problem) || !lies_well(problem));
   plan_launches(problem, plan);

@@ -56,6 +56,7 @@ struct LaunchPlan {
   Ring ring{};
   bool tensor_copies = false;  // tensor maps are to be made
   std::int64_t outputs = 0;
+  std::int32_t workers = 0;            // the grid
   fixup::WorkspaceLayout workspace{};  // of `kernel`: what the launch touches; the plain kernel touches the state's header alone
   /// Of whatever may serve calls of these sizes, wherever tensors lie: what is asked for. The header is everybody's.
   fixup::WorkspaceNeed reserved{.state_bytes = fixup::kStateHeaderBytes};
@@ -66,7 +67,8 @@ struct LaunchPlan {
 };
 
 struct CallPlan {
-  Options options{};  // the workers are known
+  Options options{};             // the workers are known
+  bool chooses_workers = false;  // nobody asked for so many
   Device device{};
   KvCopies copies{};
   bool vector_queries = false;  // eight neighbouring ones may be loaded at once, from where they lie once new tokens are appended

@@ -59,7 +59,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .even = launch.even,
                    .even_stair = launch.even_stair,
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
-                   .alike = alike_shares(launch.outputs, problem.kv_heads, options.workers),
+                   .alike = alike_shares(launch.outputs, problem.kv_heads, launch.workers),
                    .chunk_tiles = chunk_tiles_of(plan, launch),
                    .stair_width = launch.stair_width,
                    .flat = launch.flat,
@@ -105,7 +105,7 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.options.workers));
+  config.gridDim = dim3(static_cast<unsigned>(launch.workers));
   config.blockDim = dim3(static_cast<unsigned>(cta_threads(launch.kernel->config)));
   config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes());
   config.stream = static_cast<cudaStream_t>(plan.options.stream);

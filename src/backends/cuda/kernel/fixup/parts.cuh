@@ -89,7 +89,9 @@ struct StagedBundles {
   [[nodiscard]] __device__ __forceinline__ const float* elements(std::int32_t, std::int32_t dim) const {
     return memory.exchange + dim % kSliceDims<kConfig>;
   }
-  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const { return at + kSliceDims<kConfig>; }
+  [[nodiscard]] __device__ __forceinline__ const float* next(const float* at, std::int32_t) const {
+    return at + kSliceDims<kConfig>;
+  }
   [[nodiscard]] __device__ __forceinline__ static LaneElements<kConfig> load(const float* at) {
     return *reinterpret_cast<const LaneElements<kConfig>*>(at);
   }
