@@ -152,6 +152,9 @@ namespace {
 /// The GPU runs the rows of sm_90, or newer ones of its own: what was timed of sm_90 stands for these.
 bool runs_sm90(const GpuModel& gpu) { return cuda::runs(gpu.kernels, cuda::Architecture::kSm90); }
 
+/// Bytes a us for each multiprocessor.
+std::int32_t memory_share(const GpuModel& gpu) { return static_cast<std::int32_t>(gpu.read_gbps * 1e3 / gpu.multiprocessors); }
+
 bool is_step(const GpuModel& gpu, Policy::Kind policy) { return runs_sm90(gpu) && policy == Policy::Kind::kLean; }
 
 }  // namespace
@@ -178,7 +181,7 @@ Prediction predict(const GpuModel& gpu, const ProblemSpec& spec, const Policy& p
   Prediction result;
   result.map = explain::build_map({.lengths = LengthSource(shape.problem()),
                                    .shape = schedule::line_shape_of(shape.problem(), kernel.q_rows, kernel.tile_tokens),
-                                   .cost_model = cuda::cost_model(kernel),
+                                   .cost_model = cuda::cost_model(kernel, memory_share(gpu)),
                                    .policy = policy,
                                    .workers = gpu.multiprocessors});
   const StreamTimes& on_sm90 = is_step(gpu, policy.kind) ? model.step : model.any_call;

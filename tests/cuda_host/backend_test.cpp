@@ -10,12 +10,17 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cuda/call_plan.hpp"
+#include "backends/cuda/device.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "cuda_host/calls.hpp"
 #include "cuda_host/fake_runtime.hpp"
 #include "fixup/workspace.hpp"
 #include "lean/lean.hpp"
 #include "lean/limits.hpp"
+#include "schedule/line_shape.hpp"
+#include "schedule/plan.hpp"
+#include "schedule/work_line.hpp"
 #include "support/random.hpp"
 
 namespace lean::cuda_host {
@@ -69,6 +74,35 @@ TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
     ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
     EXPECT_EQ(runtime().launches().back().grid, row.grid) << row.batch << " x " << row.capacity << ", " << row.kv_heads << " heads";
   }
+}
+
+/// Whole outputs leave a quarter of the workers idle where the others read nearly as fast as all: not with an H200's memory.
+TEST(CudaHost, R04_AQuarterOfTheWorkersIsSparedByTheMemoryThatTheDeviceHas) {
+  const Asked asked{"50 x 500", problem_of({.batch = 50, .q_heads = 32, .kv_heads = 8, .capacity = 500}), cuda_options()};
+  const auto workers_of = [&](const FakeDevice& device) {
+    to_a_new_device(device);
+    cuda::Device found;
+    EXPECT_TRUE(cuda::current_device(found).ok());
+    const tile::Tiling tiling = cuda::plan_call(asked.problem, asked.options, found).tiling();
+    const std::vector<schedule::SequenceWork> works(50, {.q_tokens = 1, .kv_tokens = 500});
+    const schedule::LineShape shape = schedule::line_shape_of(asked.problem, tiling.config.q_rows, tiling.config.tile_tokens);
+    schedule::LineSums sums;
+    for (const schedule::SequenceWork& work : works) {
+      const std::int32_t tiles = shape.tiles_of(work, 0).count;
+      const std::int64_t cost = tiling.cost_model.segment_units + std::int64_t{tiles} * tiling.cost_model.tile_units;
+      sums = sums.plus({.cost = 8 * cost,
+                        .tiles = 8 * std::int64_t{tiles},
+                        .outputs = 8,
+                        .max_output_tiles = tiles,
+                        .max_tile_cost = tiling.cost_model.tile_units,
+                        .min_output_cost = cost,
+                        .max_output_cost = cost});
+    }
+    return schedule::make_plan(sums, Policy::lean(), tiling.cost_model, tiling.config.tile_tokens, tiling.workers).workers;
+  };
+  EXPECT_EQ(workers_of({}), 100);
+  EXPECT_EQ(workers_of({.memory_khz = 3'201'000, .memory_bits = 6144}), 132);
+  EXPECT_EQ(workers_of({.memory_khz = 0, .memory_bits = 0}), 100) << "unknown";
 }
 
 /// R32: whichever call of the runtime fails, the caller is told which, nothing is launched after it, and the next call is as if

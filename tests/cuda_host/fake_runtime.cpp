@@ -42,6 +42,8 @@ int attribute_of(const FakeDevice& device, cudaDeviceAttr which) {
     case cudaDevAttrComputeCapabilityMinor: return device.minor;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: return device.shared_bytes;
     case cudaDevAttrCooperativeLaunch: return device.cooperative ? 1 : 0;
+    case cudaDevAttrMemoryClockRate: return device.memory_khz;
+    case cudaDevAttrGlobalMemoryBusWidth: return device.memory_bits;
     default: return 0;
   }
 }

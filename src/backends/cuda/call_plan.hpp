@@ -95,7 +95,7 @@ struct CallPlan {
   [[nodiscard]] tile::Tiling tiling() const noexcept {
     if (plain) return {.config = plain_tile, .cost_model = cost_model(plain_tile), .workers = options.workers};
     const KernelConfig& config = launches[0].kernel->config;
-    return {.config = config.tile(), .cost_model = cost_model(config), .workers = options.workers};
+    return {.config = config.tile(), .cost_model = cost_model(config, device.memory_share), .workers = options.workers};
   }
 };
 

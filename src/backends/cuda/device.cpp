@@ -15,6 +15,8 @@ constexpr std::int32_t kMaxDevices = 64;
 
 Status ask(int ordinal, Device& device) noexcept {
   int cooperative = 0;
+  int memory_khz = 0;
+  int memory_bits = 0;
   const struct {
     cudaDeviceAttr which;
     int* value;
@@ -22,13 +24,17 @@ Status ask(int ordinal, Device& device) noexcept {
                     {cudaDevAttrComputeCapabilityMajor, &device.major},
                     {cudaDevAttrComputeCapabilityMinor, &device.minor},
                     {cudaDevAttrMaxSharedMemoryPerBlockOptin, &device.shared_bytes},
-                    {cudaDevAttrCooperativeLaunch, &cooperative}};
+                    {cudaDevAttrCooperativeLaunch, &cooperative},
+                    {cudaDevAttrMemoryClockRate, &memory_khz},
+                    {cudaDevAttrGlobalMemoryBusWidth, &memory_bits}};
   for (const auto& attribute : attributes) {
     const cudaError_t error = cudaDeviceGetAttribute(attribute.value, attribute.which, ordinal);
     if (error != cudaSuccess) return cuda_status(error, "cudaDeviceGetAttribute");
   }
   device.ordinal = ordinal;
   device.cooperative = cooperative != 0;
+  // Two transfers a clock.
+  device.memory_share = static_cast<std::int32_t>(std::int64_t{2} * memory_khz * memory_bits / 8 / 1000 / device.multiprocessors);
   device.warpgroups = device.major == 9 && device.minor == 0;
   if (10 * device.major + device.minor > LEAN_CUDA_NEWEST_COMPILED) {  // it runs that architecture's code, translated by the driver
     device.major = LEAN_CUDA_NEWEST_COMPILED / 10;

@@ -14,6 +14,7 @@ struct Device {
   std::int32_t major = 0;  // compute capability, at most the newest that this build is compiled for
   std::int32_t minor = 0;
   std::int32_t shared_bytes = 0;  // dynamic shared memory a CTA may have
+  std::int32_t memory_share = 0;  // bytes a us of the memory for each multiprocessor, by its clock and width; 0: unknown
   bool cooperative = false;
   bool warpgroups = false;  // products of whole warpgroups: sm_90a's, of that GPU alone, whatever this build is compiled for
 

@@ -195,6 +195,17 @@ struct KernelConfig {
   return model;
 }
 
+/// Whether three quarters of a GPU's multiprocessors read nearly as fast as all, so that whole outputs may leave a quarter idle. By the bytes
+/// a us of its memory for each multiprocessor, 0 if nobody knows: an H100 has 25,400 and reads 50 x 500 in 42.0 us by 100 workers, 43.7 by
+/// 132; an H200 has 37,200 and takes 36.9 and 34.9, 50 x 1000 63.2 and 54.6 (docs/notebook/schedule-constants.md).
+[[nodiscard]] LEAN_HD constexpr bool spares_workers(std::int32_t memory_share) noexcept { return memory_share <= 30'000; }
+
+[[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config, std::int32_t memory_share) noexcept {
+  schedule::CostModel model = cost_model(config);
+  if (!spares_workers(memory_share)) model.spare_tiles = 0;
+  return model;
+}
+
 /// CostModel::part_tiles of latent calls of so many rows. Partials grow with rows, and so does what a second level of their merge takes:
 /// 1 x 8k with 64 and 128 heads took 39.0 and 41.4 us where a worker had a tile or two, 34.2 and 31.6 with four, with 16 and 32 heads
 /// 26.7 and 29.8, and 28.6 and 31.1 with four (h100-latent-scores.jsonl).

@@ -76,6 +76,7 @@ struct PlanArgs {
   bool flat = false;                  // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
   bool short_line = false;            // flat, and built by warps
   bool cumulative = false;            // lengths are, of some kind
+  bool spares_workers = true;         // cuda::spares_workers()
 };
 
 /// load: how K, V and queries come into shared memory. The first copy needs its rows and the ring's sizes.

@@ -40,7 +40,9 @@ template <KernelConfig kConfig>
   } else {
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
-    return schedule::make_plan(sums, policy, cost_model(kConfig), kConfig.tile_tokens, grid);
+    schedule::CostModel model = cost_model(kConfig);
+    if (!call.plan.spares_workers) model.spare_tiles = 0;
+    return schedule::make_plan(sums, policy, model, kConfig.tile_tokens, grid);
   }
 }
 
