@@ -67,7 +67,8 @@ struct Workspace {
 
 /// Checks host-readable arrays of the problem: cumulative lengths start at 0, never fall, end within the totals; lengths lie in
 /// [0, capacity]; ids of pages that the call would read lie in the pool, and no page is appended to twice (tables that are null are
-/// not looked at). decode() itself clamps and skips instead; of a page to which two sequences append the contents are undefined.
+/// not looked at). decode() itself clamps and skips instead; of a page to which two sequences append the contents are undefined,
+/// and so are the outputs of these sequences.
 /// With append.cached_lengths kv_lengths is written, as by the call. Codes: ok, bad_lengths, bad_page_index.
 [[nodiscard]] LEAN_API Status check_lengths(const Problem& problem) noexcept;
 

@@ -84,7 +84,7 @@ struct Options {
   Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
-  std::int32_t workers = 0;            // up to kMaxWorkers; 0: as many of these as the executor or the GPU has
+  std::int32_t workers = 0;            // up to kMaxWorkers; 0: as many of these as the executor or the GPU has, and can have work
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own
   void* stream = nullptr;              // CUDA only: a cudaStream_t

@@ -25,7 +25,8 @@ using Body = void (*)(void* argument, std::int32_t worker);
 /// A call of three outputs on two workers; the executor is the test's.
 class SmallCall {
  public:
-  explicit SmallCall(Executor executor) : executor_(executor), built_(case_), workspace_(built_.problem(), options()) {}
+  explicit SmallCall(Executor executor, const Case& c = {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .lens = {300, 300}})
+      : executor_(executor), built_(c), workspace_(built_.problem(), options()) {}
   SmallCall(const SmallCall&) = delete;
   SmallCall& operator=(const SmallCall&) = delete;
 
@@ -34,7 +35,6 @@ class SmallCall {
  private:
   [[nodiscard]] Options options() const { return {.workers = 2, .executor = &executor_}; }
 
-  Case case_{.q_heads = 2, .kv_heads = 1, .head_dim = 16, .lens = {300, 300}};
   Executor executor_;
   TestProblem built_;
   TestWorkspace workspace_;
@@ -58,6 +58,28 @@ TEST(ConformanceExecutor, AWorkerLeftOutOrRunTwiceIsTold) {
     const Status status = SmallCall({.run = run, .worker_count = 2}).decode();
     EXPECT_EQ(status.code, StatusCode::kBackendError);
     EXPECT_NE(std::string(status.message).find("outputs written = "), std::string::npos) << status.message;
+  }
+}
+
+/// New tokens of several row blocks are written ahead of the call, by an executor's first run of two.
+TEST(ConformanceExecutor, AWorkerLeftOutOfTheFirstOfTwoRunsIsTold) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's alone";
+  Case c{.q_heads = 2, .kv_heads = 1, .head_dim = 16, .lens = {300, 300}, .n_q = {80}};
+  c.causal = c.append = true;
+  static int runs;
+  static int leaves_out;  // in this run
+  const auto run = [](void*, std::int32_t workers, Body body, void* argument) {
+    ++runs;
+    for (std::int32_t w = runs == leaves_out ? 1 : 0; w < workers; ++w) body(argument, w);
+  };
+  for (leaves_out = 0; leaves_out <= 2; ++leaves_out) {
+    runs = 0;
+    const Status status = SmallCall({.run = run, .worker_count = 2}, c).decode();
+    EXPECT_EQ(runs, leaves_out == 1 ? 1 : 2);
+    EXPECT_EQ(status.code, leaves_out == 0 ? StatusCode::kOk : StatusCode::kBackendError) << status.message;
+    const char* const told = leaves_out == 1 ? "workers that wrote new tokens once = 1 of 2" : "outputs written = ";
+    if (leaves_out == 0) continue;
+    EXPECT_NE(std::string(status.message).find(told), std::string::npos) << status.message;
   }
 }
 

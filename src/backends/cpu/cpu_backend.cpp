@@ -112,6 +112,19 @@ Status for_each_worker(const Executor& executor, const Call& call, void (*work)(
   return {};
 }
 
+/// Every worker has been through the pass that writes new tokens, once. Codes: ok, backend_error.
+Status check_appended(const Call& call) noexcept {
+  std::int32_t once = 0;
+  for (std::int32_t worker = 0; worker < call.plan.workers; ++worker) once += call.done[worker].passes == 1 ? 1 : 0;
+  if (once == call.plan.workers) return {};
+  Status status{.code = StatusCode::kBackendError};
+  std::snprintf(status.message, sizeof(status.message),
+                "workers that wrote new tokens once = %" PRId32 " of %" PRId32
+                ": the executor must run every worker exactly once before it returns; reset_workspace() before the next call",
+                once, call.plan.workers);
+  return status;
+}
+
 /// Every tile computed once, every output written once: what is not computed is never passed over in silence. Codes: ok,
 /// backend_error.
 Status check_done(const Call& call) noexcept {
@@ -168,7 +181,14 @@ Status run_call(const Problem& problem, const CallPlan& plan, const Workspace& w
   };
   Problem attended = problem;
   if (appends(problem) && schedule::row_capacity(problem) > config.q_rows) {
-    if (const Status status = for_each_worker(*plan.executor, call_of(problem), append_new_tokens); !status.ok()) return status;
+    const Call ahead = call_of(problem);
+    std::uninitialized_value_construct_n(ahead.done, shares.workers);
+    const auto append = [](const Call& call, std::int32_t worker) noexcept {
+      append_new_tokens(call, worker);
+      ++call.done[worker].passes;
+    };
+    if (const Status status = for_each_worker(*plan.executor, ahead, append); !status.ok()) return status;
+    if (const Status status = check_appended(ahead); !status.ok()) return status;
     attended.append.k.data = attended.append.v.data = nullptr;  // queries are still rotated
   }
   const Call call = call_of(attended);

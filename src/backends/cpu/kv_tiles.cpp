@@ -91,7 +91,7 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
   }
 }
 
-/// New tokens are attended from the inputs: their rows in the cache are written, never read.
+/// New tokens that the call itself writes are attended from the inputs: their rows in the cache are written, never read.
 void KvTiles::take_new_tokens(KvTile& tile) const noexcept {
   spread(tile.k, tile.tables->k);
   spread(tile.v, tile.tables->v);

@@ -1,6 +1,7 @@
 // NewTokens: the keys and values that this call appends. Each worker that sees them makes its own copy, rotated and rounded as the
 // cache holds it, and attends to that; the one whose row block holds the token's own query writes it to the cache. So nobody
-// reads what another worker writes.
+// reads what another worker writes. Of more rows than a row block has, append_new_tokens() writes each ahead of the call instead, which
+// then reads the cache.
 #pragma once
 
 #include <cstddef>

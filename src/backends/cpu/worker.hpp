@@ -29,6 +29,7 @@ using Line = schedule::WorkLine<Lengths>;
 struct Done {
   std::int64_t tiles = 0;
   std::int64_t outputs = 0;  // written
+  std::int32_t passes = 0;   // of append_new_tokens()
 };
 
 struct Call {

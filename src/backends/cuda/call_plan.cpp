@@ -232,16 +232,15 @@ bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rule
          is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
 }
 
-/// The grid. A decode step has a CTA for each tile of its longest outputs at most, or for each output that would not be shared: more have
-/// nothing to do, and a short call pays for them. On an H100 1 x 1k of 32/8 heads takes 7.9 us by 132 CTAs and 7.4 by the 64 that have a
-/// tile, 1 x 4k of 8/1 9.8 and 8.9, 5 x 200 of 32/8 7.6 and 7.0 (docs/notebook/schedule-constants.md).
+/// The grid. A decode step has a CTA for each tile of its longest outputs at most, which is what a plan gives work to, whatever the grid:
+/// more have nothing to do, and a short call pays for them. On an H100 1 x 1k of 32/8 heads takes 7.9 us by 132 CTAs and 7.4 by the 64 that have a
+/// tile, 1 x 4k of 8/1 9.8 and 8.9, 5 x 200 of 32/8, 80 tiles, 7.6 and 7.2 (docs/notebook/schedule-constants.md).
 std::int32_t workers_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, std::int64_t outputs) noexcept {
   if (!plan.chooses_workers || !entry.config.step() || entry.config.chunks_only() || entry.config.exchanges()) {
     return plan.options.workers;
   }
   const std::int64_t tiles = max_of<std::int64_t>(1, ceil_div(shape.kv_capacity, entry.config.tile_tokens));
-  const std::int64_t useful = outputs * (tiles <= cost_model(entry.config).unshared_tiles ? 1 : tiles);
-  return static_cast<std::int32_t>(clamp_to(useful, 1, plan.options.workers));
+  return static_cast<std::int32_t>(clamp_to(outputs * tiles, 1, plan.options.workers));
 }
 
 /// The even line that a short line of so many outputs may be; empty if it cannot be one. Variants that copy runs take even lines

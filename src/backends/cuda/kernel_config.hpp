@@ -167,7 +167,8 @@ struct KernelConfig {
 /// edges cost 3 to 6 us: of shares of up to 12 tiles of 64 KB any number of workers may be idle, and of up to 48 a quarter of them for
 /// whole outputs, whose workers read 2 % less of long calls (docs/notebook/schedule-constants.md, experiments/h100-whole-outputs.jsonl).
 /// A second tile is read in 0.5 us, and what two parts are merged in takes 1.4: 2 to 8 x 200 of 8 kv heads took 6.9 to 7.3 us by a worker
-/// each and 7.6 to 8.1 by two, on an H200; of three tiles it made no difference (docs/notebook/schedule-constants.md).
+/// each and 7.6 to 8.1 by two, on an H200; of three tiles it made no difference (docs/notebook/schedule-constants.md). Of more than 16 rows
+/// a tile takes its products.
 /// Other kernels' tiles, and those of fp8, take their instructions.
 /// A tile of many rows takes its products: 1.99 us on an H100. Beside tiles a segment takes 8.5 (its queries, first scores with nothing
 /// under them, rows on their way out) and an output that is shared 16 more: fitted with tools/wide_model.py to
@@ -182,7 +183,7 @@ struct KernelConfig {
   if (config.step() && !config.kv_type().converted()) {
     model.short_tiles = tiles_of_64_kb(config.tile(), 12);
     model.spare_tiles = tiles_of_64_kb(config.tile(), 48);
-    model.unshared_tiles = tiles_of_64_kb(config.tile(), 2);
+    if (config.q_rows <= kMmaRows) model.unshared_tiles = tiles_of_64_kb(config.tile(), 2);
   }
   if (!config.wide()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;

@@ -1,5 +1,5 @@
 // The kernel, warp-specialised: one CTA is one worker. One launch; nothing depends on another CTA but a host block, where that is
-// asked for.
+// asked for. Who stays for a joint merge waits for others, and not for long.
 //
 //   warps           number    what they do
 //   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their

@@ -54,7 +54,7 @@ struct SegmentRecord {
   bool stays = false;  // for a joint merge: the worker has nothing to do behind it
   schedule::SlotMap slots;
   float* slot = nullptr;            // where the result goes; null: to the output
-  MergeRun run;                     // the first to be merged, by whoever of it arrives last
+  MergeRun run;                     // the first to be merged; of many rows then the bundles'
   std::uint16_t* output = nullptr;  // query token 0 of the group's first head
   float v_scale = 1.0F;             // of fp8 values
   ChunkPlace chunk;

@@ -1,5 +1,5 @@
-// The merge of an output's slots by the worker that arrives last, or the paper's host block (docs/fixup.md). By all consumer
-// threads together, once a segment at most: a function that is called, so that the loop over tiles keeps its registers.
+// The merge of an output's slots (docs/fixup.md): by the worker that arrives last, by those that stayed together, or by the paper's host
+// block. By all consumer threads together, once a segment at most; what short calls do not run is a function that is called.
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,8 @@ class WideCursor {
   CtaWalk& walk_;
 };
 
-/// What a producers' warp does of a short line's building: the first all of it, the last two rehearse stages that come later.
+/// What a producers' warp does of a short line's building: the first all of it, the last two rehearse stages that come later. Where a
+/// line may be an even stair, whether it is or not, nothing is rehearsed.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LineStage first_stage() {
   static_assert(kConfig.producer_warps() == 4);

@@ -1,11 +1,12 @@
 // The one way to ask for a worker's segments, whatever the line: setup_done(), build_line(), and visit_segments(), which hands a
-// cursor to whoever makes use of the segments. Behind it lie five kinds of line:
+// cursor to whoever makes use of the segments. Behind it lie six kinds of line:
 //   general         any policy, any rows: summed by all threads, walked in 64 bits
 //   flat            every kv head of a sequence is one output, or of many rows its row blocks are a stair: summed by all threads,
 //                   walked in 32 bits
 //   short           flat, of few sequences: built by each warp that walks it, for itself
 //   even            short, all outputs alike: the worker's one segment is known by arithmetic
 //   even, by bulk   the same without pages: the compiler sees that it is OneSegment
+//   even stair      of many rows, short: the same for chunks that are alike (wide_cursor.cuh)
 #pragma once
 
 #include <cstdint>
