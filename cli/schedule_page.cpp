@@ -54,7 +54,8 @@ Json batch_of(const explain::ScheduleMap& map, const schedule::CostModel& model)
             {"whole_percent", model.whole_percent},
             {"align_units", model.align_units},
             {"short_tiles", model.short_tiles},
-            {"spare_tiles", model.spare_tiles}}}};
+            {"spare_tiles", model.spare_tiles},
+            {"unshared_tiles", model.unshared_tiles}}}};
 }
 
 void put(std::string& page, std::string_view place, std::string_view text) { page.replace(page.find(place), place.size(), text); }

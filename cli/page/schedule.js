@@ -73,11 +73,11 @@ const LeanSchedule = (() => {
     const alikePercent = n <= w ? model.alike_percent : 0;
     if ((line.maxCost - line.minCost) * 100 > line.maxCost * alikePercent) return;
     if (n <= w) {
-      const parts = quotient(w, n);
+      const parts = line.maxOutputTiles <= model.unshared_tiles ? 1 : quotient(w, n);
       const aligned = n * parts;
       const fewIdle = aligned * 100 >= w * (100 - model.align_percent);
       const cheap = fewIdle && quotient(line.cost, aligned) * (w - aligned) <= model.align_units * w;
-      if (cheap || line.maxOutputTiles <= model.short_tiles * parts) plan.workers = aligned;
+      if (cheap || line.maxOutputTiles <= Math.max(model.short_tiles, model.unshared_tiles) * parts) plan.workers = aligned;
       return;
     }
     const rounds = ceilDiv(n, w);

@@ -1,8 +1,8 @@
 """vLLM on CUDA: the class behind ``--attention-backend CUSTOM``.
 
 Over the engine's FlashAttention, whose cache it shares: the engine writes new keys and values as ever, and each step goes
-one way or the other. Steps of few query tokens a request (decode, guessed tokens) are this library's, and so is what a CUDA
-graph holds: lengths stay on the device, nothing is planned. Of the steps with longer chunks of prompts `is_no_slower` says
+one way or the other. Steps of few query tokens a request (decode, guessed tokens) are this library's, and so are graphs
+of steps of any kind: lengths stay on the device, nothing is planned. Of the steps with longer chunks of prompts `is_no_slower` says
 which are FlashAttention's; where that does not read the cache (`LeanCudaImpl.flash_reads_cache`), none is.
 """
 
@@ -105,6 +105,9 @@ class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
         """A step that is FlashAttention's over a float8 cache gets the queries that the engine would have made for it."""
         if self.lean is None or self.lean.fp8 is None or metadata is None:
             return super().forward_of_engine(layer, query, key, value, kv_cache, metadata, *others)
+        if not self.flash_reads_cache:
+            raise NotImplementedError(f"kv_cache_dtype = {self.kv_cache_dtype!r}: this step was described for FlashAttention, which does not "
+                                      "read it here")  # fmt: skip
         self.supports_quant_query_input = True  # it multiplies by the queries' scale
         try:
             return super().forward_of_engine(layer, self.float8_queries(layer, query), key, value, kv_cache, metadata, *others)
@@ -159,6 +162,9 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
         is the graph's size (`build_for_cudagraph_capture`). Steps whose requests have as many each, where ranks share tokens, whose
         calls differ with the number of new tokens, and where a model's steps are FlashAttention's by what they hold."""
         if is_derived(cls):
+            return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+        guesses = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
+        if guesses >= MOST_QUERY_TOKENS:  # graphs of such decode steps are FlashAttention's
             return super().get_cudagraph_support(vllm_config, kv_cache_spec)
         if steps_by_contents(vllm_config.model_config) or vllm_config.parallel_config.decode_context_parallel_size > 1:
             return AttentionCGSupport.UNIFORM_BATCH

@@ -136,7 +136,8 @@ class Schedules(unittest.TestCase):
     def test_a_gpus_cost_model_keeps_every_tile_once(self):
         """`lean schedule` has the CPU's model; with the GPU's (src/backends/cuda/kernel_config.hpp) lining up gives workers up."""
         model = {"tile_units": 16, "free_rows": 16, "row_units": 0, "segment_units": 8, "min_worker_tiles": 1, "sliver_tiles": 1,
-                 "align_percent": 5, "whole_percent": 20, "align_units": 48, "short_tiles": 6, "spare_tiles": 48}
+                 "align_percent": 5, "whole_percent": 20, "align_units": 48, "short_tiles": 6, "spare_tiles": 48,
+                 "unshared_tiles": 2}
         drawn = [random_case(seed) for seed in range(60)]
         cases = [{"batch": {key: case[key] for key in ("lengths", "kv_heads", "group")} | {"tile_tokens": 128, "cost_model": model},
                   "policy": POLICIES["lean"], "workers": case["workers"]} for case in drawn]

@@ -45,7 +45,7 @@ TEST(CudaHost, R47_TheCurrentDeviceIsTheOneThatComputes) {
   }
 }
 
-/// A decode step has no more CTAs than its longest outputs have tiles, one an output of two; an explicit number is what was asked for.
+/// A decode step has no more CTAs than its longest outputs have tiles; an explicit number is what was asked for.
 TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
   to_a_new_device({.multiprocessors = 132});
   struct Row {
@@ -56,8 +56,9 @@ TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
   for (const Row& row : {Row{1, 8, 1024, 0, 64},
                          {1, 8, 1025, 0, 72},
                          {1, 1, 4000, 0, 32},
-                         {5, 8, 200, 0, 40},
-                         {5, 8, 256, 0, 40},
+                         {5, 8, 100, 0, 40},
+                         {5, 8, 200, 0, 80},
+                         {5, 8, 256, 0, 80},
                          {1, 8, 257, 0, 24},
                          {5, 8, 257, 0, 120},
                          {1, 1, 1, 0, 1},

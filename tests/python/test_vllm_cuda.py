@@ -252,11 +252,14 @@ def test_graphs_of_decode_steps_alone_have_a_decode_steps_kernels(graphs, engine
 )
 def test_what_full_graphs_may_hold(model, ranks, support, monkeypatch):
     parallel = types.SimpleNamespace(decode_context_parallel_size=ranks)
-    config = types.SimpleNamespace(model_config=types.SimpleNamespace(**model), parallel_config=parallel)
+    config = types.SimpleNamespace(model_config=types.SimpleNamespace(**model), parallel_config=parallel, speculative_config=None)
     assert _vllm_cuda.LeanCudaBuilder.get_cudagraph_support(config, None) == AttentionCGSupport[support]
     derived = type("OfTheEngine", (_vllm_cuda.LeanCudaBuilder,), {"__module__": "vllm.somewhere"})
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport.NEVER)
     assert derived.get_cudagraph_support(config, None) == AttentionCGSupport.NEVER  # its steps are FlashAttention's
+    for guesses, answer in ((15, support), (16, "NEVER")):  # graphs of so many query tokens a request are FlashAttention's too
+        config.speculative_config = types.SimpleNamespace(num_speculative_tokens=guesses)
+        assert _vllm_cuda.LeanCudaBuilder.get_cudagraph_support(config, None) == AttentionCGSupport[answer]
 
 
 class Operations(TorchDispatchMode):
