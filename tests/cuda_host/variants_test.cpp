@@ -147,7 +147,8 @@ cuda::Scope scope_of(const Problem& problem, const Options& options = cuda_optio
 /// it, the device has products of warpgroups and the call asks for nothing that it does not do.
 TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   using cuda::Scope;
-  const auto chunk = [](std::int32_t q_tokens, const Shape& shape = {}) {
+  const auto chunk = [](std::int32_t q_tokens, Shape shape = {}) {
+    if (shape.capacity == Shape{}.capacity) shape.capacity = 4096;  // of few tiles
     Problem problem = problem_of(shape);
     problem.q_tokens = q_tokens;
     problem.q.strides.sequence = problem.o.strides.sequence = q_tokens * problem.q.strides.token;

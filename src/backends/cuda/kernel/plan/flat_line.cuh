@@ -41,7 +41,7 @@ template <KernelConfig kConfig>
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
     schedule::CostModel model = cost_model(kConfig);
-    if (!call.plan.spares_workers) model.spare_tiles = 0;
+    if (kConfig.step() && !call.plan.spares_workers) model.spare_tiles = 0;
     return schedule::make_plan(sums, policy, model, kConfig.tile_tokens, grid);
   }
 }
