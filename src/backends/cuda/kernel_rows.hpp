@@ -98,7 +98,7 @@ inline constexpr KernelRow kSm80[] = {
     {kAnyCall,     1, 128, 32,  128, 8, 152,  kFp8Many},
     {kAnyCall,     1, 128, 64,  64,  8, 152,  kFp8Many},
     {kAnyCall,     1, 128, 128, 64,  8, 1216, kFp8Many},
-    {kAnyCall,     1, 256, 16,  128, 4, 288,  kFp8},
+    {kAnyCall,     1, 256, 16,  128, 4, 324,  kFp8},
     {kAnyCall,     1, 256, 32,  64,  4, 360,  kFp8Many},
     {kAnyCall,     1, 256, 64,  64,  4, 976,  kFp8Many},
 };
