@@ -183,11 +183,7 @@ Status run_call(const Problem& problem, const CallPlan& plan, const Workspace& w
   if (appends(problem) && schedule::row_capacity(problem) > config.q_rows) {
     const Call ahead = call_of(problem);
     std::uninitialized_value_construct_n(ahead.done, shares.workers);
-    const auto append = [](const Call& call, std::int32_t worker) noexcept {
-      append_new_tokens(call, worker);
-      ++call.done[worker].passes;
-    };
-    if (const Status status = for_each_worker(*plan.executor, ahead, append); !status.ok()) return status;
+    if (const Status status = for_each_worker(*plan.executor, ahead, append_new_tokens); !status.ok()) return status;
     if (const Status status = check_appended(ahead); !status.ok()) return status;
     attended.append.k.data = attended.append.v.data = nullptr;  // queries are still rotated
   }

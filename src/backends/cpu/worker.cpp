@@ -304,6 +304,7 @@ void append_new_tokens(const Call& call, std::int32_t worker) noexcept {
       }
     }
   }
+  ++call.done[worker].passes;
 }
 
 void run_worker(const Call& call, std::int32_t worker) noexcept { Worker(call, worker).run(); }
