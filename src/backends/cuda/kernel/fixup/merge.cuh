@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
 #include "backends/cuda/kernel/fixup/lane_merge.cuh"
@@ -36,11 +35,7 @@ __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t reco
 template <KernelConfig kConfig>
 inline constexpr int kAheadOfShare = 64 / kLaneDims<kConfig>;
 
-/// So many parts of a chunk are merged row by row (merge_rows()): of 8 parts 64 tokens of 8k take 36.4 us on an H100, and side by side 41.6;
-/// of 4 parts 512 tokens of 8 heads of 8k 48.0, and 53.0; of 2 parts 256 tokens of 2k 37.3, and 32.8.
-inline constexpr std::int32_t kFewestPartsByRow = 4;
-
-/// A worker's share of such a run.
+/// A worker's share of a run of up to kMaxOneLevel partials.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_share(const MergeRun& run, std::int32_t record_index, const fixup::MergeShare& share) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
@@ -108,6 +103,10 @@ __device__ __noinline__ void merge_alone(std::int32_t record_index) {
   }
   note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
 }
+
+/// So many parts of a chunk are merged row by row (merge_rows()): of 8 parts 64 tokens of 8k take 36.4 us on an H100, and side by side 41.6;
+/// of 4 parts 512 tokens of 8 heads of 8k 48.0, and 53.0; of 2 parts 256 tokens of 2k 37.3, and 32.8.
+inline constexpr std::int32_t kFewestPartsByRow = 4;
 
 /// A worker's share of a run of a chunk's rows. Where many parts are merged by as many workers a warp has a row or two, and brings a row's
 /// states and elements in one trip; of few parts it has more, whose states it merges side by side first. Which of the two it is the parts

@@ -68,7 +68,7 @@ template <KernelConfig kConfig>
 struct StagedBundles {
   static constexpr bool kMayBeNaN = false;
   static_assert(fixup::kMaxOneLevel * kSliceDims<kConfig> <= kConfig.exchange_floats());
-  static_assert(kConfig.wide() || fixup::kMaxOneLevel <= CtaParts<kConfig>::kRows);
+  static_assert(fixup::kMaxOneLevel <= CtaParts<kConfig>::kRows);
 
   const CtaMemory<kConfig>& memory;
   std::int32_t bundles;
