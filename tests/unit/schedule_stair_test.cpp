@@ -104,6 +104,15 @@ Reach any_stair_reach(Stream& random) {
   return {.right = random.chance(70) ? 0 : static_cast<std::int32_t>(random.between(1, 40))};
 }
 
+/// Heads, groups and reach of a level line of small row blocks.
+LineShape any_level_shape(Stream& random) {
+  LineShape shape;
+  shape.kv_heads = static_cast<std::int32_t>(random.between(1, 8));
+  shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
+  shape.reach = any_stair_reach(random);
+  return shape;
+}
+
 /// What a worker of a level line has of an output.
 struct LevelPart {
   std::int32_t tile_begin = 0;
@@ -237,9 +246,7 @@ TEST(ScheduleStair, R04_EveryTileOfALevelLineIsOwnedExactlyOnce) {
       work.kv_tokens = longest - static_cast<std::int32_t>(random.between(0, differ));
       work.q_tokens = static_cast<std::int32_t>(random.chance(10) ? 0 : random.between(1, random.chance(50) ? 60 : 300));
     }
-    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 8));
-    c.shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
-    c.shape.reach = any_stair_reach(random);
+    c.shape = any_level_shape(random);
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
     const LevelWalks walks = level_walks<16, 8>(c, grid, random);
     if (walks.plan.level_parts == 0) continue;
@@ -270,10 +277,8 @@ TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
     const auto kv_tokens = static_cast<std::int32_t>(random.chance(5) ? random.between(0, 9) : random.between(10, 1200));
     const auto q_tokens = static_cast<std::int32_t>(random.between(1, random.chance(50) ? 60 : 300));
     c.works.assign(static_cast<std::size_t>(random.between(1, 4)), {q_tokens, kv_tokens});
+    c.shape = any_level_shape(random);
     c.shape.batch = static_cast<std::int64_t>(c.works.size());
-    c.shape.kv_heads = static_cast<std::int32_t>(random.between(1, 8));
-    c.shape.group = static_cast<std::int32_t>(random.one_of({2, 4, 8}));
-    c.shape.reach = any_stair_reach(random);
     c.shape.q_rows = 16;
     c.shape.tile_tokens = 8;
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
