@@ -32,6 +32,11 @@ UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+"
           "SGLang's lean": r"sglang-[\d.]+/lean"}
 UNEVEN_ROWS = "h100-ragged.jsonl"
 LOAD = "h100-vllm-load.jsonl"
+ENGINE = "h200-vllm-engine.jsonl", "h100-vllm-engine.jsonl"
+ENGINE_BUILT = {ENGINE[1]: ["c859a29"]}  # lines from before they said it
+ENGINE_KINDS = {OURS: "CUSTOM", "FlashAttention-3": "FLASH_ATTN", "XQA": "FLASHINFER", "FlashInfer": "FLASHINFER"}
+ENGINE_CACHES = {"auto": "bf16", "fp8": "E4M3", "fp8_e5m2": "E5M2"}
+ENGINE_GRAPHS = {"default": "decode steps", "FULL": "steps of any kind"}
 SERVERS = {"lean": "CUSTOM", "FlashAttention-3": "FLASH_ATTN"}
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
@@ -596,32 +601,102 @@ def chunks_table() -> str:
                       f"{row['us']['lean'] / row['us']['FlashAttention-3']:.2f}"] for row in rows])
 
 
-def engine_table() -> str:
-    """Decode steps of vLLM's engine: attention's kernels and whole steps, milliseconds."""
-    rows = {}
-    for line in lines("h200-vllm-engine.jsonl"):
-        rows.setdefault(line["shape"], {})[line["attention"]] = line
-    table = []
-    for shape, of in rows.items():
-        ours, theirs = of["CUSTOM"], of["FLASH_ATTN"]
-        cells = [f"{1e3 * line['attention_s']:.3f}" for line in (ours, theirs)]
-        steps = [f"{1e3 * statistics.median(line['step_s']):.2f}" for line in (ours, theirs)]
-        table.append([by_name(shape).replace("~", " uneven of "), *cells, f"{ours['attention_s'] / theirs['attention_s']:.2f}", *steps])
-    return markdown(["batch x context", "lean's kernels, ms", "FlashAttention-3's, ms", "lean / FlashAttention-3", "whole step with lean, ms",
-                     "with FlashAttention-3, ms"], table)
+def engine_kind(line: dict, beside: list) -> str | None:
+    """Whose attention a line of bench/vllm_engine.py is of. FLASHINFER is XQA or FlashInfer's own, by the kernels of its run; None: unknown."""
+    if line["attention"] != "FLASHINFER":
+        return next(kind for kind, attention in ENGINE_KINDS.items() if attention == line["attention"])
+    names = [kernel["name"] for other in [line, *beside] if other["attention"] == "FLASHINFER" for kernel in other.get("kernels") or []]
+    return None if not names else "XQA" if any("kernel_mha" in name for name in names) else "FlashInfer"
 
 
-def engine_caches_table() -> str:
-    """The same kernels with caches of 16 and of 8 bits."""
-    rows = {}
-    for line in lines("h100-vllm-engine.jsonl"):
-        rows.setdefault((line["shape"], line["cache"]), {})[line["attention"].removesuffix(" fp8")] = line
+def engine_runs(name: str) -> dict:
+    """(cache, graphs, shape): for each run of them, in the file's order, {kind: line}. Only lines of one run are of one card."""
+    found, together = {}, {}
+    for line in lines(name):
+        cache, graphs, run = line.get("cache", "auto"), line.get("graphs", "default"), line.get("run")
+        found.setdefault((cache, graphs, line["shape"]), {}).setdefault(run, []).append(line)
+        together.setdefault((run, cache, graphs), []).append(line)
+    table = {}
+    for (cache, graphs, shape), runs in found.items():
+        kinds = [{engine_kind(line, together[run, cache, graphs]): line for line in of_run} for run, of_run in runs.items()]
+        table[cache, graphs, shape] = [{kind: line for kind, line in of.items() if kind} for of in kinds]
+    orders = list(ENGINE_CACHES), ["default"], list(dict.fromkeys(shape for *_, shape in table))
+
+    def place(key: tuple) -> list:
+        return [order.index(value) if value in order else len(order) for order, value in zip(orders, key)]
+
+    return {key: table[key] for key in sorted(table, key=place)}
+
+
+def engine_lines(runs: list, kind: str, field: str) -> tuple[dict, dict | None] | None:
+    """A line of a kind that has a field, and ours of the same run, of the first run that has both: else the first that there is, alone."""
+    have = [{name: line for name, line in of.items() if line.get(field)} for of in runs]
+    both = ((of[kind], of[OURS]) for of in have if kind in of and OURS in of)
+    return next(both, next(((of[kind], None) for of in have if kind in of), None))
+
+
+def engine_ratio(line: dict, ours: dict | None) -> float | None:
+    """Ours over a line, kernels of attention."""
+    return ours["attention_s"] / line["attention_s"] if ours else None
+
+
+def engine_ratios(name: str) -> list:
+    """Ours over FlashAttention-3."""
+    found = (engine_lines(runs, "FlashAttention-3", "attention_s") for runs in engine_runs(name).values())
+    return [engine_ratio(*pair) for pair in found if pair and pair[1]]
+
+
+def engine_table_of(name: str, field: str, title, text) -> str:
+    """A row for each cache, mode of graphs and shape of a file. Kinds that it lacks are left out, and a cache or mode that it has alone.
+
+    title(kind) heads a column, text(line, ours) is what stands in it.
+    """
+    rows = {key: {kind: engine_lines(runs, kind, field) for kind in ENGINE_KINDS} for key, runs in engine_runs(name).items()}
+    rows = {key: cells for key, cells in rows.items() if any(cells.values())}
+    kinds = [kind for kind in ENGINE_KINDS if any(cells[kind] for cells in rows.values())]
+    told = [place for place in (0, 1) if len({key[place] for key in rows}) > 1]
     table = []
-    for (shape, cache), of in rows.items():
-        kernels = [of[name]["attention_s"] for name in ("CUSTOM", "FLASH_ATTN")]
-        table.append([by_name(shape).replace("~", " uneven of "), "E4M3" if cache == "fp8" else "bf16", *(f"{1e3 * s:.3f}" for s in kernels),
-                      f"{kernels[0] / kernels[1]:.2f}"])
-    return markdown(["batch x context", "cache", "lean's kernels, ms", "FlashAttention-3's, ms", "lean / FlashAttention-3"], table)
+    for key, cells in rows.items():
+        said = ENGINE_CACHES.get(key[0], key[0]), "decode" if key[1] == "default" else key[1]
+        table.append([by_name(key[2]).replace("~", " uneven of "), *(said[place] for place in told),
+                      *(text(*cells[kind]) if cells[kind] else "" for kind in kinds)])
+    return markdown(["batch x context", *(("cache", "graphs")[place] for place in told), *map(title, kinds)], table)
+
+
+def engine_table(name: str) -> str:
+    """Decode steps of vLLM's engine: attention's kernels, milliseconds, and ours over the others'."""
+    def text(line: dict, ours: dict | None) -> str:
+        return f"{1e3 * line['attention_s']:.3f}" + (f" ({engine_ratio(line, ours):.2f})" if ours and ours is not line else "")
+
+    return engine_table_of(name, "attention_s", lambda kind: f"{kind}, ms" + " (lean / it)" * (kind != OURS), text)
+
+
+def engine_steps_table(name: str) -> str:
+    """The whole steps, milliseconds, and how long the host describes one to the layers."""
+    def built(line: dict) -> list:
+        return [seconds for seconds, _ in (line.get("host_s") or {}).get("build", [])]
+
+    def text(line: dict, _) -> str:
+        return f"{1e3 * statistics.median(line['step_s']):.2f}" + (f" ({1e6 * statistics.median(built(line)):.0f})" if built(line) else "")
+
+    described = " (described in, us)" * any(built(line) for line in lines(name))
+    return engine_table_of(name, "step_s", lambda kind: f"{kind}, ms{described}", text)
+
+
+def engine_commits(name: str) -> str:
+    """What built the lines of a file, as words after its name."""
+    found = sorted({line["commit"] for line in lines(name) if "commit" in line}) or ENGINE_BUILT.get(name, [])
+    return f", commit{'s' * (len(found) > 1)} {listed(found)}" if found else ""
+
+
+def engine_has_run(field: str, names: dict) -> str:
+    """Values of a field of ours in both files, in words."""
+    found = {line.get(field, next(iter(names))) for name in ENGINE for line in lines(name) if line["attention"] == "CUSTOM"}
+    return listed([text for value, text in names.items() if value in found])
+
+
+def listed(words: list) -> str:
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
 
 
 def several_gpus_table(ranks: int) -> str:
@@ -640,7 +715,8 @@ def several_gpus_table(ranks: int) -> str:
     return markdown(["row", "K/V, MiB", *ways, "1 GPU / fused", *(f"fused - {way}" for way in shards)], table)
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": engine_table, "engine caches": engine_caches_table, "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+          "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
@@ -707,6 +783,12 @@ def rows_slower(name: str, columns: dict) -> str:
 
 
 NUMBERS = {
+    "engine over FlashAttention-3": lambda: f"{min(engine_ratios(ENGINE[0])):.2f} to {max(engine_ratios(ENGINE[0])):.2f}",
+    "engine over FlashAttention-3, H100": lambda: f"{min(engine_ratios(ENGINE[1])):.2f} to {max(engine_ratios(ENGINE[1])):.2f}",
+    "engine commits": lambda: engine_commits(ENGINE[0]),
+    "engine commits, H100": lambda: engine_commits(ENGINE[1]),
+    "engine caches run": lambda: engine_has_run("cache", ENGINE_CACHES),
+    "engine graphs run": lambda: engine_has_run("graphs", ENGINE_GRAPHS),
     "two gpus at 512 MiB": lambda: f"{min(speedups(2, 512)):.1f}",
     "two gpus, most": lambda: f"{max(speedups(2)):.1f}",
     "four gpus at 512 MiB": lambda: f"{min(speedups(4, 512)):.1f}",

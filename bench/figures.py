@@ -18,7 +18,7 @@ from figure_data import DEPENDENT, FAMILIES, OURS
 
 OUT = figure_data.ROOT / "docs" / "figures"
 TABLE = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- table: end -->)", re.S)
-NUMBER = re.compile(r"(<!--= ([^>]+?) -->).*?(<!--=-->)", re.S)
+NUMBER = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--=-->)", re.S)
 # Told apart by shape and filling first, so that print in black and white tells them too; colours are safe for the colour-blind.
 MARKERS = {OURS: "o", DEPENDENT: "*", "FlashAttention-3": "s", "cuDNN": "^", "FlashInfer": "D", "XQA": "x"}
 COLOURS = {
@@ -36,7 +36,13 @@ def documents() -> list:
 def with_tables(text: str) -> str:
     """A document with its tables and numbers as the results have them. KeyError: it names one that nobody makes."""
     text = TABLE.sub(lambda found: found[1] + figure_data.TABLES[found[2]]() + found[3], text)
-    return NUMBER.sub(lambda found: found[1] + figure_data.NUMBERS[found[2]]() + found[3], text)
+    return NUMBER.sub(number_in, text)
+
+
+def number_in(found: re.Match) -> str:
+    """A marked number as the results have it; the same words stay as they are, since a paragraph's line may end between them."""
+    now = figure_data.NUMBERS[found[2]]()
+    return found[1] + (found[3] if found[3].split() == now.split() else now) + found[4]
 
 
 def digest(data: str) -> str:

@@ -22,7 +22,9 @@ seconds, not minutes. --no-host leaves out the steps in which the host is watche
 
 Usage: vllm_engine.py [--shapes 1x32k,8x8k,32~4k,64x1k] [--backends CUSTOM,FLASH_ATTN] [--kv-cache-dtype auto,fp8]
                       [--cudagraph-mode default,FULL] [--steps 48] [--no-compile] [--no-host] [--limit SECONDS] [--log FOLDER]
-                      [--json FILE]
+                      [--json FILE] [--commit NAME]
+
+Rows of several invocations may lie in one file, one after another: `run` tells them apart.
 """
 from __future__ import annotations
 
@@ -49,9 +51,10 @@ VOCABULARY, LAYERS = 512, 4
 STEP_TOKENS = 8192  # that one step of the engine takes, prompts of several requests among them
 CHECKED_LENGTHS, CHECKED_TOKENS = (100, 700), 32
 PROFILED_STEPS = 8
-#: Kernels of this library, FlashAttention with its preparation, FlashInfer and Triton. The engine's own, the same for all,
-#: writes new keys and values (reshape_and_cache_flash) and is none of them.
-ATTENTION = re.compile(r"\b(lean|flash|flashinfer)::|kernel_unified_attention|reduce_segments")
+#: Kernels of this library, FlashAttention with its preparation, FlashInfer, XQA (FlashInfer's for decode steps on Hopper, whose one
+#: kernel is in no namespace) and Triton. The engine's own, which write new keys and values (reshape_and_cache_flash, the same for
+#: all) and round queries to E4M3 for those that want them so, are none of them.
+ATTENTION = re.compile(r"\b(lean|flash|flashinfer)::|kernel_unified_attention|reduce_segments|\bkernel_mha\b")
 SAID_LINES = 40  # of a process that failed
 DEFAULT_GRAPHS = "default"  # those that the engine chooses
 
@@ -377,6 +380,14 @@ def mean_distance(mine: list[float], theirs: list[float]) -> float:
     return statistics.fmean(abs(a - b) for a, b in zip(mine, theirs, strict=True))
 
 
+def git_commit() -> str:
+    """Of the checkout that this is run in; nothing where it is none."""
+    try:
+        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
 def rows_of(variant: Variant, result: dict, first: dict, options: argparse.Namespace) -> list[dict]:
     """A row for each shape that the process came to."""
     rows = []
@@ -389,8 +400,9 @@ def rows_of(variant: Variant, result: dict, first: dict, options: argparse.Names
                      kernels=[dict(name=kernel, s=spent, launches=count) for kernel, (spent, count) in kernels[:12]],
                      host_s=result["host"].get(shape))  # fmt: skip
         chosen = dict(attention=variant.backend, cache=variant.cache, graphs=variant.graphs, dtype=options.dtype)
-        rows.append(dict(shape=shape, **chosen, step_s=seconds, prompts_s=read, same_tokens=same, **said, **timed,
-                         load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d")))  # fmt: skip
+        built = dict(commit=options.commit) if options.commit else {}
+        rows.append(dict(shape=shape, **chosen, step_s=seconds, prompts_s=read, same_tokens=same, **said, **timed, run=options.run,
+                         load=os.getloadavg()[0], **built, date=time.strftime("%Y-%m-%d")))  # fmt: skip
     return rows
 
 
@@ -421,6 +433,7 @@ def main() -> None:
     parser.add_argument("--cudagraph-mode", default=DEFAULT_GRAPHS, type=list_of(), help="and with each: default, FULL, ...")
     parser.add_argument("--steps", type=int, default=48, help="decode steps of each shape")
     parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
+    parser.add_argument("--commit", default=git_commit(), help="to record in the rows")
     parser.add_argument("--no-compile", action="store_true", help="full CUDA graphs of decode steps, without torch.compile")
     parser.add_argument("--no-host", action="store_true", help="without steps in which the host is watched")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="of one attention's process")
@@ -431,6 +444,7 @@ def main() -> None:
     if options.backend:
         measure(options)
         return
+    options.run = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {os.getpid()}"  # rows of one card, which may be compared
     if options.log:
         pathlib.Path(options.log).mkdir(parents=True, exist_ok=True)
     first: tuple[Variant, dict] = (Variant(""), {})

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
+import figure_data  # noqa: E402
 import vllm_engine  # noqa: E402
 
 
@@ -82,6 +83,23 @@ def test_reading_prompts_is_timed_until_each_request_has_a_token(monkeypatch):
 def options_of(**given):
     chosen = dict(backends=["CUSTOM", "FLASH_ATTN"], kv_cache_dtype=["auto"], cudagraph_mode=["default"], no_compile=False, shapes=["1x1k", "8~1k"])
     return SimpleNamespace(**chosen | given)
+
+
+@pytest.mark.parametrize(
+    "kernel, counted",
+    [
+        ("void lean::cuda::decode_kernel<(lean::cuda::Architecture)90, (lean::DType)2, 128>", True),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>>>>", True),
+        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<1>>", True),
+        ("kernel_mha(unsigned int, float, float const*, Vec<__nv_bfloat16, 128u>*)", True),  # XQA's
+        ("kernel_mha", True),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>", False),
+        ("void vllm::scaled_fp8_quant_kernel_strided_group_shape<c10::BFloat16>", False),
+        ("void other::kernel_mha_like<1>()", False),
+    ],
+)
+def test_kernels_of_attention_are_told_by_their_names(kernel, counted):
+    assert bool(vllm_engine.ATTENTION.search(kernel)) == counted
 
 
 def test_each_attention_runs_with_each_cache_and_each_mode_of_graphs():
@@ -177,3 +195,58 @@ def test_attention_is_timed_in_steps_in_which_all_requests_decode():
         vllm_serve.Stopwatch.end_step = end_step
     assert counted == [batch] * 6
     assert watched[-1] < batch
+
+
+# --- tables of docs/vllm.md ----------------------------------------------------------------------------------------------
+
+
+def engine_line(attention, attention_s, shape="1x1k", run="a", kernels=("lean::decode_kernel",), **more):
+    host = dict(build=[[1e-5, 1]] * 3)
+    kernels = [dict(name=name) for name in kernels]
+    return dict(shape=shape, attention=attention, attention_s=attention_s, step_s=[2e-3] * 3, run=run, kernels=kernels, host_s=host) | more
+
+
+def rows_in(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+
+
+def tables_of(monkeypatch, lines):
+    monkeypatch.setattr(figure_data, "lines", lambda name: lines)
+    return rows_in(figure_data.engine_table("any")), rows_in(figure_data.engine_steps_table("any"))
+
+
+def test_a_ratio_is_of_lines_of_one_run_and_flashinfer_is_told_by_its_kernels(monkeypatch):
+    kernels, steps = tables_of(monkeypatch, [
+        engine_line("CUSTOM", 1e-3), engine_line("FLASH_ATTN", 2e-3), engine_line("FLASHINFER", 4e-3, kernels=["kernel_mha(int)"]),
+        engine_line("CUSTOM", 3e-3, run="b"), engine_line("FLASHINFER", 6e-3, run="b", kernels=["void flashinfer::Kernel<1>"]),
+    ])  # fmt: skip
+    assert kernels[0] == ["batch x context", "lean, ms", "FlashAttention-3, ms (lean / it)", "XQA, ms (lean / it)", "FlashInfer, ms (lean / it)"]
+    assert kernels[2:] == [["1 x 1k", "1.000", "2.000 (0.50)", "4.000 (0.25)", "6.000 (0.50)"]]
+    assert steps[2:] == [["1 x 1k", *["2.00 (10)"] * 4]]
+
+
+def test_rows_are_by_cache_then_graphs_then_shape_and_those_of_a_run_that_was_cut_stay(monkeypatch):
+    kernels, steps = tables_of(monkeypatch, [
+        engine_line("CUSTOM", 3e-3, run="c", cache="fp8_e5m2"), engine_line("CUSTOM", 2e-3, run="b", graphs="FULL"),
+        engine_line("CUSTOM", 1e-3, shape="8x1k"), engine_line("CUSTOM", None, kernels=[], host_s=None),
+        engine_line("FLASHINFER", None, kernels=[]),
+    ])  # fmt: skip
+    assert kernels[0] == ["batch x context", "cache", "graphs", "lean, ms"]
+    assert kernels[2:] == [
+        ["8 x 1k", "bf16", "decode", "1.000"],
+        ["1 x 1k", "bf16", "FULL", "2.000"],
+        ["1 x 1k", "E5M2", "decode", "3.000"],
+    ]
+    assert steps[2:] == [
+        ["1 x 1k", "bf16", "decode", "2.00"],  # and not FLASHINFER, whose kernels nobody saw
+        ["8 x 1k", "bf16", "decode", "2.00 (10)"],
+        ["1 x 1k", "bf16", "FULL", "2.00 (10)"],
+        ["1 x 1k", "E5M2", "decode", "2.00 (10)"],
+    ]
+
+
+def test_flashinfer_without_kernels_is_what_other_shapes_of_its_run_are(monkeypatch):
+    _, steps = tables_of(monkeypatch, [
+        engine_line("FLASHINFER", 1e-3, kernels=["kernel_mha"]), engine_line("FLASHINFER", None, shape="8x1k", kernels=[]),
+    ])  # fmt: skip
+    assert steps[0][1:] == ["XQA, ms (described in, us)"] and [row[0] for row in steps[2:]] == ["1 x 1k", "8 x 1k"]
