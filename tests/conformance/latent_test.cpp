@@ -97,5 +97,32 @@ TEST(Conformance, LatentOnAnyNumberOfWorkers) {
   }
 }
 
+/// More than one row block, and tiles enough for the warpgroups to take turns at them (kTurnsRule in kernel_rows.hpp): segments of one
+/// tile, of two and of many, whole and not, with all that a call may ask and pages of every kind of box.
+TEST(Conformance, LatentTilesInTurns) {
+  const auto turns_case = [](DType dtype) {
+    Case c = latent_case(dtype, 66, 2);
+    c.lens = {300, 131, 64, 0, 17, 577};
+    c.workers = 3;
+    return c;
+  };
+  for (const auto& [name, add] : features()) {
+    Case c = turns_case(DType::kBFloat16);
+    add(c);
+    if (!c.pad.empty()) c.pad.push_back(100);
+    if (c.n_q.size() > 1) c.n_q = {2, 1, 5, 3, 1, 2};
+    EXPECT_TRUE(run_and_check(c)) << name;
+  }
+  for (const std::int32_t page_tokens : {16, 24, 32, 64, 128}) {
+    for (const std::int32_t workers : {1, 2, 5}) {
+      Case c = turns_case(workers == 2 ? DType::kFloat16 : DType::kBFloat16);
+      c.page_tokens = page_tokens;
+      c.workers = workers;
+      c.causal = true;
+      EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << workers;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

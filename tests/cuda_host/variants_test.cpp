@@ -310,14 +310,17 @@ Asked latent_call(Shape shape = {}, std::int32_t q_tokens = 1) {
   return {"a latent call", problem, cuda_options()};
 }
 
-/// Whether the latent kernel serves the call, by one launch of all workers; else the plain kernel does.
+/// Whether the latent kernel does whose warpgroups take turns.
+bool is_in_turns(const Call& launch) { return launch.kernel.find("ScopeE9E") != std::string_view::npos; }
+
+/// Whether a latent kernel serves the call, by one launch of all workers; else the plain kernel does.
 bool is_latent(const Asked& asked) {
   const Workspace workspace = workspace_for(asked);
   runtime().begin();
   const Status status = decode(asked.problem, asked.options, workspace);
   EXPECT_TRUE(status.ok()) << status.message;
   const Call launch = runtime().launches().back();
-  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos;
+  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos || is_in_turns(launch);
   EXPECT_NE(latent, launch.plain()) << launch.kernel;
   if (latent) {
     EXPECT_EQ(runtime().launches().size(), 1U);
@@ -332,7 +335,7 @@ bool is_latent(const Asked& asked) {
 /// Latent attention in 16 bits, whatever its rows, is the latent kernel's, if the build has it, the device has products of warpgroups
 /// and the call asks for nothing that it does not do.
 TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
-  static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6);
+  static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6 && static_cast<int>(cuda::Scope::kLatentTurns) == 9);
   const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
   to_a_new_device(hopper);
   const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 576).empty();
@@ -375,6 +378,24 @@ TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
     to_a_new_device(device);
     EXPECT_FALSE(is_latent(latent_call())) << device.major;
   }
+}
+
+/// Warpgroups take turns at a call of more than one row block and 24 tiles a worker, at its capacity.
+TEST(CudaHost, R33_LatentCallsOfManyRowsAndTilesAreMadeInTurns) {
+  to_a_new_device({.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024});
+  if (cuda::wide_kernels_for(DType::kBFloat16, 576).empty()) GTEST_SKIP() << "built without";
+  const auto turns = [](std::int32_t heads, std::int32_t q_tokens, std::int32_t capacity) {
+    Asked asked = latent_call({.batch = 64, .q_heads = heads, .kv_heads = 1}, q_tokens);
+    asked.problem.kv_capacity = capacity;
+    EXPECT_TRUE(is_latent(asked));
+    return is_in_turns(runtime().launches().back());
+  };
+  EXPECT_TRUE(turns(128, 1, 4096));
+  EXPECT_TRUE(turns(128, 1, 1600)) << "128 x 25 tiles";
+  EXPECT_FALSE(turns(128, 1, 1500)) << "128 x 24 tiles, 132 workers";
+  EXPECT_TRUE(turns(16, 8, 4096));
+  EXPECT_FALSE(turns(64, 1, 4096)) << "one row block";
+  EXPECT_FALSE(turns(16, 4, 4096));
 }
 
 /// R17: a latent call's workspace has rows of the values' dims, and is asked for wherever its values lie: sizes decide it.

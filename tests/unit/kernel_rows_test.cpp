@@ -35,7 +35,7 @@ TEST(KernelRows, WideRowsStandBesideOthersOfTheirDims) {
     EXPECT_STRNE(wide.reason.measured, "");
     EXPECT_GE(wide.head_dim, narrower) << "a call takes the first that holds its dims";
     narrower = wide.head_dim;
-    EXPECT_EQ(wide.scope == Scope::kLatentTile, wide.head_dim > kWidestCudaHead);
+    EXPECT_EQ(traits_of(wide.scope).latent, wide.head_dim > kWidestCudaHead);
     const auto has_row = [&](const NamedFamily& named) { return named.family.has(wide); };
     EXPECT_EQ(std::ranges::count_if(kFamilies, has_row) + std::ranges::count_if(kWideFamilies, has_row), 2) << "fp16 and bf16";
   }
@@ -61,7 +61,7 @@ TEST(KernelRows, WideFamiliesHaveWideRows) {
 /// its partials' rows.
 TEST(KernelRows, WideVariantsHoldFourStagesBesideTheirQueries) {
   for (const KernelRow& row : kWideRows) {
-    if (row.scope == Scope::kLatentTile) continue;
+    if (traits_of(row.scope).latent) continue;
     const KernelConfig config = config_of(Architecture::kSm90, row, DType::kBFloat16);
     const std::int32_t queries = config.query_places() * config.q_rows * config.stage_row_bytes(config.head_dim);
     EXPECT_LE(queries + kWideStages * config.mean_stage_bytes(config.head_dim), (227 - 8) * 1024) << row.head_dim;
@@ -95,20 +95,26 @@ TEST(KernelRows, StagesOfKeysAndValuesLieEndToEnd) {
 /// A latent variant's partials and outputs are of the values' dims, its sums those of a warp that takes every token of a tile, and the
 /// queries of a segment and two tiles fit beside each other with 8 KB to spare for all else.
 TEST(KernelRows, LatentVariantsAreOfTheValuesDims) {
-  const KernelConfig config = config_of(Architecture::kSm90, family_named("bf16_d576"), 64, Scope::kLatentTile);
-  EXPECT_TRUE(config.wide() && config.latent());
-  EXPECT_EQ(config.tile().head_dim, 576);
-  EXPECT_EQ(config.tile().value_dim, 512);
-  EXPECT_EQ(config.row_warps(), 4);
-  EXPECT_EQ(config.token_warps(), 1);
-  EXPECT_EQ(config.warp_runs(), 4);
-  EXPECT_EQ(sum_roundings(config.tile()), 16);
-  EXPECT_EQ(config.columns(), 9);
-  EXPECT_EQ(config.column_bytes(), 128);
-  const std::int32_t queries = config.query_places() * config.q_rows * config.head_dim * 2;
-  const std::int32_t tiles = 2 * config.tile_tokens * config.stage_row_bytes(config.head_dim);
-  EXPECT_EQ(tiles, kLatentRingBytes);
-  EXPECT_LE(queries + tiles, (227 - 8) * 1024);
+  for (const Scope scope : {Scope::kLatentTile, Scope::kLatentTurns}) {
+    const KernelConfig config = config_of(Architecture::kSm90, family_named("bf16_d576"), 64, scope);
+    EXPECT_TRUE(config.wide() && config.latent());
+    EXPECT_EQ(config.tile().head_dim, 576);
+    EXPECT_EQ(config.tile().value_dim, 512);
+    EXPECT_EQ(config.row_warps(), 4);
+    EXPECT_EQ(config.token_warps(), 1);
+    EXPECT_EQ(config.warp_runs(), 4);
+    EXPECT_EQ(sum_roundings(config.tile()), 16);
+    EXPECT_EQ(config.columns(), 9);
+    EXPECT_EQ(config.column_bytes(), 128);
+    const std::int32_t queries = config.query_places() * config.q_rows * config.head_dim * 2;
+    const std::int32_t tiles = 2 * config.tile_tokens * config.stage_row_bytes(config.head_dim);
+    EXPECT_EQ(tiles, kLatentRingBytes);
+    EXPECT_LE(queries + tiles, (227 - 8) * 1024);
+    EXPECT_EQ(config.part_column(0), 0);
+    EXPECT_EQ(config.stage_parts(), config.in_turns() ? 2 : 1);
+    EXPECT_EQ(config.part_column(config.stage_parts()), config.columns());
+    if (config.in_turns()) EXPECT_EQ(config.part_column(1), 4) << "256 dims of 16 bits";
+  }
 }
 
 /// find_kernel() takes the first row block that holds a call's rows.

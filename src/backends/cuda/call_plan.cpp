@@ -160,12 +160,20 @@ const KernelEntry* wide_kernel(const Problem& shape, const CallPlan& plan) noexc
   return sized_wide_kernel(Scope::kWideTile, shape, plan);
 }
 
-/// Whether it has enough to do to be faster than a decode step that serves the call too: at the capacity, which is what is known
-/// here of lengths. Shorter ones cost what a segment's ends do, some 40 us.
-bool outruns_steps(const KernelEntry& wide, const Problem& shape, const CallPlan& plan) noexcept {
+/// Whether it has enough to do to be faster than another kernel that serves the call too: at the capacity, which is what is known
+/// here of lengths. Shorter ones cost what a segment's ends do, some 40 us, or in turns what its begin does.
+bool has_tiles_of(const WideRule& rule, const KernelEntry& wide, const Problem& shape, const CallPlan& plan) noexcept {
   const std::int64_t tiles =
       schedule::output_capacity(shape, wide.config.q_rows) * ceil_div(shape.kv_capacity, wide.config.tile_tokens);
-  return tiles >= std::int64_t{kWideRule.fewest_step_tiles} * plan.options.workers;
+  return tiles >= std::int64_t{rule.fewest_tiles} * plan.options.workers;
+}
+
+/// The latent kernel for calls of these sizes: kTurnsRule says which.
+const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  const KernelEntry* const turns = sized_wide_kernel(Scope::kLatentTurns, shape, plan);
+  const bool many = schedule::row_capacity(shape) >= kTurnsRule.fewest_rows;
+  if (turns != nullptr && many && has_tiles_of(kTurnsRule, *turns, shape, plan)) return turns;
+  return sized_wide_kernel(Scope::kLatentTile, shape, plan);
 }
 
 /// The kernel of calls of these sizes whose values have dims of their own, whatever their rows: a latent one if they lie in the keys'
@@ -173,7 +181,7 @@ bool outruns_steps(const KernelEntry& wide, const Problem& shape, const CallPlan
 const KernelEntry* values_kernel(const Problem& shape, const CallPlan& plan) noexcept {
   const std::int32_t value_dim = value_dim_of(shape);
   if (value_dim == shape.head_dim || shape.head_dim % 8 != 0 || value_dim % 8 != 0) return nullptr;
-  const KernelEntry* const latent = sized_wide_kernel(Scope::kLatentTile, shape, plan);
+  const KernelEntry* const latent = latent_kernel(shape, plan);
   if (latent != nullptr && shape.head_dim == latent->config.head_dim && value_dim == latent->config.summed_dims()) return latent;
   Problem of_both = shape;
   of_both.head_dim = max_of(shape.head_dim, value_dim);
@@ -317,7 +325,7 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
       find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
   const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && asks_no_more_than_wide(shape, launch.rules, plan);
-  const bool is_wide = may_be_wide && (!is_step || outruns_steps(*wide, shape, plan));
+  const bool is_wide = may_be_wide && (!is_step || has_tiles_of(kWideRule, *wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;
 }

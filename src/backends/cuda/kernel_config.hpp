@@ -45,6 +45,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
   [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
+  [[nodiscard]] constexpr bool in_turns() const noexcept { return traits().in_turns; }
   [[nodiscard]] constexpr bool few_values() const noexcept { return traits().value_dim > 0 && !latent(); }
   [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.
@@ -94,6 +95,15 @@ struct KernelConfig {
   [[nodiscard]] LEAN_HD constexpr std::int32_t stage_place(std::int32_t stage_bytes, std::int32_t index) const noexcept {
     const std::int32_t more = few_values() && index % 2 != 0 ? columns() - value_columns() : 0;
     return index * stage_bytes + more * column_bytes() * tile_tokens / 2;
+  }
+  /// Parts in which a stage comes and is let go of: of latent tiles in turns the columns of either warpgroup's values, so that the next
+  /// tile's come as soon as one is done with its own.
+  [[nodiscard]] constexpr std::int32_t stage_parts() const noexcept { return in_turns() ? 2 : 1; }
+  /// The first column of one; the last holds all that follow, which no value lies in.
+  [[nodiscard]] constexpr std::int32_t part_column(std::int32_t part) const noexcept {
+    return part == stage_parts()
+               ? columns()
+               : part * summed_dims() * static_cast<std::int32_t>(bytes_of(dtype)) / (stage_parts() * column_bytes());
   }
   /// Warps side by side along the rows, and along the tokens of a tile.
   [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }

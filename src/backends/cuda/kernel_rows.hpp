@@ -71,6 +71,8 @@ inline constexpr Reason kFewValues{"values of 128 dims are not filled up to the 
                                    "h200-prefill.jsonl"};
 inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows, and 256 dims of the values a warpgroup",
                                 "experiments/h200-latent.jsonl"};
+inline constexpr Reason kInTurns{"long calls of many rows: the softmax of one warpgroup beside the products of the other",
+                                 "experiments/h100-latent-turns.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
@@ -169,6 +171,7 @@ inline constexpr KernelRow kWide90[] = {
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
     {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
+    {kLatentTurns, 2, 576, 64,  64,  8, 140,  kInTurns},
 };
 // clang-format on
 
@@ -176,8 +179,8 @@ inline constexpr KernelRow kWide90[] = {
 
 /// Which calls of a wide row's dims it takes, of those that ask for nothing it lacks.
 struct WideRule {
-  std::int32_t fewest_rows = 0;        // packed rows of a kv head
-  std::int32_t fewest_step_tiles = 0;  // a worker's, at the call's capacity, of calls that a decode step serves too
+  std::int32_t fewest_rows = 0;   // packed rows of a kv head
+  std::int32_t fewest_tiles = 0;  // a worker's, at the call's capacity, of calls that another kernel serves too
   Reason reason{};
 };
 
@@ -187,9 +190,18 @@ struct WideRule {
 /// 12 to 19 tiles a worker make up for that. 4 x 32 of 8192, 16 tiles: 110 us wide, and by this arithmetic 93 in a step.
 inline constexpr WideRule kWideRule{
     .fewest_rows = 65,
-    .fewest_step_tiles = 18,
+    .fewest_tiles = 18,
     .reason = {"many rows, or enough tiles to pay for a segment's ends",
                "experiments/h100-wide-tile.jsonl, h200-tier-b.jsonl (n_q16), h200-prefill-mix.jsonl"}};
+
+/// The latent kernel in turns. A first tile's weights have to be there before the other warpgroup goes on, which takes a worker of a few
+/// tiles 1 to 5 us more: on an H100 8 tiles (1 x 32k, 4 x 8k of 128 heads) took 69 and 62 us for 64 and 57, 31 tiles (4 x 32k, 16 x 8k)
+/// 107 and 109 for 111 and 112, 62 (64 x 4k) 156 for 176, 248 (the same of 4 query tokens) 549 for 652. With one row block the memory
+/// is what a call waits for, and 64 x 4k of 16 heads took 134 us for 130.
+inline constexpr WideRule kTurnsRule{
+    .fewest_rows = 65,
+    .fewest_tiles = 24,
+    .reason = {"more than one row block, and tiles that make up for the first's wait", "experiments/h100-latent-turns.jsonl"}};
 
 /// The rows of one architecture.
 struct ArchitectureRows {

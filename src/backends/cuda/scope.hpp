@@ -18,10 +18,11 @@ enum class Scope : std::int32_t {
   kLatentTile,
   kExchangedStep,
   kFewValuesTile,
+  kLatentTurns,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep, Scope::kStridedStep,   Scope::kTensorStep,
-                                    Scope::kChunkStep,  Scope::kAnyCall,       Scope::kWideTile,
-                                    Scope::kLatentTile, Scope::kExchangedStep, Scope::kFewValuesTile};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep,    Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
+                                    Scope::kAnyCall,       Scope::kWideTile,    Scope::kLatentTile, Scope::kExchangedStep,
+                                    Scope::kFewValuesTile, Scope::kLatentTurns};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -63,6 +64,8 @@ struct ScopeTraits {
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
   /// warpgroups have the same rows and half the values' dims each.
   bool latent = false;
+  /// The warpgroups of a latent kernel make the weights of whole tiles in turn, not of half a tile each.
+  bool in_turns = false;
   std::int32_t value_dim = 0;  // widest dv, where it is less than the variant's head_dim
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;
@@ -115,9 +118,11 @@ struct ScopeTraits {
               .dims = Dims::kFilledUp,
               .producer_warps = 4};
     case Scope::kLatentTile:
-      return {.name = "latent",
+    case Scope::kLatentTurns:
+      return {.name = scope == Scope::kLatentTurns ? "turns" : "latent",
               .wide = true,
               .latent = true,
+              .in_turns = scope == Scope::kLatentTurns,
               .value_dim = kLatentValueDim,
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,

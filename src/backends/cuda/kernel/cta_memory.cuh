@@ -73,8 +73,8 @@ struct Nothing {};
 
 template <KernelConfig kConfig>
 struct CtaShared {
-  alignas(16) std::uint64_t stage_full[max_stages(kConfig)];
-  std::uint64_t stage_free[max_stages(kConfig)];
+  alignas(16) std::uint64_t stage_full[max_stages(kConfig) * kConfig.stage_parts()];  // a stage's parts one behind the other
+  std::uint64_t stage_free[max_stages(kConfig) * kConfig.stage_parts()];
   std::uint64_t record_full[kRecords];
   std::uint64_t record_free[kRecords];
   std::uint64_t queries_full[kRecords];  // with queries_ahead()

@@ -48,9 +48,11 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<kConfig>& shared) {
   const bool bulk = Asked<kConfig>(call).bulk_copies();
 #pragma unroll
-  for (std::int32_t stage = 0; stage < max_stages(kConfig); ++stage) {
-    ptx::barrier_init(&shared.stage_full[stage], bulk ? 1 : kConfig.producer_threads());
-    ptx::barrier_init(&shared.stage_free[stage], kConfig.consumer_warps * ptx::kWarpArrivals);
+  for (std::int32_t part = 0; part < max_stages(kConfig) * kConfig.stage_parts(); ++part) {
+    ptx::barrier_init(&shared.stage_full[part], bulk ? 1 : kConfig.producer_threads());
+    // Of the first of two parts the first warpgroup alone says so: the other has made its scores before, or none.
+    const std::int32_t releasing_warps = kConfig.in_turns() && part % 2 == 0 ? kConfig.consumer_warps / 2 : kConfig.consumer_warps;
+    ptx::barrier_init(&shared.stage_free[part], releasing_warps * ptx::kWarpArrivals);
   }
 #pragma unroll
   for (std::int32_t record = 0; record < kRecords; ++record) {

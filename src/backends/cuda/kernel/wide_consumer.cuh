@@ -1,7 +1,8 @@
 // The consumers of many rows: two warpgroups, which take the tiles of a segment one after the other. While the values of a tile are
 // multiplied the scores of the next are, and become weights; and while one warpgroup does that the other's products run: they take
-// turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of a latent tile, of which registers hold no second
-// one's scores, both make scores, weights and output of the same tile at one time, each of half its tokens and of half its values' dims.
+// turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of latent tiles a warpgroup has half the values' dims,
+// and takes part in all of them: both make scores and weights of the same tile at one time, each of half its tokens, or of a long call's
+// many rows of whole tiles in turn.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +26,9 @@ namespace lean::cuda {
 /// and weights of 160 and 176 at once: with 192 what the loop over tiles goes by is spilled, and with 200 at 256 dims the compiler lets
 /// no products run beside anything else; with 208 and 88 neither they nor the producers' loop over tiles spill a word. Of fewer dims
 /// they need no more than 192, and producers spill nothing with 120. A latent tile's consumers have 128 of O, 16 of scores and
-/// 16 of weights.
+/// 16 of weights; in turns 128, 32 and 16.
 template <KernelConfig kConfig>
-inline constexpr int kWideConsumerRegisters = kConfig.head_dim >= 128 && !kConfig.latent() ? 208 : 192;
+inline constexpr int kWideConsumerRegisters = kConfig.head_dim >= 128 && (!kConfig.latent() || kConfig.in_turns()) ? 208 : 192;
 template <KernelConfig kConfig>
 inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
@@ -55,7 +56,9 @@ class WideConsumer {
       // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
-      if constexpr (kConfig.latent()) {
+      if constexpr (kConfig.in_turns()) {
+        take_latent_tiles_in_turns(record, tile);
+      } else if constexpr (kConfig.latent()) {
         take_latent_tiles(record, tile);
       } else {
         if (record.token_begin < record.token_end) {
@@ -190,6 +193,116 @@ class WideConsumer {
     }
   }
 
+  /// What is known of a segment whose tiles are made in turns.
+  struct Turns {
+    std::int32_t end;
+    bool in_boxes;  // whole tiles need no fence
+
+    /// The tile behind one: of no tokens where that is the last.
+    [[nodiscard]] __device__ __forceinline__ StagedTile behind(StagedTile tile) const {
+      return {tile.end(), min(kConfig.tile_tokens, end - tile.end())};
+    }
+  };
+
+  /// The warpgroups make a segment's weights in turn, a tile each, and each multiplies those of all tiles, in their order: so what an
+  /// output's maximum grew to is known to both in the same order. While one makes weights of its scores, the other multiplies those of
+  /// the tile before and goes on to the scores of the tile behind. The queries' one place is free once both have their last scores. In a
+  /// rehearsal either makes weights, and neither waits for the other's.
+  __device__ __forceinline__ void take_latent_tiles_in_turns(const SegmentRecord& record, WideTile<kConfig>& tile) {
+    StagedTile own = tile_at(record, record.token_begin);
+    if (own.tokens <= 0) return free_queries();
+    const Turns turns{record.token_end, has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0};
+    const bool second = group() != 0 && rehearses_ == 0;
+    const StagedTile first = own;
+    const PipelineState first_stage = stage_;
+    if (second) {
+      stage_.advance();
+      own = turns.behind(first);
+    }
+    if (own.tokens > 0) {
+      ask_for_own_scores(turns, tile, own);
+      tile.template await_scores<0>();
+    } else {
+      free_queries();
+    }
+    if (second) {
+      ask_for_given_output(turns, tile, first, first_stage);
+      tile.await_output();
+      free_part(first_stage, 1);
+      if (own.tokens <= 0) return;
+    }
+    const auto has_rules = [&] {
+      return ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, own))) != 0;
+    };
+    bool ruled = has_rules();
+#pragma unroll 1
+    while (true) {
+      const std::uint32_t stage = address_of(stage_);
+      tile.template make_weights<0, kColumns>(tile.update_softmax(memory_.shared, record, own, ruled));
+      tile.take_weights();
+      tile.give_weights(memory_.shared, stage, rehearses_ == 0);
+      tile.rescale();
+      tile.ask_for_output(tile.values_at(stage));
+      const StagedTile others = turns.behind(own);
+      own = turns.behind(others);
+      ruled = has_rules();
+      arrive(memory_.shared.queries_free, own.tokens <= 0);
+      ptx::fence_before_copies();  // to where the weights are
+      if (group() == 0) free_part(stage_, 1);
+      tile.await_output();
+      free_part(stage_, group());
+      stage_.advance();
+      if (others.tokens <= 0) return;
+      ask_for_given_output(turns, tile, others, stage_);
+      if (own.tokens <= 0) break;
+      const PipelineState others_stage = stage_;
+      stage_.advance();
+      ask_for_own_scores(turns, tile, own);
+      tile.template await_scores<2>();
+      free_part(others_stage, group());
+      tile.template await_scores<0>();
+    }
+    tile.await_output();
+    free_part(stage_, group());
+    stage_.advance();
+  }
+
+  /// Asks for the scores of the tile in stage_, part after part as they come. What one that is not whole lacks is cleared first, as by
+  /// await_whole(), by this warpgroup alone.
+  __device__ __forceinline__ void ask_for_own_scores(const Turns& turns, WideTile<kConfig>& tile, StagedTile own) {
+    const std::uint64_t queries = tile.queries_at();
+    const std::uint64_t keys = tile.keys_at(address_of(stage_));
+    await_part(turns, own, stage_, 0);
+    if (own.tokens != kConfig.tile_tokens) {
+      await_part(turns, own, stage_, 1);
+      clear_rest(own, stage_, static_cast<std::int32_t>(ptx::thread_index()) % ptx::kWarpgroupThreads, ptx::kWarpgroupThreads);
+      ptx::fence_before_copies();
+      ptx::named_barrier(kGroupBarrier + static_cast<std::uint32_t>(group()), ptx::kWarpgroupThreads);
+    }
+    tile.template ask_for_scores<0, kConfig.part_column(1)>(queries, keys);
+    await_part(turns, own, stage_, 1);
+    tile.template ask_for_scores<kConfig.part_column(1)>(queries, keys);
+  }
+
+  /// Asks for the products of the weights that the other warpgroup gives.
+  __device__ __forceinline__ void ask_for_given_output(const Turns& turns, WideTile<kConfig>& tile, StagedTile given,
+                                                       const PipelineState& stage) {
+    const std::uint64_t values = tile.values_at(address_of(stage));
+    await_part(turns, given, stage, group());
+    tile.take_given_weights(memory_.shared, address_of(stage));
+    tile.ask_for_output(values);
+    if (group() == 0) free_part(stage, 1);  // it has read the weights there
+  }
+
+  __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
+                                             std::int32_t part) const {
+    wait(memory_.shared.stage_full[stage.index * kConfig.stage_parts() + part], stage.phase);
+    if (!turns.in_boxes || tile.tokens != kConfig.tile_tokens) ptx::fence_before_copies();
+  }
+  __device__ __forceinline__ void free_part(const PipelineState& stage, std::int32_t part) const {
+    arrive(memory_.shared.stage_free[stage.index * kConfig.stage_parts() + part]);
+  }
+
   __device__ __forceinline__ void free_queries() { arrive(memory_.shared.queries_free); }
 
   [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of(const PipelineState& stage) const {
@@ -204,16 +317,20 @@ class WideConsumer {
   __device__ __forceinline__ void await_whole(const SegmentRecord& record, StagedTile tile, const PipelineState& values) {
     await(record, tile, values);
     if (tile.tokens == kConfig.tile_tokens) return;
+    clear_rest(tile, values, static_cast<std::int32_t>(ptx::thread_index()), kConfig.consumer_threads());
+    publish_to_products();
+  }
+  /// By so many threads, of which this is one.
+  __device__ __forceinline__ void clear_rest(StagedTile tile, const PipelineState& values, std::int32_t thread,
+                                             std::int32_t threads) const {
     const std::uint32_t stage = address_of(values);
     constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
-    for (std::int32_t i = tile.tokens * kPieces + static_cast<std::int32_t>(ptx::thread_index()); i < kConfig.tile_tokens * kPieces;
-         i += kConfig.consumer_threads()) {
+    for (std::int32_t i = tile.tokens * kPieces + thread; i < kConfig.tile_tokens * kPieces; i += threads) {
 #pragma unroll
       for (int column = 0; column < kConfig.value_columns(); ++column) {
         ptx::store_shared(stage + column * column_stage_bytes<kConfig> + static_cast<std::uint32_t>(i * kPieceBytes), {0, 0, 0, 0});
       }
     }
-    publish_to_products();
   }
 
   /// Whether threads copied some of a tile, which products see after a fence only (Producer::boxed_tokens()).

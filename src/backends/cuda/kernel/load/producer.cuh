@@ -246,13 +246,18 @@ class Producer {
     std::byte* const own =
         ring_memory_ + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
     const auto ask = [&](const TensorMap& map, std::int32_t columns, const ptx::TensorPlace& from, PipelineState& stage) {
-      std::uint64_t* const full = &shared_.stage_full[stage.index];
-      ptx::barrier_wait(&shared_.stage_free[stage.index], stage.phase ^ 1U);
-      if (thread_ == 0) ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * columns * kConfig.column_bytes()));
-      if (asks && box.column < columns) {
-        ptx::tensor_copy<false>(own + kConfig.stage_place(call_.load.stage_bytes, stage.index), &map, from, full);
+#pragma unroll
+      for (int part = 0; part < kConfig.stage_parts(); ++part) {
+        const std::int32_t first = kConfig.part_column(part);
+        const std::int32_t end = kConfig.stage_parts() > 1 ? kConfig.part_column(part + 1) : columns;
+        std::uint64_t* const full = &shared_.stage_full[stage.index * kConfig.stage_parts() + part];
+        ptx::barrier_wait(&shared_.stage_free[stage.index * kConfig.stage_parts() + part], stage.phase ^ 1U);
+        if (thread_ == 0) ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * (end - first) * kConfig.column_bytes()));
+        if (asks && (part == 0 || box.column >= first) && box.column < end) {
+          ptx::tensor_copy<false>(own + kConfig.stage_place(call_.load.stage_bytes, stage.index), &map, from, full);
+        }
+        ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
       }
-      ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
       stage.advance();
       if (!kConfig.latent()) stage.advance();
     };
@@ -294,7 +299,7 @@ class Producer {
   /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
     std::byte* stage = ring_memory_ + kConfig.stage_place(call_.load.stage_bytes, ring_.index);
-    std::uint64_t* full = &shared_.stage_full[ring_.index];
+    std::uint64_t* full = &shared_.stage_full[ring_.index * kConfig.stage_parts()];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
       stage += unseen * stage_row_bytes<kConfig>(call_);
@@ -303,7 +308,10 @@ class Producer {
     }
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
-    ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
+#pragma unroll
+    for (int part = 0; part < kConfig.stage_parts(); ++part) {
+      ptx::barrier_wait(&shared_.stage_free[ring_.index * kConfig.stage_parts() + part], ring_.phase ^ 1U);
+    }
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {
       copy_page_runs<kConfig>(call_, rows, {rows.keys, stage, full, token, tokens, pages_.ids[0]});
@@ -327,7 +335,8 @@ class Producer {
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
       } else {
-        ptx::barrier_arrive_after_copies(full);
+#pragma unroll
+        for (int part = 0; part < kConfig.stage_parts(); ++part) ptx::barrier_arrive_after_copies(full + part);
       }
     }
     ring_.advance();

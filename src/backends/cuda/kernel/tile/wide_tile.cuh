@@ -2,8 +2,8 @@
 // and keys come from shared memory, weights from registers, values from shared memory again; products run while the warpgroup goes
 // on, so that the softmax of one tile hides under them. Warp w holds rows 16 w to 16 w + 15 of the block as a WarpTile does, and of
 // every token: one part a row. Where values are the first dims of keys (a latent tile), both warpgroups have the same 64 rows: each
-// makes the scores and weights of half a tile's tokens, takes the other's weights, and sums half the values' dims, which one could not
-// hold: O is 128 of its registers.
+// makes the scores and weights of half a tile's tokens, or of every other tile, takes the other's weights, and sums half the values'
+// dims, which one could not hold: O is 128 of its registers.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,10 @@ template <KernelConfig kConfig>
 class WideTile {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
+  /// Both warpgroups make scores of a tile, each of half its tokens.
+  static constexpr bool kHalves = kConfig.latent() && !kConfig.in_turns();
   /// Of a tile, those whose scores a warpgroup makes.
-  static constexpr std::int32_t kOwnTokens = kConfig.tile_tokens / kConfig.value_warps();
+  static constexpr std::int32_t kOwnTokens = kConfig.tile_tokens / (kHalves ? 2 : 1);
   static constexpr int kScoreColumns = kOwnTokens / kAccumulatorDims;
   static constexpr int kOwnRuns = kOwnTokens / kMmaTokens;
   static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
@@ -86,12 +88,13 @@ class WideTile {
                           column_stage_bytes<kConfig>);
   }
 
-  /// Asks for S = Q K^T.
+  /// Asks for S = Q K^T, or for what some columns of Q and K add to it, from the first on.
+  template <int kFirstColumn = 0, int kEndColumn = kConfig.columns()>
   __device__ __forceinline__ void ask_for_scores(std::uint64_t queries, std::uint64_t keys) {
     ptx::pin_registers(s_);
     ptx::begin_products();
 #pragma unroll
-    for (int step = 0; step < kDims / kMmaDims; ++step) {
+    for (int step = kFirstColumn * wide::kSteps; step < min(kEndColumn * wide::kSteps, kDims / kMmaDims); ++step) {
       const std::uint64_t q = wide::further(queries, wide::step_place(kConfig.q_rows, step));
       const std::uint64_t k = wide::further(keys, wide::step_place(kConfig.tile_tokens, step));
       ptx::multiply_rows<kConfig.dtype, kScoreColumns>(s_, q, k, step != 0);
@@ -150,6 +153,50 @@ class WideTile {
     ptx::fence_before_copies();  // of the next keys to that place
   }
 
+  /// Of a latent tile whose weights this warpgroup made: gives them to the other, with what they refer to, by way of the stage's last
+  /// column of keys, which no value lies in and no product reads any more. The other's thread of the same number holds the same rows.
+  /// The thread has to fence before the stage is freed. `gives`: not in a rehearsal, in which the place is the producers' and nobody takes.
+  __device__ __forceinline__ void give_weights(CtaShared<kConfig>& shared, std::uint32_t stage, bool gives) {
+    const std::int32_t group = warp() / 4;
+    const std::uint32_t place = given_at(stage);
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      if (gives) ptx::store_shared(place + run * kGivenRunBytes, {p_[run][0], p_[run][1], p_[run][2], p_[run][3]});
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (in_quad() == 0) {
+        ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[group][row_of(half)]), __float_as_uint(lane_rows_.max[half]));
+      }
+    }
+    if (gives) ptx::named_barrier_arrive(kTurnBarrier + static_cast<std::uint32_t>(group), kConfig.consumer_threads());
+  }
+
+  /// Of a latent tile whose weights the other warpgroup makes: waits for them, takes them, and has sums and O refer to what they do. No
+  /// products run.
+  __device__ __forceinline__ void take_given_weights(CtaShared<kConfig>& shared, std::uint32_t stage) {
+    const std::int32_t giver = 1 - warp() / 4;
+    ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(giver), kConfig.consumer_threads());
+    float max[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) max[half] = shared_float(shared.wide.kept[giver][row_of(half)]);
+    const std::uint32_t place = given_at(stage);
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      const uint4 weights = ptx::load_shared_16(place + run * kGivenRunBytes);
+      p_[run][0] = weights.x;
+      p_[run][1] = weights.y;
+      p_[run][2] = weights.z;
+      p_[run][3] = weights.w;
+    }
+    rescales_ = __any_sync(ptx::kAllLanes, max[0] != lane_rows_.max[0] || max[1] != lane_rows_.max[1]) != 0;
+    if (rescales_) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) refer_to(max[half], half);
+    }
+    rescale();
+  }
+
   /// Until the scores are there; `asked_after`: groups of products asked for after them.
   template <int kAskedAfter>
   __device__ __forceinline__ void await_scores() {
@@ -186,7 +233,7 @@ class WideTile {
       if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
       if (has_unseen(tile)) hide_unseen(tile);
     }
-    if constexpr (kConfig.latent()) {  // both warpgroups' rows are the same: all of them go on once all have their scores
+    if constexpr (kHalves) {  // both warpgroups' rows are the same: all of them go on once all have their scores
       rescales_ = ptx::named_barrier_any(kTurnBarrier, kConfig.consumer_threads(), may_outgrow(scale));
     } else {
       rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
@@ -197,7 +244,7 @@ class WideTile {
       for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
       largest[0] *= scale;
       largest[1] *= scale;
-      if constexpr (kConfig.latent()) {
+      if constexpr (kHalves) {
         exchange_rows(shared, largest, [](float own, float others) { return fmaxf(own, others); });
       } else {
         rescales_ = lane_rows_.any_outgrows(largest);
@@ -205,7 +252,7 @@ class WideTile {
       if (rescales_) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          factor_[half] = lane_rows_.template grow<1, kConfig.latent() ? 1 : 4>(largest, half);
+          factor_[half] = lane_rows_.template grow<1, kHalves ? 1 : 4>(largest, half);
           sum_[half] *= factor_[half];
         }
       }
@@ -260,7 +307,7 @@ class WideTile {
   /// Adds up l over the lanes of a row, and empties what empty rows hold: after the segment's last tile. No products run.
   __device__ __forceinline__ void finish(CtaShared<kConfig>& shared) {
     if constexpr (kConfig.latent()) {
-      ptx::named_barrier(kTurnBarrier, kConfig.consumer_threads());  // all have read what is there of a segment without tiles
+      consumer_sync<kConfig>();  // all have read what is there
       exchange_rows(shared, sum_, [](float own, float others) { return own + others; });
     } else {
 #pragma unroll
@@ -311,6 +358,13 @@ class WideTile {
     ptx::end_products();
   }
 
+  /// Has a row's sums refer to another maximum, and O after rescale().
+  __device__ __forceinline__ void refer_to(float max, int half) {
+    factor_[half] = softmax::rescale_factor(lane_rows_.max[half], max);
+    lane_rows_.max[half] = max;
+    sum_[half] *= factor_[half];
+  }
+
   /// What a lane's rows have of a number, over all their lanes of both warpgroups of a latent tile, who have the same result. Nobody
   /// comes by again before all have read: there is another barrier in between.
   template <typename TCombine>
@@ -323,11 +377,18 @@ class WideTile {
       if (in_quad() == 0)
         ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[group][row_of(half)]), __float_as_uint(x[half]));
     }
-    ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
+    consumer_sync<kConfig>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       x[half] = combine(shared_float(shared.wide.kept[0][row_of(half)]), shared_float(shared.wide.kept[1][row_of(half)]));
     }
+  }
+  static constexpr std::uint32_t kGivenRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
+  /// Where in a stage a thread's given weights begin, kGivenRunBytes from run to run.
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t given_at(std::uint32_t stage) {
+    static_assert(kOwnRuns * kGivenRunBytes == column_stage_bytes<kConfig>);
+    return stage + wide::value_place(kConfig.summed_dims(), column_stage_bytes<kConfig>) +
+           ptx::thread_index() % ptx::kWarpgroupThreads * kPieceBytes;
   }
   [[nodiscard]] __device__ __forceinline__ static float shared_float(const float& at) {
     return __uint_as_float(ptx::load_shared_word(ptx::shared_address(&at)));
@@ -344,9 +405,7 @@ class WideTile {
   /// Of the values, the first of this warpgroup's.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t first_dim() { return kConfig.latent() ? warp() / 4 * kOwnDims : 0; }
   /// Of a tile, the first whose scores this warpgroup makes.
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t first_token() {
-    return kConfig.latent() ? warp() / 4 * kOwnTokens : 0;
-  }
+  [[nodiscard]] __device__ __forceinline__ static std::int32_t first_token() { return kHalves ? warp() / 4 * kOwnTokens : 0; }
   /// The lane's scores of a tile: of every 8 tokens two of row_of(0), then the same two of row_of(1).
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return s_[j / 4][j % 4]; }
   /// Tokens from the lane's first to that of a score.
