@@ -640,10 +640,15 @@ def engine_ratio(line: dict, ours: dict | None) -> float | None:
     return ours["attention_s"] / line["attention_s"] if ours else None
 
 
-def engine_ratios(name: str) -> list:
-    """Ours over FlashAttention-3."""
-    found = (engine_lines(runs, "FlashAttention-3", "attention_s") for runs in engine_runs(name).values())
+def engine_ratios(name: str, kind: str = "FlashAttention-3") -> list:
+    """Ours over a kind's."""
+    found = (engine_lines(runs, kind, "attention_s") for runs in engine_runs(name).values())
     return [engine_ratio(*pair) for pair in found if pair and pair[1]]
+
+
+def engine_range(name: str, kind: str = "FlashAttention-3") -> str:
+    ratios = engine_ratios(name, kind)
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def engine_table_of(name: str, field: str, title, text) -> str:
@@ -783,8 +788,10 @@ def rows_slower(name: str, columns: dict) -> str:
 
 
 NUMBERS = {
-    "engine over FlashAttention-3": lambda: f"{min(engine_ratios(ENGINE[0])):.2f} to {max(engine_ratios(ENGINE[0])):.2f}",
-    "engine over FlashAttention-3, H100": lambda: f"{min(engine_ratios(ENGINE[1])):.2f} to {max(engine_ratios(ENGINE[1])):.2f}",
+    "engine over FlashAttention-3": lambda: engine_range(ENGINE[0]),
+    "engine over FlashAttention-3, H100": lambda: engine_range(ENGINE[1]),
+    "engine over XQA, H100": lambda: engine_range(ENGINE[1], "XQA"),
+    "engine over FlashInfer, H100": lambda: engine_range(ENGINE[1], "FlashInfer"),
     "engine commits": lambda: engine_commits(ENGINE[0]),
     "engine commits, H100": lambda: engine_commits(ENGINE[1]),
     "engine caches run": lambda: engine_has_run("cache", ENGINE_CACHES),
