@@ -21,7 +21,7 @@ FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
-CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h200-mixed.jsonl"
+CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h100-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # FlashAttention-2 beside ours, which the other file has not
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3": "fa3"}
@@ -720,6 +720,22 @@ def several_gpus_table(ranks: int) -> str:
     return markdown(["row", "K/V, MiB", *ways, "1 GPU / fused", *(f"fused - {way}" for way in shards)], table)
 
 
+def mixed_lines(traces: bool = False) -> list:
+    """Of the rows that the suite has, or of those that it draws from traces."""
+    return [line for line in lines(MIXED_ROWS) if traces == line["row"].startswith("Azure")]
+
+
+def mixed_over_fa3(traces: bool = False) -> list:
+    return suite_data.ratios(mixed_lines(traces), {"lean": "lean", "FlashAttention-3": "fa3"})
+
+
+def mixed_table(traces: bool = False) -> str:
+    """Two calls are ours too, so the last column is over FlashAttention-3."""
+    head, rows = suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row))
+    ratios = mixed_over_fa3(traces)
+    return markdown([*head[:-1], "lean, one call / FlashAttention-3"], [[*row[:-1], f"{ratio:.2f}"] for row, ratio in zip(rows, ratios, strict=True)])
+
+
 TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
@@ -728,7 +744,7 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
           "latent": lambda: markdown(*suite_data.beside(lines(LATENT_ROWS), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
-          "mixed": lambda: markdown(*suite_data.beside(lines(MIXED_ROWS), MIXED, lambda row: row)),
+          "mixed": mixed_table, "mixed, traces": lambda: mixed_table(True),
           "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
           "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
           "load": load_table, "tier a, H100": tier_a_h100_table,
@@ -778,13 +794,9 @@ def latent_of_rows(fewest: int, most: int) -> list:
     return suite_data.ratios([line for line in lines(LATENT_ROWS) if fewest <= rows_of(line) <= most], LATENT)
 
 
-def mixed_over_fa3() -> list:
-    return suite_data.ratios(lines(MIXED_ROWS), {"lean": "lean", "FlashAttention-3": "fa3"})
-
-
-def rows_slower(name: str, columns: dict) -> str:
+def slower(ratios: list) -> str:
     """Rows in which ours takes longer than the best of the others by more than 2 %."""
-    return f"{sum(ratio > 1.02 for ratio in suite_data.ratios(lines(name), columns))}"
+    return f"{sum(ratio > 1.02 for ratio in ratios)}"
 
 
 NUMBERS = {
@@ -817,8 +829,8 @@ NUMBERS = {
     "chunks of long contexts over FlashAttention-3, most": lambda: f"{max(chunks_of_long_contexts()):.2f}",
     "latent rows": lambda: rows_timed(LATENT_ROWS),
     "latent commits": lambda: commits_of(LATENT_ROWS),
-    "latent rows lost": lambda: rows_slower(LATENT_ROWS, LATENT),
-    "mixed rows": lambda: rows_timed(MIXED_ROWS),
+    "latent rows lost": lambda: slower(suite_data.ratios(lines(LATENT_ROWS), LATENT)),
+    "mixed rows": lambda: f"{len(mixed_over_fa3())}",
     "mixed commits": lambda: commits_of(MIXED_ROWS),
     "flat commits": lambda: commits_of(FLAT),
     "short over best other": lambda: f"{mean(short_ratios().values()):.2f}",
@@ -836,6 +848,11 @@ NUMBERS = {
     "mixed least over FlashAttention-3": lambda: f"{min(mixed_over_fa3()):.2f}",
     "mixed most over FlashAttention-3": lambda: f"{max(mixed_over_fa3()):.2f}",
     "mixed over FlashAttention-3": lambda: f"{mean(mixed_over_fa3()):.2f}",
+    "mixed rows of traces": lambda: f"{len(mixed_over_fa3(True))}",
+    "mixed rows of traces lost": lambda: slower(mixed_over_fa3(True)),
+    "mixed over FlashAttention-3, traces": lambda: f"{mean(mixed_over_fa3(True)):.2f}",
+    "mixed least over FlashAttention-3, traces": lambda: f"{min(mixed_over_fa3(True)):.2f}",
+    "mixed most over FlashAttention-3, traces": lambda: f"{max(mixed_over_fa3(True)):.2f}",
     "uneven rows": lambda: rows_timed(UNEVEN_ROWS),
     "uneven over best other": lambda: f"{mean(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
     "uneven, worst": lambda: f"{max(suite_data.ratios(lines(UNEVEN_ROWS), UNEVEN)):.2f}",
