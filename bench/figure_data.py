@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
 H100 = "h100-tier-a.jsonl"
+ONE_RUN = "h100-tier-a-peers.jsonl"  # tier a, ours and every other in one run
 FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
@@ -40,6 +41,8 @@ ENGINE_GRAPHS = {"default": "decode steps", "FULL": "steps of any kind"}
 SERVERS = {"lean": "CUSTOM", "FlashAttention-3": "FLASH_ATTN"}
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
+# More that is in the file of one run.
+EVERY_FAMILY = FAMILIES | {"FlashAttention-2": r"^torch[^/]*/flash$", "hpc-ops": r"^hpc-ops", "SGLang": r"^sglang"}
 KNOWN_ROWS = {
     "Llama-3-8B, 1 x 1k": "L8B 1x1k", "Llama-3-8B, 1 x 8k": "L8B 1x8k", "Llama-3-8B, 1 x 128k": "L8B 1x128k",
     "Llama-3-8B, 8 x 8k": "L8B 8x8k", "Llama-3-8B, 32 x 4k": "L8B 32x4k", "Llama-3-8B, 34 x 16k": "L8B 34x16k",
@@ -74,22 +77,26 @@ def by_name(row: str) -> str:
     return re.sub(r"(\d)x(\d)", r"\1 x \2", row)
 
 
-def tier_a() -> list:
+def tier_a(ours: str = TIER_A, others: str = PEERS, families: dict = FAMILIES) -> list:
     """Each row's times over the read limit of the same run: ours, and each library's best kernel."""
     rows = {}
-    for line in lines(TIER_A):
+    for line in lines(ours):
         if line["impl"] in ("lean", "lean/dependent_launch"):
             row = rows.setdefault(line["row"], {"row": line["row"], "MB": line["kv_bytes"] / 1e6, "read": line["ceiling_us"], "over": {},
                                                 "us": {}, "void": False})
             name = OURS if line["impl"] == "lean" else DEPENDENT
             row["us"][name], row["over"][name] = line["us"], line["us"] / line["ceiling_us"]
             row["void"] |= (line["note"] or "").startswith("void")
-    for line in lines(PEERS):
-        for family, pattern in FAMILIES.items():
+    for line in lines(others):
+        for family, pattern in families.items():
             if re.search(pattern, line["impl"]) and line.get("us"):
                 over = rows[line["row"]]["over"]
                 over[family] = min(over.get(family, math.inf), line["us"] / line["ceiling_us"])
     return sorted(rows.values(), key=lambda row: (row["MB"], row["row"]))
+
+
+def one_run() -> list:
+    return tier_a(ONE_RUN, ONE_RUN, EVERY_FAMILY)
 
 
 def without_version(impl: str) -> str:
@@ -108,11 +115,11 @@ def suite_rows(path: pathlib.Path) -> list:
 
 
 def best_peer(row: dict) -> tuple:
-    return min((row["over"][family], family) for family in FAMILIES if family in row["over"])
+    return min((over, family) for family, over in row["over"].items() if family not in (OURS, DEPENDENT))
 
 
-def against_best(name: str) -> list:
-    return [row["over"][name] / best_peer(row)[0] for row in tier_a()]
+def against_best(name: str, rows: list | None = None) -> list:
+    return [row["over"][name] / best_peer(row)[0] for row in (tier_a() if rows is None else rows)]
 
 
 def flatness() -> dict:
@@ -361,12 +368,12 @@ def shapes_table() -> str:
     return markdown(["models", "query/kv heads of d", "KiB a token and layer", "rows on one H200", "rows on CPUs"], table)
 
 
-def tier_a_table() -> str:
-    names, tier = [OURS, DEPENDENT, *FAMILIES], tier_a_heads()
+def tier_a_table(rows: list, families: dict) -> str:
+    names, tier = [OURS, DEPENDENT, *families], tier_a_heads()
     return markdown(["row", "heads of d", "MB", "read, us", "lean, us", *names, "lean / best other"],
                     [[by_name(row["row"]) + (" (void)" if row["void"] else ""), heads_text(tier[row["row"]]),
                       f"{row['MB']:.0f}", f"{row['read']:.4g}", f"{row['us'][OURS]:.4g}",
-                      *over_cells(row, names), f"{row['over'][OURS] / best_peer(row)[0]:.2f}"] for row in tier_a()])
+                      *over_cells(row, names), f"{row['over'][OURS] / best_peer(row)[0]:.2f}"] for row in rows])
 
 
 def tier_a_means_table() -> str:
@@ -738,7 +745,7 @@ def mixed_table(traces: bool = False) -> str:
 
 TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
-          "known rows": known_rows_table, "tier a": tier_a_table, "tier a means": tier_a_means_table, "serving": serving_table,
+          "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
@@ -872,6 +879,13 @@ NUMBERS = {
     "best single other over read": lambda: f"{min(mean(row['over'][family] for row in tier_a()) for family in FAMILIES):.2f}",
     "tier a over best other": lambda: f"{mean(against_best(OURS)):.2f}",
     "tier a over best other, dependent": lambda: f"{mean(against_best(DEPENDENT)):.2f}",
+    "one run rows": lambda: f"{len(one_run())}",
+    "one run over read": lambda: f"{mean(row['over'][OURS] for row in one_run()):.2f}",
+    "one run over read, dependent": lambda: f"{mean(row['over'][DEPENDENT] for row in one_run()):.2f}",
+    "one run over best other": lambda: f"{mean(against_best(OURS, one_run())):.2f}",
+    "one run over best other, dependent": lambda: f"{mean(against_best(DEPENDENT, one_run())):.2f}",
+    "one run rows lost": lambda: slower(against_best(OURS, one_run())),
+    "one run, worst": lambda: f"{max(against_best(OURS, one_run())):.2f}",
     "worst over best other": lambda: f"{max(against_best(OURS)):.2f}",
     "worst over best other, dependent": lambda: f"{max(against_best(DEPENDENT)):.2f}",
     "rows lost": lambda: f"{sum(ratio > 1.02 for ratio in against_best(OURS))}",
