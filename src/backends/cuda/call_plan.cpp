@@ -160,7 +160,7 @@ const KernelEntry* wide_kernel(const Problem& shape, const CallPlan& plan) noexc
   return sized_wide_kernel(Scope::kWideTile, shape, plan);
 }
 
-/// Whether it has enough to do to be faster than another kernel that serves the call too: at the capacity, which is what is known
+/// Whether `wide` has enough to do to be faster than another kernel that serves the call too: at the capacity, which is what is known
 /// here of lengths. Shorter ones cost what a segment's ends do, some 40 us, or in turns what its begin does.
 bool has_tiles_of(const WideRule& rule, const KernelEntry& wide, const Problem& shape, const CallPlan& plan) noexcept {
   const std::int64_t tiles =

@@ -196,8 +196,8 @@ inline constexpr WideRule kWideRule{
 
 /// The latent kernel in turns. A first tile's weights have to be there before the other warpgroup goes on, which takes a worker of a few
 /// tiles 1 to 5 us more: on an H100 8 tiles (1 x 32k, 4 x 8k of 128 heads) took 69 and 62 us for 64 and 57, 31 tiles (4 x 32k, 16 x 8k)
-/// 107 and 109 for 111 and 112, 62 (64 x 4k) 156 for 176, 248 (the same of 4 query tokens) 549 for 652. With one row block the memory
-/// is what a call waits for, and 64 x 4k of 16 heads took 134 us for 130.
+/// 107 and 109 for 111 and 112, 62 (64 x 4k) 156 for 176, 248 (the same of 4 query tokens) 549 for 652; 24 lie between, where a line
+/// through the first two meets 0. With one row block the memory is what a call waits for, and 64 x 4k of 16 heads took 134 us for 130.
 inline constexpr WideRule kTurnsRule{
     .fewest_rows = 65,
     .fewest_tiles = 24,
@@ -280,10 +280,11 @@ inline constexpr NamedFamily kWideFamilies[] = {{"f16_d96", {DType::kFloat16, 96
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kFloat16);
     const bool rows = row.q_rows * config.value_warps() == kMmaRows * row.consumer_warps && row.consumer_warps == 8;
+    const bool turns = !config.in_turns() || (config.latent() && config.part_column(2) > config.part_column(1));
     const bool columns = row.head_dim % kMmaDims == 0 && row.tile_tokens % kMmaTokens == 0 &&
                          (config.value_warps() == 1 || config.summed_dims() * row.kv_bytes % (128 * config.value_warps()) == 0) &&
                          config.summed_dims() <= row.head_dim;
-    if (!config.wide() || config.token_warps() != 1 || !rows || !columns) return false;
+    if (!config.wide() || config.token_warps() != 1 || !rows || !columns || !turns) return false;
   }
   return true;
 }

@@ -51,9 +51,11 @@ struct CtaArrival<true> {
 /// rehearsed here, whose results are looked at by nobody, so that its instructions have come from the L2 when they are needed.
 template <KernelConfig kConfig>
 struct CtaWide {
-  CtaWalk walks[2];                               // the second is rehearsed: a share that begins and ends inside one output
-  float kept[2][kConfig.consumer_threads() / 4];  // WideTile::keep_ahead()
-  SegmentRecord rehearsed;                        // the consumers': a whole tile, and no row that is written
+  CtaWalk walks[2];  // the second is rehearsed: a share that begins and ends inside one output
+  // WideTile::keep_ahead(). Of latent tiles a row of each warpgroup's: what is exchanged; in turns maxima, and sums in places of their own,
+  // since one warpgroup gives maxima of the next segment while the other still reads sums of this.
+  float kept[kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
+  SegmentRecord rehearsed;  // the consumers': a whole tile, and no row that is written
 
   __device__ __forceinline__ void begin_rehearsal() {
     rehearsed = {};
@@ -143,7 +145,9 @@ template <KernelConfig kConfig>
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
-inline constexpr std::uint32_t kTurnBarrier = 3;   // of many rows: which warpgroup's turn it is to ask for products; one each
+/// Of many rows: which warpgroup's turn it is to ask for products; one each. Of latent tiles: its scores are known, and weights lie where
+/// the other finds them; in turns the same of one each.
+inline constexpr std::uint32_t kTurnBarrier = 3;
 inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
 inline constexpr std::uint32_t kWalkBarrier = 7;   // of many rows: kSetupBarrier of the warp that builds a short line
 

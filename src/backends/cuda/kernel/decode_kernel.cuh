@@ -19,7 +19,7 @@
 //   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
 //
 //   barrier              who waits         until
-//   stage_full, _free    consumers, prod.  a tile has come; every consumer warp has read it
+//   stage_full, _free    consumers, prod.  a tile, or a part of it, has come; every consumer warp that reads it has
 //   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
 //   queries_full         consumers         bulk copies have brought the queries
 //   queries_free         producers         consumers have read those of the segment before, where both have one place

@@ -36,6 +36,7 @@ inline constexpr std::int32_t kLatentRingBytes = 144 * 1024;
 
 /// Stages that a ring has at most.
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
+  if (config.latent()) return kLatentRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
   if (!config.copies_runs()) return 16;
   return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }

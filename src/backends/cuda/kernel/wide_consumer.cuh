@@ -231,6 +231,7 @@ class WideConsumer {
       free_part(first_stage, 1);
       if (own.tokens <= 0) return;
     }
+    // Once the stage is full: whose pages lie outside the pool is known then.
     const auto has_rules = [&] {
       return ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, own))) != 0;
     };
@@ -245,7 +246,6 @@ class WideConsumer {
       tile.ask_for_output(tile.values_at(stage));
       const StagedTile others = turns.behind(own);
       own = turns.behind(others);
-      ruled = has_rules();
       arrive(memory_.shared.queries_free, own.tokens <= 0);
       ptx::fence_before_copies();  // to where the weights are
       if (group() == 0) free_part(stage_, 1);
@@ -258,6 +258,7 @@ class WideConsumer {
       const PipelineState others_stage = stage_;
       stage_.advance();
       ask_for_own_scores(turns, tile, own);
+      ruled = has_rules();
       tile.template await_scores<2>();
       free_part(others_stage, group());
       tile.template await_scores<0>();
@@ -284,14 +285,15 @@ class WideConsumer {
     tile.template ask_for_scores<kConfig.part_column(1)>(queries, keys);
   }
 
-  /// Asks for the products of the weights that the other warpgroup gives.
+  /// Asks for the products of the weights that the other warpgroup gives, which it does once both parts of the stage have come.
   __device__ __forceinline__ void ask_for_given_output(const Turns& turns, WideTile<kConfig>& tile, StagedTile given,
                                                        const PipelineState& stage) {
     const std::uint64_t values = tile.values_at(address_of(stage));
     await_part(turns, given, stage, group());
     tile.take_given_weights(memory_.shared, address_of(stage));
     tile.ask_for_output(values);
-    if (group() == 0) free_part(stage, 1);  // it has read the weights there
+    ptx::fence_before_copies();             // of the next keys to where the weights are
+    if (group() == 0) free_part(stage, 1);  // it has read them
   }
 
   __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
@@ -353,6 +355,7 @@ class WideConsumer {
     if (rehearses_ == 0) ptx::barrier_wait(&barrier, phase);
   }
   __device__ __forceinline__ void arrive(std::uint64_t& barrier, bool arrives = true) const {
+    if (ptx::kWarpArrivals > 1 && (rehearses_ != 0 || !arrives)) return;  // all lanes' would count
     ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0 && arrives);
   }
 

@@ -248,12 +248,13 @@ class Producer {
     const auto ask = [&](const TensorMap& map, std::int32_t columns, const ptx::TensorPlace& from, PipelineState& stage) {
 #pragma unroll
       for (int part = 0; part < kConfig.stage_parts(); ++part) {
-        const std::int32_t first = kConfig.part_column(part);
-        const std::int32_t end = kConfig.stage_parts() > 1 ? kConfig.part_column(part + 1) : columns;
+        const std::int32_t first_column = kConfig.part_column(part);
+        const std::int32_t end_column = kConfig.stage_parts() > 1 ? kConfig.part_column(part + 1) : columns;
         std::uint64_t* const full = &shared_.stage_full[stage.index * kConfig.stage_parts() + part];
         ptx::barrier_wait(&shared_.stage_free[stage.index * kConfig.stage_parts() + part], stage.phase ^ 1U);
-        if (thread_ == 0) ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * (end - first) * kConfig.column_bytes()));
-        if (asks && (part == 0 || box.column >= first) && box.column < end) {
+        if (thread_ == 0)
+          ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * (end_column - first_column) * kConfig.column_bytes()));
+        if (asks && (part == 0 || box.column >= first_column) && box.column < end_column) {
           ptx::tensor_copy<false>(own + kConfig.stage_place(call_.load.stage_bytes, stage.index), &map, from, full);
         }
         ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
@@ -334,7 +335,7 @@ class Producer {
       if (piece_bytes<kConfig>(call_) == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
         ptx::barrier_arrive(full);
-      } else {
+      } else {  // boxes' bytes are promised on the first part, which whoever makes scores waits for, too
 #pragma unroll
         for (int part = 0; part < kConfig.stage_parts(); ++part) ptx::barrier_arrive_after_copies(full + part);
       }

@@ -366,21 +366,23 @@ class WideTile {
   }
 
   /// What a lane's rows have of a number, over all their lanes of both warpgroups of a latent tile, who have the same result. Nobody
-  /// comes by again before all have read: there is another barrier in between.
+  /// comes by again before all have read: there is another barrier in between, in turns the first of the next finish().
   template <typename TCombine>
   __device__ __forceinline__ void exchange_rows(CtaShared<kConfig>& shared, float (&x)[2], const TCombine& combine) {
-    const std::int32_t group = warp() / 4;
+    constexpr std::int32_t kFirst = kConfig.in_turns() ? 2 : 0;
+    const std::int32_t place = kFirst + warp() / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       x[half] = combine(x[half], __shfl_xor_sync(ptx::kAllLanes, x[half], 1));
       x[half] = combine(x[half], __shfl_xor_sync(ptx::kAllLanes, x[half], 2));
       if (in_quad() == 0)
-        ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[group][row_of(half)]), __float_as_uint(x[half]));
+        ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[place][row_of(half)]), __float_as_uint(x[half]));
     }
     consumer_sync<kConfig>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      x[half] = combine(shared_float(shared.wide.kept[0][row_of(half)]), shared_float(shared.wide.kept[1][row_of(half)]));
+      x[half] =
+          combine(shared_float(shared.wide.kept[kFirst][row_of(half)]), shared_float(shared.wide.kept[kFirst + 1][row_of(half)]));
     }
   }
   static constexpr std::uint32_t kGivenRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
