@@ -113,7 +113,9 @@ TEST(KernelRows, LatentVariantsAreOfTheValuesDims) {
     EXPECT_EQ(config.part_column(0), 0);
     EXPECT_EQ(config.stage_parts(), config.in_turns() ? 2 : 1);
     EXPECT_EQ(config.part_column(config.stage_parts()), config.columns());
-    if (config.in_turns()) EXPECT_EQ(config.part_column(1), 4) << "256 dims of 16 bits";
+    if (config.in_turns()) {
+      EXPECT_EQ(config.part_column(1), 4) << "256 dims of 16 bits";
+    }
   }
 }
 

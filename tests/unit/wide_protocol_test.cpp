@@ -1,199 +1,48 @@
-// Who waits for whom in a CTA of many rows, or of a latent tile, as a model on threads: a producer and two consumer warpgroups with the
-// kernel's barriers, phases and places (src/backends/cuda/kernel/load/producer.cuh, wide_consumer.cuh), where queries have one place
-// or two. Memory that a barrier would leave open holds another tile than the consumer wants, and is a data race for ThreadSanitizer.
+// Who waits for whom in a CTA of many rows, or of a latent tile, as a model on threads: a producer and two consumer warpgroups with
+// the kernel's barriers, phases and places (src/backends/cuda/kernel/load/producer.cuh, wide_consumer.cuh), where queries have one
+// place or two. Memory that a barrier would leave open holds another tile than the consumer wants, and is a data race for
+// ThreadSanitizer. Mistakes are made on purpose, too, each in a process of its own, which has to notice.
 #include <gtest/gtest.h>
 
 #include <array>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda/kernel_rows.hpp"
 #include "support/random.hpp"
 #include "support/reduced.hpp"
+#include "unit/wide_protocol_cta.hpp"
 
-namespace lean::cuda {
+namespace lean::cuda::protocol {
 namespace {
 
 using support::Stream;
-
-/// An mbarrier of so many arrivals: wait() passes once the phase of that parity has ended.
-class PhaseBarrier {
- public:
-  explicit PhaseBarrier(std::int32_t arrivals) : arrivals_(arrivals) {}
-
-  void arrive() {
-    const std::lock_guard lock(mutex_);
-    if (++arrived_ < arrivals_) return;
-    arrived_ = 0;
-    parity_ ^= 1U;
-    changed_.notify_all();
-  }
-  /// False: nobody came for a long time.
-  [[nodiscard]] bool wait(std::uint32_t parity) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return parity_ != parity; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::int32_t arrivals_;
-  std::int32_t arrived_ = 0;
-  std::uint32_t parity_ = 0;  // of the phase that runs
-};
-
-/// PipelineState of kernel/load/ring.cuh.
-struct Pipeline {
-  std::int32_t count;
-  std::int32_t index = 0;
-  std::uint32_t phase = 0;
-
-  void advance() {
-    if (++index == count) index = 0, phase ^= 1U;
-  }
-};
-
-constexpr std::int32_t kGroups = 2;
-constexpr std::int32_t kMostStages = 4;
-constexpr std::int32_t kRecords = 2;
-
-/// Of a variant.
-struct Kind {
-  bool latent = false;
-  std::int32_t stages = 0;
-  std::int32_t query_places = 0;
-};
-
-struct Cta {
-  Kind kind;
-  std::array<PhaseBarrier, kMostStages> stage_full{PhaseBarrier(1), PhaseBarrier(1), PhaseBarrier(1), PhaseBarrier(1)};
-  std::array<PhaseBarrier, kMostStages> stage_free{PhaseBarrier(kGroups), PhaseBarrier(kGroups), PhaseBarrier(kGroups),
-                                                   PhaseBarrier(kGroups)};
-  std::array<PhaseBarrier, kRecords> record_full{PhaseBarrier(1), PhaseBarrier(1)};
-  std::array<PhaseBarrier, kRecords> record_free{PhaseBarrier(kGroups + 1), PhaseBarrier(kGroups + 1)};
-  std::array<PhaseBarrier, kRecords> queries_full{PhaseBarrier(1), PhaseBarrier(1)};
-  PhaseBarrier queries_free{kGroups};
-  std::array<PhaseBarrier, kRecords> contributors_known{PhaseBarrier(1), PhaseBarrier(1)};
-  // What lies in shared memory: -1 is the end. Of a tile, keys are 2 x its number and values one more; a latent tile is keys.
-  std::array<std::int32_t, kMostStages> stage{};
-  std::array<std::int32_t, kRecords> segment{};
-  std::array<std::int32_t, kRecords> contributors{};
-  std::array<std::int32_t, kRecords> queries{};  // of which segment
-  // Of a latent tile: the barriers that both warpgroups come to; what each gives the other in the last column of a stage's keys; and
-  // what it has of its rows.
-  PhaseBarrier scored{kGroups};
-  PhaseBarrier given{kGroups};
-  std::array<std::array<std::int32_t, kGroups>, kMostStages> last_column{};
-  std::array<std::int32_t, kGroups> kept{};
-
-  std::int32_t& queries_of(std::int32_t record) { return queries[static_cast<std::size_t>(kind.query_places == 1 ? 0 : record)]; }
-};
-
-/// Tiles are numbered over all segments, which have so many each.
-class Producer {
- public:
-  explicit Producer(Cta& cta) : cta_(cta), ring_{cta.kind.stages} {}
-
-  std::string run(const std::vector<std::int32_t>& tiles) {
-    Pipeline records{kRecords};
-    for (std::int32_t segment = 0;; ++segment, records.advance()) {
-      const auto at = static_cast<std::size_t>(records.index);
-      const bool more = segment < static_cast<std::int32_t>(tiles.size());
-      if (!cta_.record_free[at].wait(records.phase ^ 1U)) return "no place for a record";
-      cta_.segment[at] = more ? segment : -1;
-      cta_.record_full[at].arrive();
-      if (!more) return "";
-      const std::string fault = copy_segment(segment, next_ + tiles[static_cast<std::size_t>(segment)], records);
-      if (!fault.empty()) return fault;
-      cta_.record_free[at].arrive();
-    }
-  }
-
- private:
-  std::string copy_segment(std::int32_t segment, std::int32_t end, const Pipeline& records) {
-    const auto at = static_cast<std::size_t>(records.index);
-    const std::int32_t first = cta_.kind.query_places == 2 && segment > 0 ? -1 : 0;
-    for (std::int32_t copy = first; copy < 2 || next_ < end; ++copy) {
-      const bool keys = cta_.kind.latent || copy % 2 == 0;
-      if (copy >= 0 && next_ < end && !ask(ring_, 2 * next_ + (keys ? 0 : 1))) return "no stage is free";
-      if (copy == first) {
-        if (cta_.kind.query_places == 1 && !cta_.queries_free.wait(static_cast<std::uint32_t>(records.index) ^ 1U))
-          return "queries stay in use";
-        cta_.queries_of(records.index) = segment;
-        cta_.queries_full[at].arrive();
-      }
-      if (copy == 1) {
-        cta_.contributors[at] = segment;
-        cta_.contributors_known[at].arrive();
-      }
-      if (copy >= 0 && next_ < end && (cta_.kind.latent || !keys)) ++next_;
-      // Of every other segment the last tile is not a whole one, of every third the first.
-      const bool whole_next = copy > 0 || segment % 3 != 0;
-      if (copy != 0 && whole_next && (cta_.kind.latent || !keys) && !copy_whole_tiles(end - next_ - segment % 2))
-        return "no stage is free for a tile";
-    }
-    return "";
-  }
-
-  /// The keys of a tile ahead of the values of the one before.
-  bool copy_whole_tiles(std::int32_t tiles) {
-    if (tiles <= 0) return true;
-    Pipeline values = ring_;
-    values.advance();
-    for (std::int32_t tile = 0; tile < tiles + (cta_.kind.latent ? 0 : 1); ++tile) {
-      if (tile < tiles) {
-        if (!ask(ring_, 2 * (next_ + tile))) return false;
-        if (!cta_.kind.latent) ring_.advance();
-      }
-      if (cta_.kind.latent || tile == 0) continue;
-      if (!ask(values, 2 * (next_ + tile) - 1)) return false;
-      values.advance();
-    }
-    next_ += tiles;
-    return true;
-  }
-
-  bool ask(Pipeline& stage, std::int32_t what) {
-    const auto at = static_cast<std::size_t>(stage.index);
-    if (!cta_.stage_free[at].wait(stage.phase ^ 1U)) return false;
-    cta_.stage[at] = what;
-    cta_.last_column[at] = {what / 2 * 2, what / 2 * 2};
-    cta_.stage_full[at].arrive();
-    stage.advance();
-    return true;
-  }
-
-  Cta& cta_;
-  Pipeline ring_;
-  std::int32_t next_ = 0;  // tile
-};
 
 /// A consumer warpgroup.
 class Consumer {
  public:
   Consumer(Cta& cta, std::size_t group) : cta_(cta), group_(group), stage_{cta.kind.stages} {}
 
-  /// What take_latent_tiles() does with a segment's tiles: each warpgroup gives the other the weights of half the tokens, and now and
-  /// then what its rows refer to.
+  /// What take_latent_tiles() does with a segment's tiles: each warpgroup gives the other the weights of half the tokens, and now
+  /// and then what its rows refer to.
   std::string take_latent_tiles(std::int32_t begin, std::int32_t end, std::int32_t queries) {
     for (std::int32_t tile = begin; tile < end; ++tile) {
       if (!await(stage_)) return "no tile comes";
       if (queries != cta_.queries_of(0)) return "queries of another segment";
       const std::int32_t keys = held(stage_);
-      auto& column = cta_.last_column[static_cast<std::size_t>(stage_.index)];
+      auto& column = cta_.at(stage_).last_column;
       if (column[0] != 2 * tile || column[1] != 2 * tile) return "another tile's last column";  // scores of all keys
       if (tile + 1 == end) cta_.queries_free.arrive();
-      if (!meet(cta_.scored, scored_)) return "the other has no scores";
+      if (!cta_.scored.sync(group_)) return "the other has no scores";
       if (tile % 3 == 0 && !exchange(tile)) return "rows of another tile";
-      column[group_] = -tile;
-      if (!meet(cta_.given, given_)) return "the other gives no weights";
-      if (column[1 - group_] != -tile) return "another tile's weights";
+      column[group_] = -1 - tile;
+      if (!cta_.given.sync(group_)) return "the other gives no weights";
+      if (column[1 - group_] != -1 - tile) return "another tile's weights";
       if (keys != 2 * tile || held(stage_) != 2 * tile) return "another tile";  // scores, then values
       free(stage_);
       stage_.advance();
@@ -202,7 +51,7 @@ class Consumer {
   }
 
   /// What finish() of a latent tile does, of a segment with tiles or without.
-  bool finish_latent(std::int32_t segment) { return meet(cta_.scored, scored_) && exchange(-1 - segment); }
+  bool finish_latent(std::int32_t segment) { return cta_.scored.sync(group_) && exchange(-1 - segment); }
 
   /// What take_tiles() does: the values of a tile are multiplied beside the scores of the next.
   std::string take_tiles(std::int32_t begin, std::int32_t end, std::int32_t segment, std::int32_t record) {
@@ -233,68 +82,220 @@ class Consumer {
   }
 
  private:
-  bool await(const Pipeline& stage) { return cta_.stage_full[static_cast<std::size_t>(stage.index)].wait(stage.phase); }
-  [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.stage[static_cast<std::size_t>(stage.index)]; }
-  void free(const Pipeline& stage) { cta_.stage_free[static_cast<std::size_t>(stage.index)].arrive(); }
+  bool await(const Pipeline& stage) { return cta_.full(stage, 0).wait(stage.phase); }
+  [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.at(stage).rows[0]; }
+  void free(const Pipeline& stage) { cta_.free(stage, 0).arrive(); }
 
-  static bool meet(PhaseBarrier& barrier, std::uint32_t& phase) {
-    barrier.arrive();
-    const bool met = barrier.wait(phase);
-    phase ^= 1U;
-    return met;
-  }
   bool exchange(std::int32_t number) {
     cta_.kept[group_] = number;
-    return meet(cta_.given, given_) && cta_.kept[1 - group_] == number;
+    return cta_.given.sync(group_) && cta_.kept[1 - group_] == number;
   }
 
   Cta& cta_;
   std::size_t group_;
-  std::uint32_t scored_ = 0;  // phases
-  std::uint32_t given_ = 0;
   Pipeline stage_;  // of the next keys
 };
 
-std::string consume(Cta& cta, std::size_t group, const std::vector<std::int32_t>& tiles) {
+/// A consumer warpgroup of a latent tile in turns: it makes the weights of every other tile of a segment, and multiplies those of
+/// all by its own values, which lie in the part of a stage that has its number. Products run from when they are asked for to when
+/// they are awaited, so what they read is looked at at both ends.
+class TurnsConsumer {
+ public:
+  TurnsConsumer(Cta& cta, std::size_t group) : cta_(cta), group_(group), random_(31 + group), stage_{cta.kind.stages} {}
+
+  [[nodiscard]] const std::string& fault() const { return fault_; }
+
+  /// Before the first segment: maxima that nobody takes, and sums.
+  bool rehearse() {
+    cta_.kept[group_] = 0;
+    return finish(-1);
+  }
+
+  /// What take_latent_tiles_in_turns() does with a segment's tiles.
+  bool take(const Tiles& tiles) {
+    std::int32_t own = tiles.begin;
+    if (own == tiles.end) return free_queries();
+    const Pipeline first = stage_;
+    if (second()) stage_.advance(), ++own;
+    if (own == tiles.end) free_queries();
+    if (own < tiles.end && !(ask_for_scores(tiles, own) && await_scores(tiles, own))) return false;
+    if (second() && !(ask_for_given_output(tiles.begin, first) && await_given_output(tiles.begin, first))) return false;
+    while (own < tiles.end) {
+      if (!give_weights(own) || !reads_values(own, stage_)) return false;
+      const std::int32_t multiplied = own;
+      const std::int32_t others = own + 1;
+      own += 2;
+      if (own >= tiles.end) free_queries();
+      if (!second()) free(stage_, 1);
+      if (!await_output(multiplied, stage_)) return false;
+      free(stage_, own_part());
+      stage_.advance();
+      if (others >= tiles.end) break;
+      const Pipeline given = stage_;
+      if (!ask_for_given_output(others, given)) return false;
+      stage_.advance();
+      const bool more = own < tiles.end;
+      if (more && !ask_for_scores(tiles, own)) return false;
+      if (!await_given_output(others, given)) return false;
+      if (more && !await_scores(tiles, own)) return false;
+    }
+    return true;
+  }
+
+  /// What finish() does, of a segment with tiles or without: each has the other's sums. They have places of their own, since a
+  /// warpgroup gives maxima of the next segment while the other still reads them.
+  bool finish(std::int32_t segment) {
+    const std::size_t first = is(Mistake::kSumsWhereMaximaAre) ? 0 : kGroups;
+    if (!is(Mistake::kOneBarrierAtEnd) && !cta_.here.sync(group_)) return fail("the other does not finish");
+    cta_.kept[first + group_] = -1 - segment;
+    if (!cta_.here.sync(group_)) return fail("the other has no sums");
+    linger(random_);
+    return (cta_.kept[first] == -1 - segment && cta_.kept[first + 1] == -1 - segment) || fail("sums of another segment");
+  }
+
+ private:
+  [[nodiscard]] bool second() const { return group_ == 1; }
+  [[nodiscard]] std::int32_t own_part() const { return static_cast<std::int32_t>(group_); }
+  [[nodiscard]] bool is(Mistake mistake) const { return cta_.kind.mistake == mistake; }
+  [[nodiscard]] bool lets_go_early() const { return second() && is(Mistake::kLetGoBeforeWeightsAreHad); }
+  bool fail(const std::string& fault) {
+    fault_ = fault;
+    return false;
+  }
+  bool await(const Pipeline& stage, std::int32_t part) { return cta_.full(stage, part).wait(stage.phase) || fail("no tile comes"); }
+  void free(const Pipeline& stage, std::int32_t part) { cta_.free(stage, part).arrive(); }
+  bool free_queries() {
+    cta_.queries_free.arrive();
+    return true;
+  }
+
+  /// Of the tile in stage_, part after part as they come. What one that is not whole lacks is cleared first.
+  bool ask_for_scores(const Tiles& tiles, std::int32_t own) {
+    if (!await(stage_, 0)) return false;
+    if (!tiles.is_whole(own)) {
+      if (!await(stage_, 1)) return false;
+      cta_.at(stage_).rest = {2 * own, 2 * own};
+    }
+    if (!reads_keys(tiles, own, 0)) return false;
+    if (!is(Mistake::kScoresOfOnePart) && !await(stage_, 1)) return false;
+    return reads_keys(tiles, own, 1);
+  }
+  bool await_scores(const Tiles& tiles, std::int32_t own) {
+    linger(random_);
+    return reads_keys(tiles, own, 0) && reads_keys(tiles, own, 1);
+  }
+  bool reads_keys(const Tiles& tiles, std::int32_t own, std::size_t part) {
+    if (cta_.queries_of(0) != tiles.segment) return fail("queries of another segment");
+    const Stage& stage = cta_.at(stage_);
+    const bool column = part == 0 || stage.last_column[0] == 2 * own;
+    return (column && stage.rows[part] == 2 * own && stage.rest[part] == 2 * own) || fail("another tile's keys");
+  }
+
+  /// They lie in the stage's last column, and what they refer to lies apart.
+  bool give_weights(std::int32_t own) {
+    cta_.at(stage_).last_column[0] = -1 - own;
+    cta_.kept[group_] = own;
+    return cta_.turns[group_].arrive(group_) || fail("the other did not take the weights before");
+  }
+  /// Once the other gives its weights, which it does once both parts have come.
+  bool ask_for_given_output(std::int32_t tile, const Pipeline& stage) {
+    if (!await(stage, own_part())) return false;
+    if (!cta_.turns[1 - group_].sync(group_)) return fail("the other gives no weights");
+    if (lets_go_early()) free(stage, 1);
+    linger(random_);
+    if (cta_.kept[1 - group_] != tile) return fail("another tile's maxima");
+    if (cta_.at(stage).last_column[0] != -1 - tile) return fail("another tile's weights");
+    if (!reads_values(tile, stage)) return false;
+    if (!second()) free(stage, 1);
+    return true;
+  }
+
+  bool reads_values(std::int32_t tile, const Pipeline& stage) {
+    const Stage& held = cta_.at(stage);
+    return (held.rows[group_] == 2 * tile && held.rest[group_] == 2 * tile) || fail("another tile's values");
+  }
+  bool await_output(std::int32_t tile, const Pipeline& stage) {
+    linger(random_);
+    return reads_values(tile, stage);
+  }
+  bool await_given_output(std::int32_t tile, const Pipeline& stage) {
+    if (!await_output(tile, stage)) return false;
+    if (!lets_go_early()) free(stage, own_part());
+    return true;
+  }
+
+  Cta& cta_;
+  std::size_t group_;
+  Stream random_;
+  Pipeline stage_;  // of the next tile, or of the one that is made
+  std::string fault_;
+};
+
+/// What a segment's tiles become, and its end.
+std::string take_segment(Cta& cta, Consumer& consumer, const Tiles& tiles, std::int32_t record) {
+  if (tiles.begin == tiles.end) {
+    if (cta.kind.query_places == 1) cta.queries_free.arrive();
+  } else {
+    const std::string fault = cta.kind.latent ? consumer.take_latent_tiles(tiles.begin, tiles.end, tiles.segment)
+                                              : consumer.take_tiles(tiles.begin, tiles.end, tiles.segment, record);
+    if (!fault.empty()) return fault;
+  }
+  return cta.kind.latent && !consumer.finish_latent(tiles.segment) ? "sums of another segment" : "";
+}
+
+std::string consume(Cta& cta, std::size_t group, const std::vector<std::int32_t>& counts) {
   Consumer consumer(cta, group);
+  TurnsConsumer in_turns(cta, group);
+  if (cta.kind.in_turns && !in_turns.rehearse()) return in_turns.fault();
   Pipeline records{kRecords};
   std::int32_t next = 0;
   for (std::int32_t segment = 0;; ++segment, records.advance()) {
     const auto at = static_cast<std::size_t>(records.index);
     if (!cta.record_full[at].wait(records.phase)) return "no record comes";
-    if (cta.segment[at] == -1) return next == std::accumulate(tiles.begin(), tiles.end(), 0) ? "" : "tiles are left";
+    if (cta.segment[at] == -1) return next == std::accumulate(counts.begin(), counts.end(), 0) ? "" : "tiles are left";
     if (cta.segment[at] != segment) return "another record";
     if (!cta.queries_full[at].wait(records.phase)) return "no queries come";
-    const std::int32_t end = next + tiles[static_cast<std::size_t>(segment)];
-    if (next == end) {
-      if (cta.kind.query_places == 1) cta.queries_free.arrive();
+    const Tiles tiles{segment, next, next + counts[static_cast<std::size_t>(segment)]};
+    if (cta.kind.in_turns) {
+      if (!in_turns.take(tiles) || !in_turns.finish(segment)) return in_turns.fault();
     } else {
-      const std::string fault =
-          cta.kind.latent ? consumer.take_latent_tiles(next, end, segment) : consumer.take_tiles(next, end, segment, records.index);
+      const std::string fault = take_segment(cta, consumer, tiles, records.index);
       if (!fault.empty()) return fault;
     }
-    if (cta.kind.latent && !consumer.finish_latent(segment)) return "sums of another segment";
-    next = end;
+    next = tiles.end;
     if (!cta.contributors_known[at].wait(records.phase)) return "nobody says who shares the output";
     if (cta.contributors[at] != segment) return "contributors of another segment";
     cta.record_free[at].arrive();
   }
 }
 
-void run_rounds(const Kind& kind) {
+constexpr int kNoticed = 7;
+
+/// What everybody says, the producer first. Whoever notices a mistake made on purpose ends the process: the others may wait for
+/// long.
+std::array<std::string, 1 + kGroups> run_cta(const Kind& kind, const std::vector<std::int32_t>& tiles) {
+  Cta cta(kind);
+  std::array<std::string, 1 + kGroups> faults;
+  const auto note = [&](std::size_t who, std::string fault) {
+    if (kind.mistake != Mistake::kNone && !fault.empty()) std::_Exit(kNoticed);
+    faults[who] = std::move(fault);
+  };
+  Producer producer(cta);
+  std::vector<std::jthread> threads;
+  threads.emplace_back([&] { note(0, producer.run(tiles)); });
+  for (std::size_t group = 1; group <= kGroups; ++group)
+    threads.emplace_back([&, group] { note(group, consume(cta, group - 1, tiles)); });
+  for (std::jthread& thread : threads) thread.join();
+  return faults;
+}
+
+void run_rounds(const Kind& kind, std::int32_t rounds) {
   Stream random(29);
-  for (std::int32_t round = 0; round < support::full_or_reduced(100, 10); ++round) {
+  for (std::int32_t round = 0; round < rounds; ++round) {
     std::vector<std::int32_t> tiles(static_cast<std::size_t>(random.between(0, 40)));
     for (std::int32_t& count : tiles) count = static_cast<std::int32_t>(random.chance(30) ? 0 : random.between(1, 7));
-    Cta cta{.kind = kind};
-    std::array<std::string, 1 + kGroups> faults;
-    {
-      std::vector<std::jthread> threads;
-      threads.emplace_back([&] { faults[0] = Producer(cta).run(tiles); });
-      for (std::size_t group = 1; group <= kGroups; ++group)
-        threads.emplace_back([&, group] { faults[group] = consume(cta, group - 1, tiles); });
-    }
-    for (const std::string& fault : faults) ASSERT_EQ(fault, "") << "round " << round << ", " << kind.stages << " stages";
+    for (const std::string& fault : run_cta(kind, tiles))
+      ASSERT_EQ(fault, "") << "round " << round << ", " << kind.stages << " stages";
   }
 }
 
@@ -303,7 +304,10 @@ TEST(WideProtocol, EverybodyGetsWhatTheyWaitForAndNobodyTooEarly) {
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kBFloat16);
     for (std::int32_t stages = 2; stages <= (config.latent() ? 2 : kMostStages); ++stages) {
-      run_rounds({.latent = config.latent(), .stages = stages, .query_places = config.query_places()});
+      const Kind kind{
+          .latent = config.latent(), .in_turns = config.in_turns(), .stages = stages, .query_places = config.query_places()};
+      EXPECT_EQ(kind.parts(), config.stage_parts());
+      run_rounds(kind, support::full_or_reduced(100, 10));
     }
     one_place = one_place || (!config.latent() && config.query_places() == 1);
     EXPECT_TRUE(!config.latent() || config.query_places() == 1);
@@ -311,5 +315,20 @@ TEST(WideProtocol, EverybodyGetsWhatTheyWaitForAndNobodyTooEarly) {
   EXPECT_TRUE(one_place) << "of two kinds of tiles";
 }
 
+/// By a warpgroup that gets something else than it wants, or by ThreadSanitizer.
+bool is_noticed(int status) {
+  constexpr int kDataRace = 66;
+  return testing::ExitedWithCode(kNoticed)(status) || testing::ExitedWithCode(kDataRace)(status);
+}
+
+TEST(WideProtocol, MistakesInTurnsAreNoticed) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  for (const Mistake mistake :
+       {Mistake::kSumsWhereMaximaAre, Mistake::kOneBarrierAtEnd, Mistake::kScoresOfOnePart, Mistake::kLetGoBeforeWeightsAreHad}) {
+    const Kind kind{.latent = true, .in_turns = true, .stages = 2, .query_places = 1, .mistake = mistake};
+    EXPECT_EXIT((run_rounds(kind, 100), std::_Exit(0)), is_noticed, "") << static_cast<int>(mistake);
+  }
+}
+
 }  // namespace
-}  // namespace lean::cuda
+}  // namespace lean::cuda::protocol
