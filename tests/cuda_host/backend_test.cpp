@@ -104,6 +104,7 @@ TEST(CudaHost, R04_AQuarterOfTheWorkersIsSparedByTheMemoryThatTheDeviceHas) {
   EXPECT_EQ(workers_of({}), 100);
   EXPECT_EQ(workers_of({.memory_khz = 3'201'000, .memory_bits = 6144}), 132);
   EXPECT_EQ(workers_of({.memory_khz = 0, .memory_bits = 0}), 100) << "unknown";
+  EXPECT_EQ(workers_of({.memory_khz = -1, .memory_bits = -1}), 100) << "nor does a driver that does not know refuse a call";
 }
 
 /// R32: whichever call of the runtime fails, the caller is told which, nothing is launched after it, and the next call is as if

@@ -91,8 +91,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int ordinal) {
+  const int known = lean::cuda_host::attribute_of(runtime().devices.at(static_cast<std::size_t>(ordinal)), which);
+  if (which == cudaDevAttrMemoryClockRate || which == cudaDevAttrGlobalMemoryBusWidth) {  // for want of which no call fails
+    *value = known;
+    return known < 0 ? cudaErrorInvalidValue : cudaSuccess;
+  }
   const cudaError_t error = called({.name = "cudaDeviceGetAttribute"});
-  if (error == cudaSuccess) *value = lean::cuda_host::attribute_of(runtime().devices.at(static_cast<std::size_t>(ordinal)), which);
+  if (error == cudaSuccess) *value = known;
   return error;
 }
 

@@ -23,7 +23,7 @@ struct FakeDevice {
   int multiprocessors = 132;
   int shared_bytes = 227 * 1024;  // of a CTA, at most
   bool cooperative = true;
-  int memory_khz = 2'619'000;  // an H100's
+  int memory_khz = 2'619'000;  // an H100's; below 0: the driver does not say
   int memory_bits = 5120;
 };
 

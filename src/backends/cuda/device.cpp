@@ -13,10 +13,16 @@ namespace {
 
 constexpr std::int32_t kMaxDevices = 64;
 
+/// 0 where the driver does not say: nothing refuses a call for want of it.
+std::int64_t ask_if_known(cudaDeviceAttr which, int ordinal) noexcept {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess) return value;
+  static_cast<void>(cudaGetLastError());  // is no error
+  return 0;
+}
+
 Status ask(int ordinal, Device& device) noexcept {
   int cooperative = 0;
-  int memory_khz = 0;
-  int memory_bits = 0;
   const struct {
     cudaDeviceAttr which;
     int* value;
@@ -24,17 +30,16 @@ Status ask(int ordinal, Device& device) noexcept {
                     {cudaDevAttrComputeCapabilityMajor, &device.major},
                     {cudaDevAttrComputeCapabilityMinor, &device.minor},
                     {cudaDevAttrMaxSharedMemoryPerBlockOptin, &device.shared_bytes},
-                    {cudaDevAttrCooperativeLaunch, &cooperative},
-                    {cudaDevAttrMemoryClockRate, &memory_khz},
-                    {cudaDevAttrGlobalMemoryBusWidth, &memory_bits}};
+                    {cudaDevAttrCooperativeLaunch, &cooperative}};
   for (const auto& attribute : attributes) {
     const cudaError_t error = cudaDeviceGetAttribute(attribute.value, attribute.which, ordinal);
     if (error != cudaSuccess) return cuda_status(error, "cudaDeviceGetAttribute");
   }
   device.ordinal = ordinal;
   device.cooperative = cooperative != 0;
-  // Two transfers a clock.
-  device.memory_share = static_cast<std::int32_t>(std::int64_t{2} * memory_khz * memory_bits / 8 / 1000 / device.multiprocessors);
+  const std::int64_t khz = ask_if_known(cudaDevAttrMemoryClockRate, ordinal);
+  const std::int64_t bits = ask_if_known(cudaDevAttrGlobalMemoryBusWidth, ordinal);
+  device.memory_share = static_cast<std::int32_t>(2 * khz * bits / 8 / 1000 / device.multiprocessors);  // two transfers a clock
   device.warpgroups = device.major == 9 && device.minor == 0;
   if (10 * device.major + device.minor > LEAN_CUDA_NEWEST_COMPILED) {  // it runs that architecture's code, translated by the driver
     device.major = LEAN_CUDA_NEWEST_COMPILED / 10;
