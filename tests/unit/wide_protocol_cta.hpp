@@ -23,7 +23,18 @@ constexpr std::int32_t kGroups = 2;
 constexpr std::int32_t kMostStages = 4;
 constexpr std::int32_t kMostParts = 2;
 constexpr std::int32_t kRecords = 2;
-constexpr std::chrono::seconds kPatience(20);  // after so long nobody comes any more
+constexpr std::chrono::milliseconds kPatience(20'000);  // after so long nobody comes any more
+constexpr std::chrono::milliseconds kGlance(10);
+
+/// Until something is so; false: not for a long time. Looks every now and then, whether somebody says so or not: up to glibc 2.40 a
+/// condition variable may lose a wake-up (sourceware.org, bug 25847).
+template <typename TIsSo>
+[[nodiscard]] bool await(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, const TIsSo& is_so) {
+  for (std::chrono::milliseconds waited(0); !changed.wait_for(lock, kGlance, is_so); waited += kGlance) {
+    if (waited >= kPatience) return false;
+  }
+  return true;
+}
 
 /// An mbarrier of so many arrivals: wait() passes once the phase of that parity has ended.
 class PhaseBarrier {
@@ -48,7 +59,7 @@ class PhaseBarrier {
   /// False: nobody came for a long time.
   [[nodiscard]] bool wait(std::uint32_t parity) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, kPatience, [&] { return parity_ != parity; });
+    return await(changed_, lock, [&] { return parity_ != parity; });
   }
 
  private:
@@ -79,7 +90,7 @@ class NamedBarrier {
   [[nodiscard]] bool sync(std::size_t group) {
     std::unique_lock lock(mutex_);
     const std::int32_t round = round_;
-    return come(group) && changed_.wait_for(lock, kPatience, [&] { return round_ != round; });
+    return come(group) && await(changed_, lock, [&] { return round_ != round; });
   }
 
  private:
@@ -219,7 +230,8 @@ class CopyEngine {
  private:
   void run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    while (changed_.wait(lock, stop, [&] { return !asked_.empty(); })) {
+    while (!stop.stop_requested()) {
+      if (!changed_.wait_for(lock, stop, kGlance, [&] { return !asked_.empty(); })) continue;
       const Copy copy = asked_.front();
       asked_.pop_front();
       lock.unlock();
