@@ -99,6 +99,10 @@ struct KernelConfig {
   /// Parts in which a stage comes and is let go of: of latent tiles in turns the columns of either warpgroup's values, so that the next
   /// tile's come as soon as one is done with its own.
   [[nodiscard]] constexpr std::int32_t stage_parts() const noexcept { return in_turns() ? 2 : 1; }
+  /// Their places among those of all stages.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t part_of_stage(std::int32_t stage, std::int32_t part) const noexcept {
+    return stage * stage_parts() + part;
+  }
   /// The first column of one; the last holds all that follow, which no value lies in.
   [[nodiscard]] constexpr std::int32_t part_column(std::int32_t part) const noexcept {
     return part == stage_parts()

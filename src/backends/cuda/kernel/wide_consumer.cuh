@@ -105,13 +105,17 @@ class WideConsumer {
   [[nodiscard]] __device__ __forceinline__ static StagedTile tile_at(const SegmentRecord& record, std::int32_t token) {
     return {token, record.tokens_from(token, kConfig.tile_tokens)};
   }
+  /// The tile behind one, of tokens up to `end`: of none where that is the last.
+  [[nodiscard]] __device__ __forceinline__ static StagedTile behind(StagedTile tile, std::int32_t end) {
+    return {tile.end(), min(kConfig.tile_tokens, end - tile.end())};
+  }
 
   /// While a tile's scores become weights, the values of the one before are multiplied. From a tile's scores to the request for the
   /// next's a warpgroup does one thing after the other, so all that can be known is found out beside the exponentials: where the next
   /// factors lie, and whether they have come.
   __device__ __forceinline__ void take_tiles(const SegmentRecord& record, WideTile<kConfig>& tile) {
     const std::int32_t end = record.token_end;
-    const bool in_boxes = has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;  // whole tiles need no fence
+    const bool in_boxes = whole_in_boxes(record);
     StagedTile now = tile_at(record, record.token_begin);
     PipelineState values_stage = stage_;  // of what is multiplied: at first of nothing
     await(record, now, stage_);
@@ -196,12 +200,7 @@ class WideConsumer {
   /// What is known of a segment whose tiles are made in turns.
   struct Turns {
     std::int32_t end;
-    bool in_boxes;  // whole tiles need no fence
-
-    /// The tile behind one: of no tokens where that is the last.
-    [[nodiscard]] __device__ __forceinline__ StagedTile behind(StagedTile tile) const {
-      return {tile.end(), min(kConfig.tile_tokens, end - tile.end())};
-    }
+    bool in_boxes;  // whole_in_boxes()
   };
 
   /// The warpgroups make a segment's weights in turn, a tile each, and each multiplies those of all tiles, in their order: so what an
@@ -211,13 +210,13 @@ class WideConsumer {
   __device__ __forceinline__ void take_latent_tiles_in_turns(const SegmentRecord& record, WideTile<kConfig>& tile) {
     StagedTile own = tile_at(record, record.token_begin);
     if (own.tokens <= 0) return free_queries();
-    const Turns turns{record.token_end, has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0};
+    const Turns turns{record.token_end, whole_in_boxes(record)};
     const bool second = group() != 0 && rehearses_ == 0;
     const StagedTile first = own;
     const PipelineState first_stage = stage_;
     if (second) {
       stage_.advance();
-      own = turns.behind(first);
+      own = behind(first, turns.end);
     }
     if (own.tokens > 0) {
       ask_for_own_scores(turns, tile, own);
@@ -244,8 +243,8 @@ class WideConsumer {
       tile.give_weights(memory_.shared, stage, rehearses_ == 0);
       tile.rescale();
       tile.ask_for_output(tile.values_at(stage));
-      const StagedTile others = turns.behind(own);
-      own = turns.behind(others);
+      const StagedTile others = behind(own, turns.end);
+      own = behind(others, turns.end);
       arrive(memory_.shared.queries_free, own.tokens <= 0);
       ptx::fence_before_copies();  // to where the weights are
       if (group() == 0) free_part(stage_, 1);
@@ -298,11 +297,11 @@ class WideConsumer {
 
   __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
                                              std::int32_t part) const {
-    wait(memory_.shared.stage_full[stage.index * kConfig.stage_parts() + part], stage.phase);
+    wait(memory_.shared.stage_full[kConfig.part_of_stage(stage.index, part)], stage.phase);
     if (!turns.in_boxes || tile.tokens != kConfig.tile_tokens) ptx::fence_before_copies();
   }
   __device__ __forceinline__ void free_part(const PipelineState& stage, std::int32_t part) const {
-    arrive(memory_.shared.stage_free[stage.index * kConfig.stage_parts() + part]);
+    arrive(memory_.shared.stage_free[kConfig.part_of_stage(stage.index, part)]);
   }
 
   __device__ __forceinline__ void free_queries() { arrive(memory_.shared.queries_free); }
@@ -341,6 +340,11 @@ class WideConsumer {
   }
   [[nodiscard]] __device__ __forceinline__ bool has_boxes(const SegmentRecord& record) const {
     return call_.load.box_tokens != 0 && has_box_places(record.lengths);
+  }
+
+  /// Whether whole tiles need no fence: threads copy none of their tokens.
+  [[nodiscard]] __device__ __forceinline__ bool whole_in_boxes(const SegmentRecord& record) const {
+    return has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;
   }
 
   /// Whether a tile that needs nothing but to be waited for has come.

@@ -250,8 +250,9 @@ class Producer {
       for (int part = 0; part < kConfig.stage_parts(); ++part) {
         const std::int32_t first_column = kConfig.part_column(part);
         const std::int32_t end_column = kConfig.stage_parts() > 1 ? kConfig.part_column(part + 1) : columns;
-        std::uint64_t* const full = &shared_.stage_full[stage.index * kConfig.stage_parts() + part];
-        ptx::barrier_wait(&shared_.stage_free[stage.index * kConfig.stage_parts() + part], stage.phase ^ 1U);
+        const std::int32_t place = kConfig.part_of_stage(stage.index, part);
+        std::uint64_t* const full = &shared_.stage_full[place];
+        ptx::barrier_wait(&shared_.stage_free[place], stage.phase ^ 1U);
         if (thread_ == 0)
           ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * (end_column - first_column) * kConfig.column_bytes()));
         if (asks && (part == 0 || box.column >= first_column) && box.column < end_column) {
@@ -300,7 +301,7 @@ class Producer {
   /// Has some tokens of K or of V brought into the next stage. K is asked for first: V lies on the same pages.
   __device__ void copy_tile(const HeadRows& rows, const SegmentRecord& record, std::int32_t token, std::int32_t tokens) {
     std::byte* stage = ring_memory_ + kConfig.stage_place(call_.load.stage_bytes, ring_.index);
-    std::uint64_t* full = &shared_.stage_full[ring_.index * kConfig.stage_parts()];
+    std::uint64_t* full = &shared_.stage_full[kConfig.part_of_stage(ring_.index, 0)];
     if (asked_.windowed_chunks() && token < record.first_seen) {  // what no row sees is left out
       const std::int32_t unseen = min(record.first_seen - token, tokens);
       stage += unseen * stage_row_bytes<kConfig>(call_);
@@ -311,7 +312,7 @@ class Producer {
     if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
 #pragma unroll
     for (int part = 0; part < kConfig.stage_parts(); ++part) {
-      ptx::barrier_wait(&shared_.stage_free[ring_.index * kConfig.stage_parts() + part], ring_.phase ^ 1U);
+      ptx::barrier_wait(&shared_.stage_free[kConfig.part_of_stage(ring_.index, part)], ring_.phase ^ 1U);
     }
     if (call_.launch.follows_append && token + tokens > record.lengths.kv_end - record.lengths.q_tokens) await_append();
     if (asked_.bulk_copies() && asked_.pages()) {

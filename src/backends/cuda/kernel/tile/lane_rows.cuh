@@ -60,9 +60,13 @@ struct LaneRows {
     float& of_row = largest[i];
 #pragma unroll
     for (int lanes = kNearest; lanes < kEnd; lanes *= 2) of_row = fmaxf(of_row, __shfl_xor_sync(ptx::kAllLanes, of_row, lanes));
-    const float larger = outgrows(largest, i) ? of_row : max[i];
-    const float factor = softmax::rescale_factor(max[i], larger);
-    max[i] = larger;
+    return refer_to(outgrows(largest, i) ? of_row : max[i], i);
+  }
+
+  /// Has a row refer to another maximum, and returns what its sums are to be multiplied by.
+  [[nodiscard]] __device__ __forceinline__ float refer_to(float another, int i) {
+    const float factor = softmax::rescale_factor(max[i], another);
+    max[i] = another;
     return factor;
   }
 

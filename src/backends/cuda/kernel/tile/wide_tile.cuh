@@ -127,42 +127,23 @@ class WideTile {
     multiply_runs<kOwnRuns>(values);
   }
 
-  /// Gives the other warpgroup the weights of this one's tokens and takes the other's, by way of the stage's last column of keys, which
-  /// no value lies in and no product reads any more: the other's thread of the same number holds the same rows. `stores`: not in a
-  /// rehearsal, in which the place is the producers'.
+  /// Gives the other warpgroup the weights of this one's tokens and takes the other's (passed_at()). `stores`: not in a rehearsal, in
+  /// which the place is the producers'.
   __device__ __forceinline__ void take_others(std::uint32_t stage, bool stores) {
-    static_assert(kOwnRuns * ptx::kWarpgroupThreads * 2 * kPieceBytes == column_stage_bytes<kConfig>);
-    const std::uint32_t place = stage + wide::value_place(kConfig.summed_dims(), column_stage_bytes<kConfig>) +
-                                ptx::thread_index() % ptx::kWarpgroupThreads * kPieceBytes;
-    constexpr std::uint32_t kRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
-    const std::uint32_t own = static_cast<std::uint32_t>(warp() / 4) * kOwnRuns * kRunBytes;
-    const std::uint32_t others = kOwnRuns * kRunBytes - own;
-#pragma unroll
-    for (int run = 0; run < kOwnRuns; ++run) {
-      if (stores) ptx::store_shared(place + own + run * kRunBytes, {p_[run][0], p_[run][1], p_[run][2], p_[run][3]});
-    }
+    const std::uint32_t place = passed_at(stage);
+    const std::uint32_t own = static_cast<std::uint32_t>(warp() / 4) * kOwnRuns * kPassedRunBytes;
+    const std::uint32_t others = kOwnRuns * kPassedRunBytes - own;
+    store_weights(place + own, stores);
     ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
-#pragma unroll
-    for (int run = 0; run < kOwnRuns; ++run) {
-      const uint4 weights = ptx::load_shared_16(place + others + run * kRunBytes);
-      p_[kOwnRuns + run][0] = weights.x;
-      p_[kOwnRuns + run][1] = weights.y;
-      p_[kOwnRuns + run][2] = weights.z;
-      p_[kOwnRuns + run][3] = weights.w;
-    }
+    load_weights<kOwnRuns>(place + others);
     ptx::fence_before_copies();  // of the next keys to that place
   }
 
-  /// Of a latent tile whose weights this warpgroup made: gives them to the other, with what they refer to, by way of the stage's last
-  /// column of keys, which no value lies in and no product reads any more. The other's thread of the same number holds the same rows.
-  /// The thread has to fence before the stage is freed. `gives`: not in a rehearsal, in which the place is the producers' and nobody takes.
+  /// Of a latent tile whose weights this warpgroup made: gives them to the other (passed_at()), with what they refer to. The thread has
+  /// to fence before the stage is freed. `gives`: not in a rehearsal, in which the place is the producers' and nobody takes.
   __device__ __forceinline__ void give_weights(CtaShared<kConfig>& shared, std::uint32_t stage, bool gives) {
     const std::int32_t group = warp() / 4;
-    const std::uint32_t place = given_at(stage);
-#pragma unroll
-    for (int run = 0; run < kOwnRuns; ++run) {
-      if (gives) ptx::store_shared(place + run * kGivenRunBytes, {p_[run][0], p_[run][1], p_[run][2], p_[run][3]});
-    }
+    store_weights(passed_at(stage), gives);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (in_quad() == 0) {
@@ -180,19 +161,14 @@ class WideTile {
     float max[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) max[half] = shared_float(shared.wide.kept[giver][row_of(half)]);
-    const std::uint32_t place = given_at(stage);
-#pragma unroll
-    for (int run = 0; run < kOwnRuns; ++run) {
-      const uint4 weights = ptx::load_shared_16(place + run * kGivenRunBytes);
-      p_[run][0] = weights.x;
-      p_[run][1] = weights.y;
-      p_[run][2] = weights.z;
-      p_[run][3] = weights.w;
-    }
+    load_weights<0>(passed_at(stage));
     rescales_ = __any_sync(ptx::kAllLanes, max[0] != lane_rows_.max[0] || max[1] != lane_rows_.max[1]) != 0;
     if (rescales_) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) refer_to(max[half], half);
+      for (int half = 0; half < 2; ++half) {
+        factor_[half] = lane_rows_.refer_to(max[half], half);
+        sum_[half] *= factor_[half];
+      }
     }
     rescale();
   }
@@ -358,13 +334,6 @@ class WideTile {
     ptx::end_products();
   }
 
-  /// Has a row's sums refer to another maximum, and O after rescale().
-  __device__ __forceinline__ void refer_to(float max, int half) {
-    factor_[half] = softmax::rescale_factor(lane_rows_.max[half], max);
-    lane_rows_.max[half] = max;
-    sum_[half] *= factor_[half];
-  }
-
   /// What a lane's rows have of a number, over all their lanes of both warpgroups of a latent tile, who have the same result. Nobody
   /// comes by again before all have read: there is another barrier in between, in turns the first of the next finish().
   template <typename TCombine>
@@ -385,12 +354,32 @@ class WideTile {
           combine(shared_float(shared.wide.kept[kFirst][row_of(half)]), shared_float(shared.wide.kept[kFirst + 1][row_of(half)]));
     }
   }
-  static constexpr std::uint32_t kGivenRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
-  /// Where in a stage a thread's given weights begin, kGivenRunBytes from run to run.
-  [[nodiscard]] __device__ __forceinline__ static std::uint32_t given_at(std::uint32_t stage) {
-    static_assert(kOwnRuns * kGivenRunBytes == column_stage_bytes<kConfig>);
+  static constexpr std::uint32_t kPassedRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
+  /// Where in a latent stage weights pass between the threads of the same number of both warpgroups, which hold the same rows,
+  /// kPassedRunBytes from run to run: in its last column of keys, which no value lies in, and no product reads once scores are there.
+  [[nodiscard]] __device__ __forceinline__ static std::uint32_t passed_at(std::uint32_t stage) {
+    static_assert(kConfig.tile_tokens / kMmaTokens * kPassedRunBytes == column_stage_bytes<kConfig>);
     return stage + wide::value_place(kConfig.summed_dims(), column_stage_bytes<kConfig>) +
            ptx::thread_index() % ptx::kWarpgroupThreads * kPieceBytes;
+  }
+  /// The weights that this warpgroup made.
+  __device__ __forceinline__ void store_weights(std::uint32_t place, bool stores) const {
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      if (stores) ptx::store_shared(place + run * kPassedRunBytes, {p_[run][0], p_[run][1], p_[run][2], p_[run][3]});
+    }
+  }
+  /// As many of the other's, from one run of the weights' on.
+  template <int kFirst>
+  __device__ __forceinline__ void load_weights(std::uint32_t place) {
+#pragma unroll
+    for (int run = 0; run < kOwnRuns; ++run) {
+      const uint4 weights = ptx::load_shared_16(place + run * kPassedRunBytes);
+      p_[kFirst + run][0] = weights.x;
+      p_[kFirst + run][1] = weights.y;
+      p_[kFirst + run][2] = weights.z;
+      p_[kFirst + run][3] = weights.w;
+    }
   }
   [[nodiscard]] __device__ __forceinline__ static float shared_float(const float& at) {
     return __uint_as_float(ptx::load_shared_word(ptx::shared_address(&at)));
