@@ -97,15 +97,16 @@ TEST(Conformance, LatentOnAnyNumberOfWorkers) {
   }
 }
 
+Case turns_case(DType dtype) {
+  Case c = latent_case(dtype, 66, 2);
+  c.lens = {300, 131, 64, 0, 17, 577};
+  c.workers = 3;
+  return c;
+}
+
 /// More than one row block, and tiles enough for the warpgroups to take turns at them (kTurnsRule in kernel_rows.hpp): segments of one
 /// tile, of two and of many, whole and not, with all that a call may ask and pages of every kind of box.
 TEST(Conformance, LatentTilesInTurns) {
-  const auto turns_case = [](DType dtype) {
-    Case c = latent_case(dtype, 66, 2);
-    c.lens = {300, 131, 64, 0, 17, 577};
-    c.workers = 3;
-    return c;
-  };
   for (const auto& [name, add] : features()) {
     Case c = turns_case(DType::kBFloat16);
     add(c);
@@ -120,6 +121,27 @@ TEST(Conformance, LatentTilesInTurns) {
       c.workers = workers;
       c.causal = true;
       EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << workers;
+    }
+  }
+}
+
+/// R26 there: the first page outside the pool is one of a tile late in a segment, whose stage held another tile before. With left
+/// padding of half a page threads ask for it, and say so, when that stage is free and not before.
+TEST(Conformance, R26_LatentTilesInTurnsSkipPagesOutsideThePool) {
+  for (const std::int32_t pad : {0, 32}) {
+    for (const std::int32_t page : {2, 3, 4, 7}) {
+      Case c = turns_case(DType::kBFloat16);
+      c.page_tokens = 64;
+      c.workers = 1;
+      c.pad = std::vector<std::int32_t>(c.lens.size(), 0);
+      c.pad.back() = pad;
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      const Options options = options_of(c, executor);
+      if (!served(built, options)) continue;
+      built.page_ids(static_cast<std::int64_t>(c.lens.size()) - 1)[page] = -1;
+      built.remember();
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << pad << ", " << page;
     }
   }
 }
