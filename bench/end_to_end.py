@@ -21,12 +21,12 @@ import argparse
 import gc
 import json
 import re
-import subprocess
 import sys
 import time
 
 import torch
 import transformers
+from checkout import git_commit
 from decode_models import MODELS, Case, measure, model_of, read_bytes
 from option_lists import list_of
 
@@ -71,11 +71,10 @@ def cases_of(arguments) -> list:
 
 
 def about(arguments) -> dict:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else lean_attention._core.machine()["cpu_isa"]
     return {
         "device": device, "dtype": arguments.dtype, "layers": arguments.layers, "threads": torch.get_num_threads(),
-        "torch": torch.__version__, "transformers": transformers.__version__, "commit": commit,
+        "torch": torch.__version__, "transformers": transformers.__version__, "commit": git_commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip
 

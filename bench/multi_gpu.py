@@ -31,12 +31,12 @@ import json
 import pathlib
 import re
 import statistics
-import subprocess
 import tempfile
 import time
 
 import torch
 import torch.distributed as dist
+from checkout import git_commit
 from graph_timing import graph_of
 from multi_gpu_rows import Row, quick_rows, rows
 from option_lists import list_of
@@ -384,11 +384,7 @@ def main() -> int:
         return 77
     name = torch.cuda.get_device_name(0) if gpus else f"{torch.get_num_threads()} threads of a CPU, gloo"
     options.device_name = name
-    root = pathlib.Path(__file__).resolve().parent.parent
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    options.commit = commit or "unknown"
+    options.commit = git_commit() or "unknown"
     asked, options.gpus = options.gpus, [ranks for ranks in options.gpus if options.device == "cpu" or ranks <= gpus]
     if not options.gpus:
         raise SystemExit(f"multi_gpu: --gpus {asked}: {gpus} are here")

@@ -26,9 +26,10 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
+
+from checkout import git_commit
 
 try:
     import numpy as np
@@ -343,10 +344,7 @@ def main() -> int:
     parser.add_argument("--commit", help="of the build, where this is no checkout of it")
     parser.add_argument("--out", type=pathlib.Path, help="JSON lines are written here")
     arguments = parser.parse_args()
-    root = pathlib.Path(__file__).resolve().parent.parent
-    commit = arguments.commit or subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = arguments.commit or git_commit()
     command = Command(arguments.lean, "cuda", 1) if arguments.lean else None
     begin, lines, wrong = time.monotonic(), [], 0
     for rows_of in measurements(arguments):

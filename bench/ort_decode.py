@@ -20,9 +20,10 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
+
+from checkout import git_commit
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's reads are spread over threads here
 
@@ -176,8 +177,7 @@ def main() -> int:
             parser.error(f"--processor-time: must go with --threads 1, not {arguments.threads}: waiting threads spin")
         global CLOCK
         CLOCK = time.process_time
-    root = pathlib.Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    commit = git_commit()
     if arguments.prompts:
         prompts = [(32, 0)] if arguments.quick else PROMPTS
         rows = [(shape, [context + tokens], tokens) for shape in HEADS for tokens, context in prompts]

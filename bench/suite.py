@@ -32,6 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(path) for path in (HERE,) if str(path) not in sys.path]
 
+from checkout import git_commit  # noqa: E402
 from option_lists import list_of  # noqa: E402
 from peers import rows as suites  # noqa: E402
 from peers import table  # noqa: E402
@@ -43,13 +44,6 @@ READ_BYTES = 512  # of K and V of a token, in the read's own row
 
 def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def git_commit() -> str:
-    try:
-        return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return ""
 
 
 # ---- the command's part: the pure read, the machine's name ---------------------------------------------------------------------

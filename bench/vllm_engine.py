@@ -41,6 +41,7 @@ import tempfile
 import time
 from typing import Any, Callable, NamedTuple, Sequence
 
+from checkout import git_commit
 from option_lists import list_of
 
 GPU_BACKENDS = ("CUSTOM", "FLASH_ATTN", "FLASHINFER")
@@ -378,14 +379,6 @@ def distance(mine: list, theirs: list) -> tuple[int, float]:
 def mean_distance(mine: list[float], theirs: list[float]) -> float:
     """Of log-probabilities of the same tokens."""
     return statistics.fmean(abs(a - b) for a, b in zip(mine, theirs, strict=True))
-
-
-def git_commit() -> str:
-    """Of the checkout that this is run in; nothing where it is none."""
-    try:
-        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return ""
 
 
 def rows_of(variant: Variant, result: dict, first: dict, options: argparse.Namespace) -> list[dict]:
