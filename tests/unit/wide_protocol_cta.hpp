@@ -23,18 +23,7 @@ constexpr std::int32_t kGroups = 2;
 constexpr std::int32_t kMostStages = 4;
 constexpr std::int32_t kMostParts = 2;
 constexpr std::int32_t kRecords = 2;
-constexpr std::chrono::milliseconds kPatience(20'000);  // after so long nobody comes any more
-constexpr std::chrono::milliseconds kGlance(10);
-
-/// Until something is so; false: not for a long time. Looks every now and then, whether somebody says so or not: up to glibc 2.40 a
-/// condition variable may lose a wake-up (sourceware.org, bug 25847).
-template <typename TIsSo>
-[[nodiscard]] bool await(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, const TIsSo& is_so) {
-  for (std::chrono::milliseconds waited(0); !changed.wait_for(lock, kGlance, is_so); waited += kGlance) {
-    if (waited >= kPatience) return false;
-  }
-  return true;
-}
+constexpr std::chrono::seconds kPatience(20);  // after so long nobody comes any more
 
 /// An mbarrier of so many arrivals: wait() passes once the phase of that parity has ended.
 class PhaseBarrier {
@@ -59,7 +48,7 @@ class PhaseBarrier {
   /// False: nobody came for a long time.
   [[nodiscard]] bool wait(std::uint32_t parity) {
     std::unique_lock lock(mutex_);
-    return await(changed_, lock, [&] { return parity_ != parity; });
+    return changed_.wait_for(lock, kPatience, [&] { return parity_ != parity; });
   }
 
  private:
@@ -90,7 +79,7 @@ class NamedBarrier {
   [[nodiscard]] bool sync(std::size_t group) {
     std::unique_lock lock(mutex_);
     const std::int32_t round = round_;
-    return come(group) && await(changed_, lock, [&] { return round_ != round; });
+    return come(group) && changed_.wait_for(lock, kPatience, [&] { return round_ != round; });
   }
 
  private:
@@ -153,10 +142,16 @@ struct Tiles {
   }
 };
 
-/// Of a tile, keys are 2 x its number and values one more; a latent tile is keys. A stage of one part has the first.
+/// What lies in a part of a stage. Of a tile, keys are 2 x its number and values one more; a latent tile is keys.
+struct Part {
+  std::int32_t rows = 0;  // of tokens that there are
+  std::int32_t rest = 0;  // behind them: of a whole tile the same, else what lay there, until it is cleared
+};
+
+/// One of one part has the first. A part's numbers lie together: from an array of each, g++ 12 made (-O3, -fpredictive-commoning)
+/// a copy into the first part that reads the second's rows and writes them again, over what another thread copies there.
 struct Stage {
-  std::array<std::int32_t, kMostParts> rows{};  // of tokens that there are
-  std::array<std::int32_t, kMostParts> rest{};  // behind them: of a whole tile the same, else what lay there, until it is cleared
+  std::array<Part, kMostParts> parts{};
   std::array<std::int32_t, kGroups> last_column{};
 };
 
@@ -230,15 +225,15 @@ class CopyEngine {
  private:
   void run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    while (!stop.stop_requested()) {
-      if (!changed_.wait_for(lock, stop, kGlance, [&] { return !asked_.empty(); })) continue;
+    while (changed_.wait(lock, stop, [&] { return !asked_.empty(); })) {
       const Copy copy = asked_.front();
       asked_.pop_front();
       lock.unlock();
       linger(random_, 3);
       for (std::int32_t part = copy.first_part; part < copy.end_part; ++part) {
-        copy.stage->rows[static_cast<std::size_t>(part)] = copy.what;
-        if (copy.whole) copy.stage->rest[static_cast<std::size_t>(part)] = copy.what;
+        Part& into = copy.stage->parts[static_cast<std::size_t>(part)];
+        into.rows = copy.what;
+        if (copy.whole) into.rest = copy.what;
       }
       if (copy.last) copy.stage->last_column = {copy.what / 2 * 2, copy.what / 2 * 2};
       copy.full->keep_promise();
@@ -335,12 +330,12 @@ class Producer {
     }
     Stage& stage = cta_.at(ring_);
     if (tiles.is_whole(what / 2)) {
-      for (std::int32_t part = 0; part < parts; ++part) stage.rest[static_cast<std::size_t>(part)] = what;
+      for (std::int32_t part = 0; part < parts; ++part) stage.parts[static_cast<std::size_t>(part)].rest = what;
     }
     if (tiles.segment % 4 != 3) {
       copy(ring_, what, {.first_part = 0, .end_part = parts, .whole = false});
     } else {
-      stage.rows = {what, what};
+      for (Part& part : stage.parts) part.rows = what;
       stage.last_column = {what / 2 * 2, what / 2 * 2};
     }
     for (std::int32_t part = 0; part < parts; ++part) cta_.full(ring_, part).arrive();

@@ -83,7 +83,7 @@ class Consumer {
 
  private:
   bool await(const Pipeline& stage) { return cta_.full(stage, 0).wait(stage.phase); }
-  [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.at(stage).rows[0]; }
+  [[nodiscard]] std::int32_t held(const Pipeline& stage) const { return cta_.at(stage).parts[0].rows; }
   void free(const Pipeline& stage) { cta_.free(stage, 0).arrive(); }
 
   bool exchange(std::int32_t number) {
@@ -174,7 +174,7 @@ class TurnsConsumer {
     if (!await(stage_, 0)) return false;
     if (!tiles.is_whole(own)) {
       if (!await(stage_, 1)) return false;
-      cta_.at(stage_).rest = {2 * own, 2 * own};
+      for (Part& part : cta_.at(stage_).parts) part.rest = 2 * own;
     }
     if (!reads_keys(tiles, own, 0)) return false;
     if (!is(Mistake::kScoresOfOnePart) && !await(stage_, 1)) return false;
@@ -188,7 +188,7 @@ class TurnsConsumer {
     if (cta_.queries_of(0) != tiles.segment) return fail("queries of another segment");
     const Stage& stage = cta_.at(stage_);
     const bool column = part == 0 || stage.last_column[0] == 2 * own;
-    return (column && stage.rows[part] == 2 * own && stage.rest[part] == 2 * own) || fail("another tile's keys");
+    return (column && stage.parts[part].rows == 2 * own && stage.parts[part].rest == 2 * own) || fail("another tile's keys");
   }
 
   /// They lie in the stage's last column, and what they refer to lies apart.
@@ -211,8 +211,8 @@ class TurnsConsumer {
   }
 
   bool reads_values(std::int32_t tile, const Pipeline& stage) {
-    const Stage& held = cta_.at(stage);
-    return (held.rows[group_] == 2 * tile && held.rest[group_] == 2 * tile) || fail("another tile's values");
+    const Part& held = cta_.at(stage).parts[group_];
+    return (held.rows == 2 * tile && held.rest == 2 * tile) || fail("another tile's values");
   }
   bool await_output(std::int32_t tile, const Pipeline& stage) {
     linger(random_);
