@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "lean/float_types.hpp"
 
@@ -77,26 +78,6 @@ class Tiles {
 
  private:
   std::int32_t rows_ = 0;
-};
-
-/// The next array's rows, asked for in order while this tile is computed. In order, because hardware prefetchers then join in:
-/// alone, software's requests hold a line-fill buffer each for a whole memory latency.
-class NextRows {
- public:
-  explicit NextRows(const Prefetch& prefetch) noexcept
-      : rows_(prefetch.after), row_bytes_(prefetch.after.dims * 2), end_(prefetch.distance_bytes > 0 ? prefetch.after.tokens : 0) {}
-
-  [[gnu::always_inline]] void ask(std::int32_t count) noexcept {
-    for (const std::int32_t end = std::min(next_ + count, end_); next_ < end; ++next_) {
-      ReadAhead::ask_lines(rows_.row(next_), row_bytes_);
-    }
-  }
-
- private:
-  TokenRows rows_;
-  std::int32_t row_bytes_;
-  std::int32_t end_;
-  std::int32_t next_ = 0;
 };
 
 struct alignas(64) PackedTile {
@@ -166,8 +147,19 @@ struct KeyBlock {
   std::int64_t stride;
 };
 
+/// True where they are in 16 rows of a table: within a page.
+LEAN_TARGET_AMX inline bool evenly_spaced(const std::byte* const* rows, std::int64_t stride) {
+  const auto differ = [&](int first) LEAN_TARGET_AMX {  // eight rows from their predecessors
+    const __m512i steps = _mm512_sub_epi64(_mm512_loadu_si512(rows + first + 1), _mm512_loadu_si512(rows + first));
+    return _mm512_cmpneq_epi64_mask(steps, _mm512_set1_epi64(stride));
+  };
+  return differ(0) == 0 && differ(kTileRows - 9) == 0;
+}
+
 LEAN_TARGET_AMX inline KeyBlock key_block(const TokenRows& k, std::int32_t token, std::uint16_t* copies) {
-  if (k.table == nullptr && token + kTileRows <= k.tokens) return {k.row(token), k.token_stride_bytes};
+  const bool whole = token + kTileRows <= k.tokens;
+  if (whole && (k.table == nullptr || evenly_spaced(k.table + token, k.token_stride_bytes)))
+    return {k.row(token), k.token_stride_bytes};
   for (std::int32_t t = 0; t < kTileRows; ++t) {
     std::uint16_t* copy = copies + t * k.dims;
     for (std::int32_t d = 0; d < k.dims; d += kPairLanes) {
@@ -181,12 +173,11 @@ LEAN_TARGET_AMX inline KeyBlock key_block(const TokenRows& k, std::int32_t token
 /// Scores of kTileRows rows with kBlocks x 16 tokens from `token` on.
 template <int kBlocks>
 LEAN_TARGET_AMX inline void scores_block(const PackedTile* queries, std::int32_t row, const TokenRows& k, std::int32_t token,
-                                         const RowBuffer& s, NextRows& next) {
+                                         const RowBuffer& s, RowsAhead& ahead) {
   alignas(64) std::uint16_t copies[std::size_t{kBlocks}][std::size_t{kTileRows * kMaxChunks * kPairLanes}];
   KeyBlock keys[std::size_t{kBlocks}];
   for (int b = 0; b < kBlocks; ++b) keys[b] = key_block(k, token + b * kTileRows, copies[b]);
   const std::int32_t chunks = k.dims / kPairLanes;
-  const std::int32_t rows_a_product = (kTileRows + chunks - 1) / chunks;
   const auto key = [&](int b, std::int32_t chunk) { return static_cast<const std::byte*>(keys[b].data) + chunk * 64; };
   _tile_zero(0);
   if constexpr (kBlocks > 1) {
@@ -198,17 +189,17 @@ LEAN_TARGET_AMX inline void scores_block(const PackedTile* queries, std::int32_t
     _tile_loadd(6, queries + chunk, 64);
     _tile_loadd(4, key(0, chunk), keys[0].stride);
     _tile_dpbf16ps(0, 4, 6);
-    next.ask(rows_a_product);
+    ahead.ask();
     if constexpr (kBlocks > 1) {
       _tile_loadd(5, key(1, chunk), keys[1].stride);
       _tile_dpbf16ps(1, 5, 6);
-      next.ask(rows_a_product);
+      ahead.ask();
       _tile_loadd(4, key(2, chunk), keys[2].stride);
       _tile_dpbf16ps(2, 4, 6);
-      next.ask(rows_a_product);
+      ahead.ask();
       _tile_loadd(5, key(3, chunk), keys[3].stride);
       _tile_dpbf16ps(3, 5, 6);
-      next.ask(rows_a_product);
+      ahead.ask();
     }
   }
   const std::int32_t rows = std::min(kTileRows, s.rows - row);
@@ -224,7 +215,11 @@ LEAN_TARGET_AMX inline void scores_block(const PackedTile* queries, std::int32_t
 
 LEAN_TARGET_AMX void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
   if (!whole_vectors(k)) return avx512_kernels()->scores[table_index(DType::kBFloat16)](q, k, s, prefetch);
-  NextRows next(prefetch);
+  const std::int32_t products =
+      (s.rows + kTileRows - 1) / kTileRows * (k.dims / kPairLanes) * ((k.tokens + kTileRows - 1) / kTileRows);
+  RowsAhead none;
+  RowsAhead& ahead = prefetch.ahead != nullptr ? *prefetch.ahead : none;
+  ahead.share(kScoresEighths, products);
   Tiles tiles;
   tiles.shape(kTileRows);
   for (std::int32_t row = 0; row < s.rows; row += kTileRows) {
@@ -234,9 +229,9 @@ LEAN_TARGET_AMX void scores(const QueryRows& q, const TokenRows& k, const RowBuf
     }
     std::int32_t token = 0;
     for (; token + kScoreBlocks * kTileRows <= k.tokens; token += kScoreBlocks * kTileRows) {
-      scores_block<kScoreBlocks>(queries, row, k, token, s, next);
+      scores_block<kScoreBlocks>(queries, row, k, token, s, ahead);
     }
-    for (; token < k.tokens; token += kTileRows) scores_block<1>(queries, row, k, token, s, next);
+    for (; token < k.tokens; token += kTileRows) scores_block<1>(queries, row, k, token, s, ahead);
   }
 }
 
@@ -283,27 +278,27 @@ LEAN_TARGET_AMX inline void pack_pair(const TRow& first_row, const TRow& second_
   }
 }
 
-/// V in the order of memory: for each 32 tokens, two second factors for each 32 dims, pairs of tokens side by side.
-LEAN_TARGET_AMX inline void pack_values(const TokenRows& v, NextRows& next, PackedTile* out) {
-  const std::int32_t chunks = v.dims / kPairLanes;
-  for (std::int32_t t = 0; t < v.tokens || t % kBlockTokens != 0; t += 2) {
-    PackedTile* block = out + t / kBlockTokens * 2 * chunks;
-    const std::int32_t pair = t % kBlockTokens / 2;
-    next.ask(1);  // the other half while products are made
+/// 32 tokens of V from `token` on, `chunks` x 32 dims of them from `chunk` on: two second factors for each 32 dims, pairs of tokens
+/// side by side.
+[[gnu::always_inline]] LEAN_TARGET_AMX inline void pack_block(const TokenRows& v, std::int32_t token, std::int32_t chunk,
+                                                              std::int32_t chunks, RowsAhead& ahead, PackedTile* out) {
+  const auto row = [&](std::int32_t t) { return token_row(v, t) + chunk * kPairLanes; };
+  for (std::int32_t pair = 0; pair < kTileRows; ++pair) {
+    const std::int32_t t = token + 2 * pair;
+    ahead.ask();
     if (t + 1 < v.tokens) {
-      pack_pair(ValueRow{token_row(v, t)}, ValueRow{token_row(v, t + 1)}, chunks, pair, block);
+      pack_pair(ValueRow{row(t)}, ValueRow{row(t + 1)}, chunks, pair, out);
     } else {
-      const ValueRowOrZeros first{t < v.tokens ? token_row(v, t) : nullptr};
-      pack_pair(first, ValueRowOrZeros{nullptr}, chunks, pair, block);
+      pack_pair(ValueRowOrZeros{t < v.tokens ? row(t) : nullptr}, ValueRowOrZeros{nullptr}, chunks, pair, out);
     }
   }
 }
 
-/// Sums of up to 16 rows and kChunks x 32 dims in registers over all tokens of the tile.
-template <int kChunks>
-LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& sum_rows, const RowBuffer& weights, std::int32_t row,
-                                          const PackedTile* values, std::int32_t chunk, std::int32_t chunks, std::int32_t blocks,
-                                          NextRows& next) {
+/// Sums of up to 16 rows and kChunks x 32 dims from `chunk` on in registers over all tokens of the tile. values_of(block): the
+/// second factors of 32 tokens.
+template <int kChunks, typename TValuesOf>
+LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& sum_rows, const RowBuffer& weights, std::int32_t row, std::int32_t chunk,
+                                          std::int32_t blocks, RowsAhead& ahead, const TValuesOf& values_of) {
   float* sums = sum_rows.row(row) + chunk * kPairLanes;
   const std::int64_t sum_bytes = std::int64_t{sum_rows.stride} * 4;
   const std::int64_t p_bytes = std::int64_t{weights.stride} * 4;
@@ -314,23 +309,22 @@ LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& sum_rows, const RowBu
     _tile_zero(3);
   }
   const auto* p = reinterpret_cast<const std::uint16_t*>(weights.row(row));
-  values += 2 * chunk;
-  const std::int32_t rows_a_product = (kTileRows + 2 * chunks - 1) / (2 * chunks);
-  for (std::int32_t block = 0; block < blocks; ++block, values += 2 * chunks) {
+  for (std::int32_t block = 0; block < blocks; ++block) {
+    const PackedTile* values = values_of(block);
     _tile_loadd(4, p + block * kBlockTokens, p_bytes);
     _tile_loadd(6, values, 64);
     _tile_dpbf16ps(0, 4, 6);
-    next.ask(rows_a_product);
+    ahead.ask();
     _tile_loadd(7, values + 1, 64);
     _tile_dpbf16ps(1, 4, 7);
-    next.ask(rows_a_product);
+    ahead.ask();
     if constexpr (kChunks > 1) {
       _tile_loadd(6, values + 2, 64);
       _tile_dpbf16ps(2, 4, 6);
-      next.ask(rows_a_product);
+      ahead.ask();
       _tile_loadd(7, values + 3, 64);
       _tile_dpbf16ps(3, 4, 7);
-      next.ask(rows_a_product);
+      ahead.ask();
     }
   }
   _tile_stored(0, sums, sum_bytes);
@@ -339,6 +333,27 @@ LEAN_TARGET_AMX inline void multiply_rows(const RowBuffer& sum_rows, const RowBu
     _tile_stored(2, sums + 2 * kSumLanes, sum_bytes);
     _tile_stored(3, sums + 3 * kSumLanes, sum_bytes);
   }
+}
+
+/// Up to 16 rows: each block of V is turned where it is multiplied, in a buffer that stays in the L1.
+template <int kChunks>
+LEAN_TARGET_AMX inline void multiply_few_rows(const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, std::int32_t chunk,
+                                              std::int32_t blocks, RowsAhead& ahead) {
+  PackedTile values[2][std::size_t{2 * kChunks}];  // in turn, so that one is filled while the other is loaded
+  RowsAhead none;
+  multiply_rows<kChunks>(sums, p, 0, chunk, blocks, none, [&](std::int32_t block) LEAN_TARGET_AMX {
+    PackedTile* out = values[block % 2];
+    pack_block(v, block * kBlockTokens, chunk, kChunks, ahead, out);
+    return static_cast<const PackedTile*>(out);
+  });
+}
+
+/// f(std::integral_constant of how many, the first) for each stripe of 32-dim chunks whose sums are in registers together.
+template <typename TF>
+[[gnu::always_inline]] inline void for_stripes(std::int32_t chunks, const TF& f) {
+  std::int32_t chunk = 0;
+  for (; chunk + kStripeChunks <= chunks; chunk += kStripeChunks) f(std::integral_constant<int, kStripeChunks>(), chunk);
+  if (chunk < chunks) f(std::integral_constant<int, 1>(), chunk);
 }
 
 /// o[r] = o[r] rescale[r] + sums[r].
@@ -357,19 +372,32 @@ LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& sums, const
                                 const float* rescale, const Prefetch& prefetch) noexcept {
   if (!whole_vectors(v)) return avx512_kernels()->accumulate[table_index(DType::kBFloat16)](o, sums, p, v, rescale, prefetch);
   round_weights(p, v.tokens);
-  NextRows next(prefetch);
   const std::int32_t chunks = v.dims / kPairLanes;
   const std::int32_t blocks = (v.tokens + kBlockTokens - 1) / kBlockTokens;
-  PackedTile values[kMaxValueTiles];
-  pack_values(v, next, values);
+  const bool few_rows = o.rows <= kTileRows;
+  const std::int32_t row_blocks = (o.rows + kTileRows - 1) / kTileRows;
+  const std::int32_t stripes = (chunks + kStripeChunks - 1) / kStripeChunks;
+  RowsAhead none;
+  RowsAhead& ahead = prefetch.ahead != nullptr ? *prefetch.ahead : none;
+  ahead.share(kAccumulateEighths, few_rows ? stripes * blocks * kTileRows : row_blocks * blocks * 2 * chunks);
   Tiles tiles;
-  for (std::int32_t row = 0; row < o.rows; row += kTileRows) {
-    tiles.shape(std::min(kTileRows, o.rows - row));
-    std::int32_t chunk = 0;
-    for (; chunk + kStripeChunks <= chunks; chunk += kStripeChunks) {
-      multiply_rows<kStripeChunks>(sums, p, row, values, chunk, chunks, blocks, next);
+  if (few_rows) {
+    tiles.shape(o.rows);
+    for_stripes(chunks, [&](auto count, std::int32_t chunk)
+                            LEAN_TARGET_AMX { multiply_few_rows<count()>(sums, p, v, chunk, blocks, ahead); });
+  } else {
+    PackedTile values[kMaxValueTiles];
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      pack_block(v, block * kBlockTokens, 0, chunks, none, values + std::int64_t{2} * chunks * block);
     }
-    if (chunk < chunks) multiply_rows<1>(sums, p, row, values, chunk, chunks, blocks, next);
+    for (std::int32_t row = 0; row < o.rows; row += kTileRows) {
+      tiles.shape(std::min(kTileRows, o.rows - row));
+      for_stripes(chunks, [&](auto count, std::int32_t chunk) LEAN_TARGET_AMX {
+        multiply_rows<count()>(sums, p, row, chunk, blocks, ahead, [&](std::int32_t block) {
+          return values + std::int64_t{2} * (std::int64_t{block} * chunks + chunk);
+        });
+      });
+    }
   }
   add_sums(o, sums, rescale, v.dims);
 }
@@ -408,6 +436,7 @@ const TileKernels* amx_bf16_kernels() noexcept {
     if (avx512 == nullptr || __builtin_cpu_supports("avx512bf16") == 0 || !runs_amx_bf16()) return std::nullopt;
     TileKernels table = *avx512;
     table.name = "AMX-BF16";
+    table.asks_ahead = true;
     table.scores[table_index(DType::kBFloat16)] = scores;
     table.scores_of_many[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;

@@ -68,7 +68,7 @@ LEAN_TARGET_BF16 inline void add_products(Sum* sums, const std::uint16_t* querie
                                           const TLoad& load) {
   __m512i key[std::size_t{kTokens}];
   LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
-    ReadAhead::ask(later[t] + 2 * static_cast<std::ptrdiff_t>(d));
+    ask_for(later[t] + 2 * static_cast<std::ptrdiff_t>(d));
     key[t] = load(keys[t] + d);
   }
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {

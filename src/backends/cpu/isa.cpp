@@ -34,7 +34,7 @@ bool bf16_multiply_pays() noexcept {
 }
 
 /// A product of tiles takes as long for one row as for 16: with fewer rows AVX-512 is faster (docs/cpu-backend.md, "AMX").
-constexpr std::int64_t kAmxRows = 8;
+constexpr std::int64_t kAmxRows = 4;
 
 }  // namespace
 

@@ -61,7 +61,7 @@ constexpr std::int32_t kElementsPerLine =
 /// The lines that hold dims [d, d + kElementsPerLine) of kTokens rows.
 template <typename T, int kTokens>
 HWY_INLINE void ask_lines(const std::byte* const* rows, std::int32_t d) {
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ReadAhead::ask(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ask_for(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
 }
 
 /// Scores of kRows rows with kTokens tokens; tokens past the end repeat the last one and are masked later. Rows of s
@@ -181,6 +181,7 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
   const std::int32_t padded = (tokens + kLanes - 1) / kLanes * kLanes;
   for (std::int32_t r = 0; r < s.rows; ++r) {
     float* p = s.row(r);
+    if (rows.ahead != nullptr) rows.ahead->ask();
     const float tile_max = mask_and_max(p, padded, rows.visible[r], rows.scale);
     const float m_old = rows.m[r];
     const float m_new = tile_max > m_old || tile_max != tile_max ? tile_max : m_old;

@@ -46,7 +46,8 @@ struct SoftmaxRows {
   const std::int32_t* visible = nullptr;  // tokens of this tile each row sees, [0, tokens]
   float* m = nullptr;
   float* l = nullptr;
-  float* rescale = nullptr;  // out: exp2(m_old - m_new), to be applied to O
+  float* rescale = nullptr;    // out: exp2(m_old - m_new), to be applied to O
+  RowsAhead* ahead = nullptr;  // a step each row
 };
 
 /// What becomes of one row's scores of a tile before the softmax, in this order: softcap, ALiBi, mask, window.
@@ -64,6 +65,8 @@ inline constexpr int kOutputTypes = kQueryDTypeCount;
 
 struct TileKernels {
   const char* name;
+  /// scores, online_softmax and accumulate each take a share of Prefetch::ahead. Else they read row by row, with ReadAhead.
+  bool asks_ahead = false;
   /// Puts one fp32 query row in the order in which scores reads keys of that type; dims as in K.
   void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.

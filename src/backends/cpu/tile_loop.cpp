@@ -16,11 +16,8 @@ namespace {
 /// Which kernel reads the tensor: its own type's, or fp32's after a copy.
 int kernel_of(const TensorView& tensor) noexcept { return table_index(in_place(tensor) ? tensor.dtype : DType::kFloat32); }
 
-/// Rows of `tensor` come next. A tile that is copied first is not asked for.
-Prefetch prefetch_of(const TensorView& tensor, const TokenRows& rows) noexcept {
-  static const std::int32_t distance_bytes = read_ahead_bytes();
-  return {.after = in_place(tensor) ? rows : TokenRows{}, .distance_bytes = distance_bytes};
-}
+/// A tile that is copied first is not asked for.
+TokenRows asked_for(const TensorView& tensor, const TokenRows& rows) noexcept { return in_place(tensor) ? rows : TokenRows{}; }
 
 }  // namespace
 
@@ -61,17 +58,25 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   const auto locate = [&](std::int64_t from) {
     return tiles_.locate(from, static_cast<std::int32_t>(min_of(tile_tokens, end - from)));
   };
-  for (KvTile tile = locate(token), next; token < end; tile = next) {
+  static const std::int32_t distance_bytes = read_ahead_bytes();
+  RowsAhead ahead;
+  if (kernels_.asks_ahead) softmax_rows.ahead = &ahead;
+  KvTile tile = locate(token);
+  TokenRows first_v = asked_for(problem_.v, tile.v);  // nobody has asked for the first tile: its V comes with its own scores
+  for (KvTile next; token < end; tile = next, first_v = {}) {
     const TokenRows k = kernel_rows(problem_.k, tile.k, memory_.packed_k);
     set_visible(token, tile.tokens);
-    const auto& scores = one_order_ || s.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
-    scores[kernel_of(problem_.k)](q, k, s, prefetch_of(problem_.v, tile.v));
-    softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
-    kernels_.online_softmax(s, tile.tokens, softmax_rows);
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};
+    const TokenRows next_k = asked_for(problem_.k, next.k);
+    ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
+    const auto& scores = one_order_ || s.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
+    scores[kernel_of(problem_.k)](q, k, s, {asked_for(problem_.v, tile.v), distance_bytes, &ahead});
+    softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
+    ahead.share(kSoftmaxEighths, s.rows);
+    kernels_.online_softmax(s, tile.tokens, softmax_rows);
     const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
-    kernels_.accumulate[kernel_of(problem_.v)](o, sums, s, v, memory_.rescale, prefetch_of(problem_.k, next.k));
+    kernels_.accumulate[kernel_of(problem_.v)](o, sums, s, v, memory_.rescale, {next_k, distance_bytes, &ahead});
   }
   for (std::int32_t r = 0; r < o.rows; ++r) kernels_.restore_values[kernel_of(problem_.v)](o.row(r), value_dim_of(problem_));
 }
