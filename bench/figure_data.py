@@ -35,6 +35,7 @@ UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+"
 UNEVEN_ROWS = "h100-ragged.jsonl"
 LOAD = "h100-vllm-load.jsonl"
 ENGINE = "h200-vllm-engine.jsonl", "h100-vllm-engine.jsonl"
+CPU_ENGINE = "cpu-vllm-serve.jsonl"
 ENGINE_BUILT = {ENGINE[1]: ["c859a29"]}  # lines from before they said it
 ENGINE_KINDS = {OURS: "CUSTOM", "FlashAttention-3": "FLASH_ATTN", "XQA": "FLASHINFER", "FlashInfer": "FLASHINFER"}
 ENGINE_CACHES = {"auto": "bf16", "fp8": "E4M3", "fp8_e5m2": "E5M2"}
@@ -654,9 +655,12 @@ def engine_ratios(name: str, kind: str = "FlashAttention-3") -> list:
     return [engine_ratio(*pair) for pair in found if pair and pair[1]]
 
 
+def span_of(ratios: list, form: str = ".2f") -> str:
+    return f"{min(ratios):{form}} to {max(ratios):{form}}"
+
+
 def engine_range(name: str, kind: str = "FlashAttention-3") -> str:
-    ratios = engine_ratios(name, kind)
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return span_of(engine_ratios(name, kind))
 
 
 def engine_table_of(name: str, field: str, title, text) -> str:
@@ -755,6 +759,7 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "mixed": mixed_table, "mixed, traces": lambda: mixed_table(True),
           "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
           "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
+          "engine, CPU": lambda: markdown(*suite_data.engines_on_a_cpu_table(lines(CPU_ENGINE), lambda shape: by_name(shape).replace("~", " uneven of "))),
           "load": load_table, "tier a, H100": tier_a_h100_table,
           "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
               re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
@@ -828,6 +833,7 @@ NUMBERS = {
     "chunk rows beside FlashAttention-2": lambda: f"{len(chunks_over_fa2())}",
     "chunk commits beside FlashAttention-2": lambda: commits_of(H100_CHUNKS),
     "chunks of 64 to 128 dims": lambda: f"{len(chunks_of_dims(64, 96, 128))}",
+    "prompts on a CPU over CPU_ATTN": lambda: span_of(suite_data.prompts_on_a_cpu(lines(CPU_ENGINE)), ".1f"),
     "chunks over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks most over FlashAttention-3": lambda: f"{max(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks of 192 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(192)):.2f}",

@@ -3,6 +3,7 @@
 Needs nothing but Python. bench/figure_data.py takes the committed files from here.
 """
 import re
+import statistics
 
 
 def times(lines: list, columns: dict) -> dict:
@@ -76,3 +77,35 @@ def prompts_table(lines: list, name_of) -> tuple:
         table.append([name_of(name).replace("+", " + "), f"{line['n_q']:,}", f"{us['lean']:.0f}", f"{us['ONNX Runtime']:.0f}",
                       f"{us['ONNX Runtime'] / us['lean']:.2f}"])
     return ["sequences x tokens", "new tokens", "lean, us", "ONNX Runtime, us", "default / lean"], table
+
+
+def in_turns(theirs: list, ours: list) -> float:
+    """Their time over ours, of calls that took turns, a few each: the median over turns, each of which is beside one of the other."""
+    medians = [[statistics.median(turn) for turn in turns] for turns in (theirs, ours)]
+    return statistics.median(their / our for their, our in zip(*medians, strict=True))
+
+
+def engines_on_a_cpu(lines: list) -> dict:
+    """(model, shape): {attention: line} of bench/vllm_serve.py."""
+    rows: dict = {}
+    for line in lines:
+        rows.setdefault((line["model"], line["shape"]), {})[line["attention"]] = line
+    return rows
+
+
+def prompts_on_a_cpu(lines: list) -> list:
+    """Ours over CPU_ATTN's time in attention while prompts are read."""
+    return [of["lean"]["prompts_attention_s"] / of["cpu_attn"]["prompts_attention_s"] for of in engines_on_a_cpu(lines).values()]
+
+
+def engines_on_a_cpu_table(lines: list, name_of) -> tuple:
+    """Head and rows: attention of a layer and decode step, its share of the step, and of all prompts."""
+    head = ["layers of", "batch x context", "CPU_ATTN, us", "of the step", "lean, us", "of the step", "CPU_ATTN / lean", "prompts, CPU_ATTN / lean"]
+    table = []
+    for (model, shape), of in engines_on_a_cpu(lines).items():
+        theirs, ours = of["cpu_attn"], of["lean"]
+        cells = [cell for line in (theirs, ours) for cell in (
+            f"{1e6 * line['attention_s'] / line['layers']:.0f}", f"{100 * line['attention_s'] / statistics.median(line['step_s']):.0f} %")]
+        table.append([model, name_of(shape), *cells, f"{in_turns(theirs['attention_step_s'], ours['attention_step_s']):.2f}",
+                      f"{theirs['prompts_attention_s'] / ours['prompts_attention_s']:.2f}"])
+    return head, table

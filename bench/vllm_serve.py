@@ -1,50 +1,59 @@
 #!/usr/bin/env python3
-"""Attention inside vLLM's engine on the CPU, this library's beside CPU_ATTN: a decode step's layers, with the write to the cache.
+"""Attention inside vLLM's engine on the CPU, this library's beside CPU_ATTN: prompts, and decode steps in turns.
 
-A random model of a few thin layers with a known model's heads runs in this process (.venv-vllm; tools/setup.sh engines);
-what the engine spends inside the attention's implementation is added up, a step at a time. One row for each shape:
-medians over the steps, and how often each was measured. Both have the same engine, cache, prompts and threads.
+Two engines, each in a process of its own, hold the same requests over the same random model with a known model's heads. Once all
+prompts are read, they decode in turns (A B B A ...), a few steps each, so that a machine which is slower for a while is so for
+both; what an engine spends inside its attention's implementation, the write to the cache included, is added up, a step at a time.
+Runs in .venv-vllm (tools/setup.sh engines).
 
-Usage: vllm_serve.py [--dtype bfloat16] [--shapes 1x1k,1x8k,8x1k] [--steps 24] [--json FILE]
+Shapes are BATCHxCONTEXT, or BATCH~CONTEXT for uneven prompts of that mean, as in vllm_engine.py. --model thin has layers in which
+everything but attention is small; llama-3.2-1b's are as wide as they are, so that attention's share of a step is that model's.
+
+Usage: vllm_serve.py [--model thin] [--dtype bfloat16] [--shapes 1x1k,8x1k,32~1k] [--turns 8] [--steps 4] [--json FILE]
 """
+from __future__ import annotations
+
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import tempfile
 import time
+from typing import Any, Iterator, NamedTuple
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "python"))
 
-import torch
-import transformers
-import vllm
+from checkout import git_commit
 from option_lists import list_of
-from vllm_engine import steps_of_all, tokens_of_each
-from vllm_models import engine, prompts
+from suite_data import in_turns as factor_in_turns
+from vllm_engine import VOCABULARY, lengths_of, shape_of, submit, tokens_of_each
 
-import lean_attention
-
-HEADS = dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128)  # Llama-3-8B's
-LAYERS = 4
+ATTENTIONS = ("cpu_attn", "lean")
 STEP_TOKENS = 2048  # that one step of the engine takes
+NO_ROOM = "not every request decodes in one step: the engine has not room for all of them at once"
+WARM_STEPS = 1  # of each turn, which nobody measures
 
 
-def model_in(folder: str, context: int) -> str:
-    """Everything but attention is small, so that prompts of many tokens are quickly read."""
-    torch.manual_seed(0)
-    configuration = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=256, num_hidden_layers=LAYERS, max_position_embeddings=context,
-        initializer_range=0.2, **HEADS,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(configuration).save_pretrained(folder)
-    return folder
+class Widths(NamedTuple):
+    hidden: int
+    intermediate: int
+    head_dim: int
+    layers: int
+
+
+#: Both with the heads of Llama 3: 32 of queries, 8 of keys.
+MODELS = {"thin": Widths(256, 256, 128, 2), "llama-3.2-1b": Widths(2048, 8192, 64, 4)}
+
+
+class Step(NamedTuple):
+    """Seconds of a step of the engine, and of it inside attention."""
+
+    whole: float
+    attention: float
 
 
 class Stopwatch:
@@ -76,57 +85,180 @@ class Stopwatch:
             delattr(implementation, name) if before is None else setattr(implementation, name, before)
 
 
-def decode_steps(llm, batch: int, context: int, steps: int, implementation: type) -> list[float]:
-    """Seconds of attention in each of the last steps in which all requests decode, up to `context` tokens each."""
-    new = tokens_of_each((context,) * batch, steps, STEP_TOKENS)
-    parameters = vllm.SamplingParams(temperature=0, max_tokens=new, detokenize=False, ignore_eos=True)
-    for i, prompt in enumerate(prompts((context - new,) * batch)):
-        llm.llm_engine.add_request(f"{context}-{batch}-{i}", {"prompt_token_ids": prompt}, parameters)
-    watch = Stopwatch(implementation)
+class Requests:
+    """Those of a shape in an engine: first their prompts are read, then they decode, as many steps at a time as are asked for."""
+
+    def __init__(self, llm, shape: str, steps: int, implementation: type) -> None:
+        self._engine, self._lengths = llm.llm_engine, lengths_of(shape)
+        self._watch = Stopwatch(implementation)
+        self._left = steps
+        submit(llm, shape, self._lengths, max_tokens=tokens_of_each(self._lengths, steps, STEP_TOKENS))
+
+    def _step(self) -> tuple[int, Step]:
+        begin = time.perf_counter()
+        decoded = len(self._engine.step())
+        return decoded, Step(time.perf_counter() - begin, self._watch.end_step())
+
+    def read(self) -> Step:
+        """All steps until every request decodes."""
+        whole = attention = 0.0
+        decoded = 0
+        while decoded < len(self._lengths):
+            if not self._engine.has_unfinished_requests():
+                raise RuntimeError(NO_ROOM)
+            decoded, step = self._step()
+            whole, attention = whole + step.whole, attention + step.attention
+        return Step(whole, attention)
+
+    def decode(self, steps: int) -> list[Step]:
+        self._left -= steps
+        if self._left < 0:
+            raise ValueError(f"steps = {steps}: more than were said in the beginning")
+        found = [self._step() for _ in range(steps)]
+        if any(decoded != len(self._lengths) for decoded, _ in found):
+            raise RuntimeError(NO_ROOM)
+        return [step for _, step in found]
+
+    def end(self) -> None:
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        self._watch.remove()
+
+
+def save_model(folder: str, model: str, context: int) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    of = MODELS[model]
+    configuration = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=of.hidden, intermediate_size=of.intermediate, num_hidden_layers=of.layers,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=of.head_dim, max_position_embeddings=context,
+        initializer_range=0.02 if model != "thin" else 0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(configuration).to(torch.bfloat16).save_pretrained(folder)
+
+
+def attend(connection, attention: str, settings: dict) -> None:
+    """In a process of its own: an engine with that attention, which does what it is told until it is told nothing."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # while the other decodes
+    import torch
+    import vllm
+    from vllm_models import engine
+
+    with engine(settings.pop("folder"), ours=attention == "lean", **settings) as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+        implementation = type(next(iter(layers.values())).impl)
+        connection.send(dict(vllm=vllm.__version__, torch=torch.__version__, threads=torch.get_num_threads()))
+        requests = None
+        while (command := connection.recv()) is not None:
+            name, *arguments = command
+            if name == "begin":
+                requests = Requests(llm, *arguments, implementation)
+                connection.send(requests.read())
+            else:
+                connection.send(getattr(requests, name)(*arguments))
+
+
+@contextlib.contextmanager
+def engines(settings: dict) -> Iterator[tuple[dict[str, Any], dict]]:
+    """By an attention's name a function that has its engine do something; and what the engines say of themselves."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = {name: spawn.Pipe() for name in ATTENTIONS}
+    processes = [spawn.Process(target=attend, args=(pipes[name][1], name, settings), daemon=True) for name in ATTENTIONS]
+
+    def told(name: str):
+        def tell(*command):
+            pipes[name][0].send(command)
+            return pipes[name][0].recv()
+
+        return tell
+
     try:
-        return steps_of_all(llm.llm_engine, batch, steps, watch.end_step)
+        about = {}
+        for process, name in zip(processes, ATTENTIONS):
+            process.start()
+            pipes[name][1].close()  # so that the end of a process is noticed
+            about = pipes[name][0].recv()
+        yield {name: told(name) for name in ATTENTIONS}, about
     finally:
-        watch.remove()
+        for process, name in zip(processes, ATTENTIONS):
+            with contextlib.suppress(OSError):
+                pipes[name][0].send(None)
+        for process in processes:
+            process.join(60)
 
 
-def shape_of(text: str) -> tuple[int, int]:
-    batch, _, context = text.partition("x")
-    return int(batch), int(context[:-1]) * 1024 if context.endswith("k") else int(context)
+def measure(tell: dict[str, Any], shape: str, turns: int, steps: int) -> tuple[dict[str, Step], dict[str, list[list[Step]]]]:
+    """Of each attention: its prompts, and its decode steps, turn by turn."""
+    read = {name: tell[name]("begin", shape, turns * (WARM_STEPS + steps)) for name in ATTENTIONS}
+    found: dict[str, list[list[Step]]] = {name: [] for name in ATTENTIONS}
+    for turn in range(turns):
+        for name in ATTENTIONS if turn % 2 == 0 else reversed(ATTENTIONS):
+            found[name].append(tell[name]("decode", WARM_STEPS + steps)[WARM_STEPS:])
+    for name in ATTENTIONS:
+        tell[name]("end")
+    return read, found
+
+
+def processor() -> str:
+    """As Linux names it, and which one it is."""
+    about: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            about.setdefault(key.strip(), value.strip())
+    names = [about.get("model name", "unknown"), *(f"{key} {about[key]}" for key in ("cpu family", "model") if key in about)]
+    return ", ".join(names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="thin", choices=MODELS)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shapes", default="1x1k,1x4k,8x1k,1x16k", type=list_of(shape_of))
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--json", metavar="FILE", help="a line for each row is added")
+    parser.add_argument("--shapes", default="1x1k,1x4k,1x16k,8x1k,8x4k,32~1k", type=list_of(shape_of))
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4, help="of a turn that are measured")
+    parser.add_argument("--json", metavar="FILE", help="two lines for each shape are added")
     options = parser.parse_args()
-    longest = max(context for _, context in options.shapes)
-    found: dict = {}
+    steps, run = options.turns * (WARM_STEPS + options.steps), time.strftime("%Y%m%d-%H%M%S")
+    lengths = [lengths_of(shape) for shape in options.shapes]
+    longest = max(max(each) + tokens_of_each(each, steps, STEP_TOKENS) + 4 for each in lengths)
+    layers = MODELS[options.model].layers
     with tempfile.TemporaryDirectory() as folder:
-        model_in(folder, longest)
-        settings = dict(dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=STEP_TOKENS, enable_prefix_caching=False)
-        for name, ours in (("cpu_attn", False), ("lean", True)):
-            with engine(folder, ours=ours, **settings) as llm:
-                layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-                implementation = type(next(iter(layers.values())).impl)
-                for batch, context in options.shapes:
-                    found[name, batch, context] = decode_steps(llm, batch, context, options.steps, implementation)
-    print(f"{options.dtype}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, us a layer: median (fastest)")
-    print(f"{'batch x context':>16} {'CPU_ATTN':>18} {'lean':>18} {'CPU_ATTN / lean':>16}")
-    for batch, context in options.shapes:
-        theirs, mine = ([1e6 * step / LAYERS for step in found[name, batch, context]] for name in ("cpu_attn", "lean"))
-        cells = [f"{statistics.median(times):9.0f} ({min(times):6.0f})" for times in (theirs, mine)]
-        factor = statistics.median(theirs) / statistics.median(mine)
-        print(f"{f'{batch} x {context}':>16} {cells[0]:>18} {cells[1]:>18} {factor:>16.2f}")
-        if options.json:
-            row = dict(
-                batch=batch, context=context, dtype=options.dtype, heads=HEADS, layers=LAYERS, cpu_attn_us=theirs, lean_us=mine,
-                vllm=vllm.__version__, lean=lean_attention.__version__, torch=torch.__version__, machine=platform.processor(),
-                threads=torch.get_num_threads(), load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d"),
-            )  # fmt: skip
-            with open(options.json, "a") as file:
-                print(json.dumps(row), file=file)
+        save_model(folder, options.model, longest)
+        settings = dict(
+            folder=folder, dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=STEP_TOKENS,
+            max_num_seqs=max(map(len, lengths)), enable_prefix_caching=False,
+        )  # fmt: skip
+        with engines(settings) as (tell, about):
+            threads = about.pop("threads")
+            device = f"CPU, {threads} threads: {processor()}"
+            print(f"{options.model}, {options.dtype}, {device}; attention, us a layer and decode step, and its share of the step")
+            print(f"{'shape':>8} {'CPU_ATTN':>16} {'lean':>16} {'CPU_ATTN / lean':>16} {'of prompts':>12}")
+            for shape in options.shapes:
+                load = os.getloadavg()[0]
+                read, found = measure(tell, shape, options.turns, options.steps)
+                cells = []
+                for name in ATTENTIONS:
+                    flat = [step for turn in found[name] for step in turn]
+                    attention = statistics.median(step.attention for step in flat)
+                    cells.append(f"{1e6 * attention / layers:9.0f} ({100 * attention / statistics.median(s.whole for s in flat):3.0f} %)")
+                    if options.json:
+                        line = dict(
+                            shape=shape, attention=name, model=options.model, layers=layers, dtype=options.dtype, attention_s=attention,
+                            step_s=[step.whole for step in flat], attention_step_s=[[step.attention for step in turn] for turn in found[name]],
+                            prompts_s=read[name].whole, prompts_attention_s=read[name].attention, **about, device=device, run=run, load=load,
+                            commit=git_commit(), date=time.strftime("%Y-%m-%d"),
+                        )  # fmt: skip
+                        with open(options.json, "a") as file:
+                            print(json.dumps(line), file=file)
+                theirs, mine = ([[step.attention for step in turn] for turn in found[name]] for name in ATTENTIONS)
+                prompts = read["cpu_attn"].attention / read["lean"].attention
+                print(f"{shape:>8} {cells[0]:>16} {cells[1]:>16} {factor_in_turns(theirs, mine):>16.2f} {prompts:>12.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
 import figure_data  # noqa: E402
+import suite_data  # noqa: E402
 import vllm_engine  # noqa: E402
+import vllm_serve  # noqa: E402
 
 
 class Scheduler:
@@ -166,8 +168,6 @@ def test_kernels_of_attention_are_told_from_the_engines(kernel, counted):
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vllm")
 def test_attention_is_timed_in_steps_in_which_all_requests_decode():
-    import vllm_serve
-
     class Implementation:
         def forward(self, decoding):
             watched.append(decoding)
@@ -176,16 +176,43 @@ def test_attention_is_timed_in_steps_in_which_all_requests_decode():
             pass
 
     watched: list = []
+    forward = Implementation.forward
     engine = Scheduler(vllm_serve.STEP_TOKENS, attention=lambda decoding: Implementation().forward(decoding))
-    batch, counted = 8, []
-    end_step = vllm_serve.Stopwatch.end_step
-    vllm_serve.Stopwatch.end_step = lambda self: end_step(self) and watched[-1]
-    try:
-        counted = vllm_serve.decode_steps(SimpleNamespace(llm_engine=engine), batch, 1024, 6, Implementation)
-    finally:
-        vllm_serve.Stopwatch.end_step = end_step
-    assert counted == [batch] * 6
-    assert watched[-1] < batch
+    requests = vllm_serve.Requests(SimpleNamespace(llm_engine=engine), "8x1k", 6, Implementation)
+    read = requests.read()
+    assert 0 < read.attention < read.whole
+    for steps in (2, 4):
+        found = requests.decode(steps)
+        assert watched[-steps:] == [8] * steps
+        assert len(found) == steps and all(0 < step.attention < step.whole for step in found)
+    with pytest.raises(ValueError, match="steps = 1"):
+        requests.decode(1)
+    requests.end()
+    assert watched[-1] < 8 and Implementation.forward is forward
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vllm")
+def test_an_engine_without_room_for_all_requests_is_no_measurement():
+    engine = Scheduler(vllm_serve.STEP_TOKENS, room=2)
+    requests = vllm_serve.Requests(SimpleNamespace(llm_engine=engine), "3x1", 4, type("Nothing", (), {"forward": None, "do_kv_cache_update": None}))
+    with pytest.raises(RuntimeError, match="not room"):
+        requests.read()
+
+
+def test_engines_take_turns_in_both_orders():
+    told = []
+
+    def engine_named(name):
+        def tell(*command):
+            told.append((name, *command))
+            return [vllm_serve.Step(2.0, 1.0)] * command[1] if command[0] == "decode" else None
+
+        return tell
+
+    _, found = vllm_serve.measure({name: engine_named(name) for name in vllm_serve.ATTENTIONS}, "1x1k", turns=3, steps=2)
+    assert [name for name, command, *_ in told if command == "decode"] == ["cpu_attn", "lean", "lean", "cpu_attn", "cpu_attn", "lean"]
+    assert {tuple(command) for _, *command in told if command[0] == "begin"} == {("begin", "1x1k", 9)}
+    assert all(len(turns) == 3 and all(len(turn) == 2 for turn in turns) for turns in found.values())
 
 
 # --- tables of docs/vllm.md ----------------------------------------------------------------------------------------------
@@ -241,3 +268,14 @@ def test_flashinfer_without_kernels_is_what_other_shapes_of_its_run_are(monkeypa
         engine_line("FLASHINFER", 1e-3, kernels=["kernel_mha"]), engine_line("FLASHINFER", None, shape="8x1k", kernels=[]),
     ])  # fmt: skip
     assert steps[0][1:] == ["XQA, ms (described in, us)"] and [row[0] for row in steps[2:]] == ["1 x 1k", "8 x 1k"]
+
+
+def test_a_ratio_of_engines_on_a_cpu_is_of_turns_that_are_neighbours():
+    def line(attention, turns, prompts):
+        return dict(model="thin", layers=2, shape="32~1k", attention=attention, attention_s=4e-4, step_s=[1e-3] * 3,
+                    attention_step_s=turns, prompts_attention_s=prompts)  # fmt: skip
+
+    slow_for_a_while = line("cpu_attn", [[4e-4] * 2, [9e-4] * 2, [4e-4] * 2], 2.0)
+    head, table = suite_data.engines_on_a_cpu_table([slow_for_a_while, line("lean", [[2e-4] * 2, [4.5e-4] * 2, [1e-4] * 2], 4.0)], str)
+    assert head[-2:] == ["CPU_ATTN / lean", "prompts, CPU_ATTN / lean"]
+    assert table == [["thin", "32~1k", "200", "40 %", "200", "40 %", "2.00", "0.50"]]
