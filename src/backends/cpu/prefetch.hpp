@@ -48,6 +48,11 @@ class RowsAhead {
 
   /// A step: few instructions, since a tile has hundreds.
   [[gnu::always_inline]] void ask() noexcept {
+    step([](const std::byte* line) __attribute__((always_inline)) { ask_for(line); });
+  }
+  /// ask(line) for each line of a step.
+  template <typename TAsk>
+  [[gnu::always_inline]] void step(const TAsk& ask) noexcept {
     for (std::int32_t line = 0; line < lines_a_step_; ++line, next_ += kLineBytes) {
       if (next_ >= end_) {
         if (rows_left_ == 0 && !find_rows()) return;
@@ -56,7 +61,7 @@ class RowsAhead {
         end_ = row_ + row_bytes_;
         row_ += row_stride_bytes_;
       }
-      ask_for(next_);
+      ask(next_);
     }
   }
 
