@@ -79,10 +79,13 @@ def prompts_table(lines: list, name_of) -> tuple:
     return ["sequences x tokens", "new tokens", "lean, us", "ONNX Runtime, us", "default / lean"], table
 
 
-def in_turns(theirs: list, ours: list) -> float:
-    """Their time over ours, of calls that took turns, a few each: the median over turns, each of which is beside one of the other."""
+def in_turns(theirs: list, ours: list) -> str:
+    """Their time over ours, of calls that took turns, a few each: the median and the quartiles over turns, each of which is beside one
+    of the other."""
     medians = [[statistics.median(turn) for turn in turns] for turns in (theirs, ours)]
-    return statistics.median(their / our for their, our in zip(*medians, strict=True))
+    ratios = [their / our for their, our in zip(*medians, strict=True)]
+    low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
 
 def engines_on_a_cpu(lines: list) -> dict:
@@ -100,12 +103,12 @@ def prompts_on_a_cpu(lines: list) -> list:
 
 def engines_on_a_cpu_table(lines: list, name_of) -> tuple:
     """Head and rows: attention of a layer and decode step, its share of the step, and of all prompts."""
-    head = ["layers of", "batch x context", "CPU_ATTN, us", "of the step", "lean, us", "of the step", "CPU_ATTN / lean", "prompts, CPU_ATTN / lean"]
+    head = ["layers of", "batch x context", "CPU_ATTN, us", "of the step", "lean, us", "of the step", "CPU_ATTN / lean (quartiles of turns)", "prompts, CPU_ATTN / lean"]
     table = []
     for (model, shape), of in engines_on_a_cpu(lines).items():
         theirs, ours = of["cpu_attn"], of["lean"]
         cells = [cell for line in (theirs, ours) for cell in (
             f"{1e6 * line['attention_s'] / line['layers']:.0f}", f"{100 * line['attention_s'] / statistics.median(line['step_s']):.0f} %")]
-        table.append([model, name_of(shape), *cells, f"{in_turns(theirs['attention_step_s'], ours['attention_step_s']):.2f}",
+        table.append([model, name_of(shape), *cells, in_turns(theirs["attention_step_s"], ours["attention_step_s"]),
                       f"{theirs['prompts_attention_s'] / ours['prompts_attention_s']:.2f}"])
     return head, table

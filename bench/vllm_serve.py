@@ -4,6 +4,8 @@
 Two engines, each in a process of its own, hold the same requests over the same random model with a known model's heads. Once all
 prompts are read, they decode in turns (A B B A ...), a few steps each, so that a machine which is slower for a while is so for
 both; what an engine spends inside its attention's implementation, the write to the cache included, is added up, a step at a time.
+Before, both read two prompts and decode after them, and log-probabilities are compared (vllm_engine.py's check): the run ends where
+they are too far apart. The factor is the median over turns that are neighbours; their quartiles are beside it.
 Runs in .venv-vllm (tools/setup.sh engines).
 
 Shapes are BATCHxCONTEXT, or BATCH~CONTEXT for uneven prompts of that mean, as in vllm_engine.py. --model thin has layers in which
@@ -29,13 +31,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "
 
 from checkout import git_commit
 from option_lists import list_of
-from suite_data import in_turns as factor_in_turns
-from vllm_engine import VOCABULARY, lengths_of, shape_of, submit, tokens_of_each
+from suite_data import in_turns
+from vllm_engine import (
+    CHECKED_LENGTHS, CHECKED_TOKENS, VOCABULARY, checked, distance, lengths_of, mean_distance, shape_of, submit, tokens_of_each,
+)  # fmt: skip
 
 ATTENTIONS = ("cpu_attn", "lean")
 STEP_TOKENS = 2048  # that one step of the engine takes
 NO_ROOM = "not every request decodes in one step: the engine has not room for all of them at once"
 WARM_STEPS = 1  # of each turn, which nobody measures
+HEADS = dict(num_attention_heads=32, num_key_value_heads=8)  # Llama 3's
+FURTHEST = 0.1  # that log-probabilities of the checked prompts' tokens may be apart in the mean
 
 
 class Widths(NamedTuple):
@@ -45,7 +51,6 @@ class Widths(NamedTuple):
     layers: int
 
 
-#: Both with the heads of Llama 3: 32 of queries, 8 of keys.
 MODELS = {"thin": Widths(256, 256, 128, 2), "llama-3.2-1b": Widths(2048, 8192, 64, 4)}
 
 
@@ -133,8 +138,7 @@ def save_model(folder: str, model: str, context: int) -> None:
     of = MODELS[model]
     configuration = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=of.hidden, intermediate_size=of.intermediate, num_hidden_layers=of.layers,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=of.head_dim, max_position_embeddings=context,
-        initializer_range=0.02 if model != "thin" else 0.2,
+        head_dim=of.head_dim, max_position_embeddings=context, initializer_range=0.02 if model != "thin" else 0.2, **HEADS,
     )  # fmt: skip
     transformers.LlamaForCausalLM(configuration).to(torch.bfloat16).save_pretrained(folder)
 
@@ -149,14 +153,19 @@ def attend(connection, attention: str, settings: dict) -> None:
     import vllm
     from vllm_models import engine
 
+    import lean_attention
+
     with engine(settings.pop("folder"), ours=attention == "lean", **settings) as llm:
         layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
         implementation = type(next(iter(layers.values())).impl)
-        connection.send(dict(vllm=vllm.__version__, torch=torch.__version__, threads=torch.get_num_threads()))
+        versions = dict(vllm=vllm.__version__, torch=torch.__version__, lean=lean_attention.__version__)
+        connection.send(dict(versions, threads=torch.get_num_threads()))
         requests = None
         while (command := connection.recv()) is not None:
             name, *arguments = command
-            if name == "begin":
+            if name == "check":
+                connection.send(checked(llm))
+            elif name == "begin":
                 requests = Requests(llm, *arguments, implementation)
                 connection.send(requests.read())
             else:
@@ -192,6 +201,24 @@ def engines(settings: dict) -> Iterator[tuple[dict[str, Any], dict]]:
             process.join(60)
 
 
+def agreement(tell: dict[str, Any]) -> str:
+    """Of what both decode after the same prompts, in words.
+
+    Raises:
+        RuntimeError: log-probabilities of the prompts' own tokens are FURTHEST apart, or more.
+    """
+    (theirs, theirs_of_prompts), (ours, ours_of_prompts) = (tell[name]("check") for name in ATTENTIONS)
+    same, apart = distance(ours, theirs)
+    mean = mean_distance(ours_of_prompts, theirs_of_prompts)
+    said = (
+        f"{same}/{len(CHECKED_LENGTHS) * CHECKED_TOKENS} tokens are the same, log-probabilities up to there within {apart:.2g}, "
+        f"those of the prompts' tokens {mean:.2g} apart in the mean"
+    )  # fmt: skip
+    if not mean < FURTHEST:
+        raise RuntimeError(f"{said}, where {FURTHEST} is too far")
+    return said
+
+
 def measure(tell: dict[str, Any], shape: str, turns: int, steps: int) -> tuple[dict[str, Step], dict[str, list[list[Step]]]]:
     """Of each attention: its prompts, and its decode steps, turn by turn."""
     read = {name: tell[name]("begin", shape, turns * (WARM_STEPS + steps)) for name in ATTENTIONS}
@@ -202,6 +229,29 @@ def measure(tell: dict[str, Any], shape: str, turns: int, steps: int) -> tuple[d
     for name in ATTENTIONS:
         tell[name]("end")
     return read, found
+
+
+def line_of(attention: str, shape: str, read: Step, turns: list[list[Step]]) -> dict[str, Any]:
+    steps = [step for turn in turns for step in turn]
+    whole = [step.whole for step in steps]
+    return dict(
+        attention=attention, attention_s=statistics.median(step.attention for step in steps), step_s=whole,
+        attention_step_s=[[step.attention for step in turn] for turn in turns], prompts_s=read.whole,
+        prompts_attention_s=read.attention, tokens_per_s=len(lengths_of(shape)) / statistics.median(whole),
+    )  # fmt: skip
+
+
+def show(theirs: dict, ours: dict) -> None:
+    """A row of what is printed."""
+    cells = []
+    for line in (theirs, ours):
+        share = 100 * line["attention_s"] / statistics.median(line["step_s"])
+        cells.append(f"{1e6 * line['attention_s'] / line['layers']:9.0f} ({share:3.0f} %)")
+    factor = in_turns(theirs["attention_step_s"], ours["attention_step_s"])
+    seconds = theirs["prompts_attention_s"], ours["prompts_attention_s"]
+    prompts = f"{seconds[0]:.2f} {seconds[1]:.2f} ({seconds[0] / seconds[1]:.2f})"
+    rates = f"{theirs['tokens_per_s']:.1f} {ours['tokens_per_s']:.1f}"
+    print(f"{ours['shape']:>8} {cells[0]:>16} {cells[1]:>16} {factor:>20} {prompts:>20} {rates:>15}", flush=True)
 
 
 def processor() -> str:
@@ -219,46 +269,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="thin", choices=MODELS)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shapes", default="1x1k,1x4k,1x16k,8x1k,8x4k,32~1k", type=list_of(shape_of))
+    parser.add_argument("--shapes", default="1x1k,1x8k,1x32k,8x1k,8x4k,32~1k,32~2k", type=list_of(shape_of))
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of a turn that are measured")
     parser.add_argument("--json", metavar="FILE", help="two lines for each shape are added")
     options = parser.parse_args()
-    steps, run = options.turns * (WARM_STEPS + options.steps), time.strftime("%Y%m%d-%H%M%S")
+    steps, run = options.turns * (WARM_STEPS + options.steps), f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {os.getpid()}"
     lengths = [lengths_of(shape) for shape in options.shapes]
-    longest = max(max(each) + tokens_of_each(each, steps, STEP_TOKENS) + 4 for each in lengths)
-    layers = MODELS[options.model].layers
+    longest = max(max(each) + tokens_of_each(each, steps, STEP_TOKENS) + 4 for each in [*lengths, CHECKED_LENGTHS])
+    of = MODELS[options.model]
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder, options.model, longest)
         settings = dict(
             folder=folder, dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=STEP_TOKENS,
-            max_num_seqs=max(map(len, lengths)), enable_prefix_caching=False,
+            max_num_seqs=max(map(len, [*lengths, CHECKED_LENGTHS])), enable_prefix_caching=False,
         )  # fmt: skip
         with engines(settings) as (tell, about):
             threads = about.pop("threads")
             device = f"CPU, {threads} threads: {processor()}"
             print(f"{options.model}, {options.dtype}, {device}; attention, us a layer and decode step, and its share of the step")
-            print(f"{'shape':>8} {'CPU_ATTN':>16} {'lean':>16} {'CPU_ATTN / lean':>16} {'of prompts':>12}")
+            print(agreement(tell))
+            print(f"{'shape':>8} {'CPU_ATTN':>16} {'lean':>16} {'CPU_ATTN / lean':>20} {'prompts, s':>20} {'tokens/s':>15}")
             for shape in options.shapes:
                 load = os.getloadavg()[0]
                 read, found = measure(tell, shape, options.turns, options.steps)
-                cells = []
-                for name in ATTENTIONS:
-                    flat = [step for turn in found[name] for step in turn]
-                    attention = statistics.median(step.attention for step in flat)
-                    cells.append(f"{1e6 * attention / layers:9.0f} ({100 * attention / statistics.median(s.whole for s in flat):3.0f} %)")
-                    if options.json:
-                        line = dict(
-                            shape=shape, attention=name, model=options.model, layers=layers, dtype=options.dtype, attention_s=attention,
-                            step_s=[step.whole for step in flat], attention_step_s=[[step.attention for step in turn] for turn in found[name]],
-                            prompts_s=read[name].whole, prompts_attention_s=read[name].attention, **about, device=device, run=run, load=load,
-                            commit=git_commit(), date=time.strftime("%Y-%m-%d"),
-                        )  # fmt: skip
-                        with open(options.json, "a") as file:
-                            print(json.dumps(line), file=file)
-                theirs, mine = ([[step.attention for step in turn] for turn in found[name]] for name in ATTENTIONS)
-                prompts = read["cpu_attn"].attention / read["lean"].attention
-                print(f"{shape:>8} {cells[0]:>16} {cells[1]:>16} {factor_in_turns(theirs, mine):>16.2f} {prompts:>12.2f}", flush=True)
+                common = dict(
+                    shape=shape, model=options.model, **of._asdict(), **HEADS, dtype=options.dtype, **about,
+                    device=device, run=run, load=load, commit=git_commit(), date=time.strftime("%Y-%m-%d"),
+                )  # fmt: skip
+                lines = [common | line_of(name, shape, read[name], found[name]) for name in ATTENTIONS]
+                if options.json:
+                    with open(options.json, "a") as file:
+                        print("\n".join(map(json.dumps, lines)), file=file)
+                show(*lines)
 
 
 if __name__ == "__main__":

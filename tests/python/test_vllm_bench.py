@@ -215,6 +215,27 @@ def test_engines_take_turns_in_both_orders():
     assert all(len(turns) == 3 and all(len(turn) == 2 for turn in turns) for turns in found.values())
 
 
+def checks_of(*probabilities):
+    """Functions that tell engines, each of which decodes the same tokens after prompts whose tokens are as probable as that."""
+    tokens = [[(1, -0.5)] * vllm_engine.CHECKED_TOKENS] * len(vllm_engine.CHECKED_LENGTHS)
+    return {name: lambda command, each=each: (tokens, each) for name, each in zip(vllm_serve.ATTENTIONS, probabilities)}
+
+
+def test_engines_that_disagree_are_not_measured():
+    near = [-1.0 - vllm_serve.FURTHEST / 2, -2.0]
+    assert vllm_serve.agreement(checks_of([-1.0, -2.0], near)).startswith("64/64 tokens are the same, log-probabilities up to there within 0,")
+    for far in (-1.0 - 3 * vllm_serve.FURTHEST, float("nan")):
+        with pytest.raises(RuntimeError, match="too far"):
+            vllm_serve.agreement(checks_of([-1.0, -2.0], [far, -2.0]))
+
+
+def test_a_line_has_each_step_and_what_is_made_of_them():
+    turns = [[vllm_serve.Step(2.0, 1.0), vllm_serve.Step(4.0, 1.5)], [vllm_serve.Step(2.0, 0.5), vllm_serve.Step(2.0, 1.0)]]
+    line = vllm_serve.line_of("lean", "8x1k", vllm_serve.Step(9.0, 6.0), turns)
+    assert line["step_s"] == [2.0, 4.0, 2.0, 2.0] and line["attention_step_s"] == [[1.0, 1.5], [0.5, 1.0]]
+    assert (line["attention_s"], line["tokens_per_s"], line["prompts_s"], line["prompts_attention_s"]) == (1.0, 4.0, 9.0, 6.0)
+
+
 # --- tables of docs/vllm.md ----------------------------------------------------------------------------------------------
 
 
@@ -270,6 +291,16 @@ def test_flashinfer_without_kernels_is_what_other_shapes_of_its_run_are(monkeypa
     assert steps[0][1:] == ["XQA, ms (described in, us)"] and [row[0] for row in steps[2:]] == ["1 x 1k", "8 x 1k"]
 
 
+def test_what_is_shown_of_a_shape_has_the_quartiles_of_its_turns(capsys):
+    def line(attention, *turns):
+        read = vllm_serve.Step(3.0, 2.0)
+        return dict(shape="4x1k", layers=2) | vllm_serve.line_of(attention, "4x1k", read, [[vllm_serve.Step(4e-3, 1e-3 * one)] for one in turns])
+
+    vllm_serve.show(line("cpu_attn", 1, 2, 3, 4, 5), line("lean", 1, 1, 1, 1, 1))
+    shown = capsys.readouterr().out.split()
+    assert " ".join(shown) == "4x1k 1500 ( 75 %) 500 ( 25 %) 3.00 (2.00 to 4.00) 2.00 2.00 (1.00) 1000.0 1000.0"
+
+
 def test_a_ratio_of_engines_on_a_cpu_is_of_turns_that_are_neighbours():
     def line(attention, turns, prompts):
         return dict(model="thin", layers=2, shape="32~1k", attention=attention, attention_s=4e-4, step_s=[1e-3] * 3,
@@ -277,5 +308,5 @@ def test_a_ratio_of_engines_on_a_cpu_is_of_turns_that_are_neighbours():
 
     slow_for_a_while = line("cpu_attn", [[4e-4] * 2, [9e-4] * 2, [4e-4] * 2], 2.0)
     head, table = suite_data.engines_on_a_cpu_table([slow_for_a_while, line("lean", [[2e-4] * 2, [4.5e-4] * 2, [1e-4] * 2], 4.0)], str)
-    assert head[-2:] == ["CPU_ATTN / lean", "prompts, CPU_ATTN / lean"]
-    assert table == [["thin", "32~1k", "200", "40 %", "200", "40 %", "2.00", "0.50"]]
+    assert head[-2:] == ["CPU_ATTN / lean (quartiles of turns)", "prompts, CPU_ATTN / lean"]
+    assert table == [["thin", "32~1k", "200", "40 %", "200", "40 %", "2.00 (2.00 to 3.00)", "0.50"]]
