@@ -13,22 +13,19 @@ namespace {
 constexpr std::int32_t kDims = 96;  // of two bytes: three lines
 constexpr std::int64_t kRowBytes = std::int64_t{2} * kDims;
 
-/// Rows of nothing that anybody reads, from a line's begin on.
+/// Rows that nobody reads.
 class Memory {
  public:
-  explicit Memory(std::int64_t bytes) : lines_(static_cast<std::size_t>(bytes / kLineBytes)) {}
+  explicit Memory(std::size_t bytes) : bytes_(bytes) {}
 
-  [[nodiscard]] const std::byte* at(std::int64_t byte) const { return lines_.front().bytes + byte; }
+  [[nodiscard]] const std::byte* at(std::int64_t byte) const { return bytes_.data() + byte; }
   /// Rows `stride` bytes apart, from a byte on.
   [[nodiscard]] TokenRows rows(std::int64_t from, std::int64_t stride, std::int32_t tokens) const {
     return {.data = at(from), .token_stride_bytes = stride, .tokens = tokens, .dims = kDims};
   }
 
  private:
-  struct alignas(kLineBytes) Line {
-    std::byte bytes[kLineBytes];
-  };
-  std::vector<Line> lines_;
+  std::vector<std::byte> bytes_;
 };
 
 /// Those of rows one by one.
