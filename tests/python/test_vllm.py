@@ -105,11 +105,16 @@ def toward_zero(x):
 @pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM has float8 caches on CPUs with AVX-512 only")
 def test_a_float8_cache_is_as_near_to_a_wide_one_as_the_engines_own(models, calls, monkeypatch):
     """The engine cuts bits off where this library rounds to the nearest: two caches that are both right are further from each
-    other than from the wide one. Keys and values that are cut ahead leave nothing to round, and both engines are one."""
+    other than from the wide one. Keys and values that are cut ahead leave nothing to round, and both engines are one, but for
+    AMX, with which the engine rounds weights as well (0.05 apart then)."""
     given = prompts(UNEVEN)[:6]
     found = {}
     attend = _vllm_call.PagedLayer.attend
-    for name, ours, cache in (("wide", False, "auto"), ("theirs", False, "fp8"), ("ours", True, "fp8"), ("cut", True, "fp8")):
+    for name, ours, cache in (
+        ("wide", False, "auto"), ("theirs", False, "fp8"), ("ours", True, "fp8"), ("theirs without AMX", False, "fp8"), ("cut", True, "fp8")
+    ):  # fmt: skip
+        if name == "theirs without AMX":
+            monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
         if name == "cut":
             monkeypatch.setattr(
                 _vllm_call.PagedLayer, "attend",
@@ -121,8 +126,8 @@ def test_a_float8_cache_is_as_near_to_a_wide_one_as_the_engines_own(models, call
     mine, theirs = (np.abs(found[name] - found["wide"]).mean() for name in ("ours", "theirs"))
     assert theirs > 1e-2 and mine > 1e-2  # both are rounded
     assert mine < 1.25 * theirs
-    # 0.0007 of 0.46 on processors without AMX, 0.05 of 0.46 on one that has it
-    assert np.abs(found["cut"] - found["theirs"]).mean() < 0.25 * np.abs(found["ours"] - found["theirs"]).mean()
+    apart = np.abs(found["cut"] - found["theirs without AMX"]).mean()
+    assert apart < 0.02 * np.abs(found["ours"] - found["theirs"]).mean()  # 0.0007 of 0.46
 
 
 def test_sixty_four_requests_preempted_and_aborted(models, calls, monkeypatch):
