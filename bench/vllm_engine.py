@@ -95,17 +95,18 @@ def lengths_of(shape: str) -> list[int]:
     return [max(1, min(8 * mean, round(mean * one * len(drawn) / sum(drawn)))) for one in drawn]
 
 
-def save_model(folder: str, context: int) -> None:
-    """Everything but attention is small, and weights are so large that attention decides which token comes next."""
+def save_model(folder: str, context: int, **others: Any) -> None:
+    """Everything but attention is small, and weights are so large that attention decides which token comes next: but for others of
+    LlamaConfig's numbers."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    configuration = transformers.LlamaConfig(
+    thin = dict(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=LAYERS, max_position_embeddings=context,
         initializer_range=0.2, **HEADS,
     )  # fmt: skip
-    transformers.LlamaForCausalLM(configuration).save_pretrained(folder)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**(thin | others))).save_pretrained(folder)
 
 
 def tokens_of_each(lengths: Sequence[int], steps: int, step_tokens: int) -> int:

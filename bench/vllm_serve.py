@@ -33,14 +33,13 @@ from checkout import git_commit
 from option_lists import list_of
 from suite_data import in_turns
 from vllm_engine import (
-    CHECKED_LENGTHS, CHECKED_TOKENS, VOCABULARY, checked, distance, lengths_of, mean_distance, shape_of, submit, tokens_of_each,
+    CHECKED_LENGTHS, CHECKED_TOKENS, HEADS, checked, distance, lengths_of, mean_distance, save_model, shape_of, submit, tokens_of_each,
 )  # fmt: skip
 
 ATTENTIONS = ("cpu_attn", "lean")
 STEP_TOKENS = 2048  # that one step of the engine takes
 NO_ROOM = "not every request decodes in one step: the engine has not room for all of them at once"
 WARM_STEPS = 1  # of each turn, which nobody measures
-HEADS = dict(num_attention_heads=32, num_key_value_heads=8)  # Llama 3's
 FURTHEST = 0.1  # that log-probabilities of the checked prompts' tokens may be apart in the mean
 
 
@@ -49,9 +48,10 @@ class Widths(NamedTuple):
     intermediate: int
     head_dim: int
     layers: int
+    weights: float  # their standard deviation
 
 
-MODELS = {"thin": Widths(256, 256, 128, 2), "llama-3.2-1b": Widths(2048, 8192, 64, 4)}
+MODELS = {"thin": Widths(256, 256, 128, 2, 0.2), "llama-3.2-1b": Widths(2048, 8192, 64, 4, 0.02)}
 
 
 class Step(NamedTuple):
@@ -128,19 +128,6 @@ class Requests:
         while self._engine.has_unfinished_requests():
             self._engine.step()
         self._watch.remove()
-
-
-def save_model(folder: str, model: str, context: int) -> None:
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    of = MODELS[model]
-    configuration = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=of.hidden, intermediate_size=of.intermediate, num_hidden_layers=of.layers,
-        head_dim=of.head_dim, max_position_embeddings=context, initializer_range=0.02 if model != "thin" else 0.2, **HEADS,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(configuration).to(torch.bfloat16).save_pretrained(folder)
 
 
 def attend(connection, attention: str, settings: dict) -> None:
@@ -279,7 +266,10 @@ def main() -> None:
     longest = max(max(each) + tokens_of_each(each, steps, STEP_TOKENS) + 4 for each in [*lengths, CHECKED_LENGTHS])
     of = MODELS[options.model]
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder, options.model, longest)
+        save_model(
+            folder, longest, hidden_size=of.hidden, intermediate_size=of.intermediate, head_dim=of.head_dim, num_hidden_layers=of.layers,
+            initializer_range=of.weights,
+        )  # fmt: skip
         settings = dict(
             folder=folder, dtype=options.dtype, max_model_len=longest, max_num_batched_tokens=STEP_TOKENS,
             max_num_seqs=max(map(len, [*lengths, CHECKED_LENGTHS])), enable_prefix_caching=False,
@@ -294,7 +284,7 @@ def main() -> None:
                 load = os.getloadavg()[0]
                 read, found = measure(tell, shape, options.turns, options.steps)
                 common = dict(
-                    shape=shape, model=options.model, **of._asdict(), **HEADS, dtype=options.dtype, **about,
+                    shape=shape, model=options.model, **HEADS | of._asdict(), dtype=options.dtype, **about,
                     device=device, run=run, load=load, commit=git_commit(), date=time.strftime("%Y-%m-%d"),
                 )  # fmt: skip
                 lines = [common | line_of(name, shape, read[name], found[name]) for name in ATTENTIONS]

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "backends/cpu/tile_kernels.hpp"
 #include "cli/backend_option.hpp"
 #include "cli/bad_argument.hpp"
 #include "cli/call_chain.hpp"
@@ -46,6 +47,7 @@ struct DemoRow {
 
 struct Demo {
   Backend backend = Backend::kCpu;
+  CpuIsa isa = CpuIsa::kBest;  // on the CPU: what computes the calls
   ProblemSpec spec;
   std::string source;
   std::string note;
@@ -89,7 +91,7 @@ std::string device_words(const Demo& demo) {
     return fmt::format("{}: {} multiprocessors", device.name, device.multiprocessors);
   }
   const Machine machine = inspect_machine();
-  return fmt::format("{}: {} threads ({}), {}", machine.cpu_model, machine.threads, machine.executor, name_of(best_cpu_isa()));
+  return fmt::format("{}: {} threads ({}), {}", machine.cpu_model, machine.threads, machine.executor, name_of(demo.isa));
 }
 
 std::string table_text(const Demo& demo) {
@@ -168,7 +170,7 @@ std::string what_next(const Demo& demo, const std::string& svg_path) {
 Json to_json(const Demo& demo, const std::string& svg_path) {
   Json json{{"command", "demo"}, {"backend", name_of(demo.backend)}};
   json["device"] = demo.on_gpu() ? gpu::devices().at(0).name : inspect_machine().cpu_model;
-  if (!demo.on_gpu()) json["isa"] = name_of(best_cpu_isa());
+  if (!demo.on_gpu()) json["isa"] = name_of(demo.isa);
   json["source"] = demo.source;
   add_problem(json, demo.spec);
   json["ceiling_us"] = demo.ceiling.median();
@@ -275,6 +277,7 @@ class DemoCommand final : public Command {
       calls.back().run();
       row.verdict = oracle.check(rounding_of(problem.problem(), options));
       if (!demo.on_gpu()) {
+        demo.isa = cpu::isa_of(options, problem.problem());
         options.workers = kPredictedWorkers;
         row.predicted = map_of(problem.shape(), options);
       }

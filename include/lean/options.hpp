@@ -52,7 +52,7 @@ enum class Determinism : std::int32_t {
 };
 
 /// Instruction sets the CPU backend is compiled for. kBest takes the fastest this machine runs: best_cpu_isa(), but kAmxBf16, where
-/// there is that, for a call in bf16 with 8 rows or more for each kv head (query heads times query tokens; in chunks query heads).
+/// there is that, for a call in bf16 with 4 rows or more for each kv head (query heads times query tokens; in chunks query heads).
 enum class CpuIsa : std::int32_t {
   kBest = 0,
   kScalar = 1,

@@ -147,7 +147,7 @@ struct KeyBlock {
   std::int64_t stride;
 };
 
-/// True where they are in 16 rows of a table: within a page.
+/// True where 16 rows of a table are evenly spaced, as those of a page.
 LEAN_TARGET_AMX inline bool evenly_spaced(const std::byte* const* rows, std::int64_t stride) {
   const auto differ = [&](int first) LEAN_TARGET_AMX {  // eight rows from their predecessors
     const __m512i steps = _mm512_sub_epi64(_mm512_loadu_si512(rows + first + 1), _mm512_loadu_si512(rows + first));

@@ -26,7 +26,8 @@ inline constexpr std::int32_t kAccumulateEighths = 4;
 /// Inlined early: GCC 12 takes a function that only prefetches for one without effects, and drops calls of it.
 [[gnu::always_inline]] inline void ask_for(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
-/// In order, because hardware prefetchers then join in: alone, software's requests hold a line-fill buffer each for a whole memory
+/// The lines of rows that come next, asked for in steps while something else is computed. In order, because hardware prefetchers
+/// then join in: alone, software's requests hold a line-fill buffer each for a whole memory
 /// latency.
 class RowsAhead {
  public:

@@ -69,7 +69,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};
     const TokenRows next_k = asked_for(problem_.k, next.k);
-    ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
+    if (kernels_.asks_ahead) ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
     const auto& scores = one_order_ || s.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
     scores[kernel_of(problem_.k)](q, k, s, {asked_for(problem_.v, tile.v), distance_bytes, &ahead});
     softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
