@@ -1,4 +1,6 @@
 """This library, through its Python package: K and V where the row has them, the workspace that the package keeps."""
+import torch
+
 from peers import Peer, Prepared
 from peers.tensors import offsets
 
@@ -90,18 +92,43 @@ class TwoCalls(Lean):
     def prepare(self, row, tensors):
         cut = sum(n > 1 for n in row.n_q)
         result, parts = tensors.output(), []
-        for begin, end in ((0, cut), (cut, row.batch)):
+        for compute, begin, end in ((self.compute_chunks, 0, cut), (self.decode, cut, row.batch)):
             tokens, keys = (slice(sum(counts[:begin]), sum(counts[:end])) for counts in (row.n_q, row.lens))
-            parts.append((tensors.q[tokens], result[tokens], keys, dict(
+            parts.append((compute, tensors.q[tokens], result[tokens], keys, dict(
                 cu_seqlens_q=offsets(row.n_q[begin:end], tensors.device), cu_seqlens_k=offsets(row.lens[begin:end], tensors.device),
                 max_seqlen_q=max(row.n_q[begin:end]), max_seqlen_k=max(row.lens[begin:end]), causal=row.causal, scale=row.scale, layout="bshd")))
 
         def call(i):
-            for q, out, keys, arguments in parts:
-                self.decode(q, tensors.k[i][keys], tensors.v[i][keys], out=out, **arguments)
+            for compute, q, out, keys, arguments in parts:
+                compute(q, tensors.k[i][keys], tensors.v[i][keys], out=out, **arguments)
             return result
 
         return Prepared(call)
 
+    def compute_chunks(self, *tensors, **arguments):
+        self.decode(*tensors, **arguments)
 
-PEERS = (Lean, DependentLaunch, TwoCalls)
+
+class ChunksByFlashAttention3(TwoCalls):
+    """The same with the chunks by FlashAttention-3, the operator of the kit's build."""
+
+    name = "fa3-then-lean"
+    devices = ("cuda",)
+    dtypes = ("fp16", "bf16")
+    kv_dtypes = ()
+    features = ()
+
+    def __init__(self, device, threads):
+        import lean_peers_fa3
+
+        super().__init__(device, threads)
+        self.impl = f"{lean_peers_fa3.load('tokenspeed')}/fa3-then-lean"
+
+    def supports(self, row):
+        return super().supports(row) or Peer.supports(self, row)
+
+    def compute_chunks(self, q, k, v, *, out, causal, scale, layout, **lengths):
+        torch.ops.flash_attn_3.fwd(q, k, v, out=out, softmax_scale=scale, is_causal=causal, num_splits=0, **lengths)
+
+
+PEERS = (Lean, DependentLaunch, TwoCalls, ChunksByFlashAttention3)
