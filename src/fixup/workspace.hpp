@@ -3,6 +3,8 @@
 //
 //   state    [StateHeader | level-1 counters, one a slot | level-2 counters, one for every two slots]
 //   scratch  [slots: q_rows x (dv + 2) floats x nodes | second bank, for bundles | the backend's private part]
+//
+// Launches that run side by side share the header; each has counters and slots of its own, the second's behind the first's.
 #pragma once
 
 #include <cstdint>
@@ -61,9 +63,12 @@ struct Slots {
   WorkspaceLayout layout;
   std::byte* state = nullptr;
   std::byte* scratch = nullptr;
+  std::int64_t counters_before = 0;  // of launches ahead that share the state
 
   [[nodiscard]] LEAN_HD StateHeader& header() const noexcept { return *reinterpret_cast<StateHeader*>(state); }
-  [[nodiscard]] LEAN_HD Counter* counters() const noexcept { return reinterpret_cast<Counter*>(state + kStateHeaderBytes); }
+  [[nodiscard]] LEAN_HD Counter* counters() const noexcept {
+    return reinterpret_cast<Counter*>(state + kStateHeaderBytes) + counters_before;
+  }
 
   /// Level 1 for bundles of contributors, level 2 for bundles of bundles; indexed by the bundle's or output's first slot.
   [[nodiscard]] LEAN_HD Counter& counter(std::int64_t slot) const noexcept { return counters()[slot]; }

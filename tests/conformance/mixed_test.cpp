@@ -59,6 +59,67 @@ TEST(Conformance, R05_RandomMixedCallsOnManyWorkers) {
   }
 }
 
+/// What a GPU's two launches of such a call do side by side, each with workers of its own: the one has more to do than the other, or
+/// both have as much, or one nothing; and whoever waits for the call waits for both.
+TEST(Conformance, R05_ChunksBesideFewRows) {
+  struct Mix {
+    std::vector<std::int32_t> n_q;
+    std::vector<std::int32_t> lens;
+  };
+  const std::vector<Mix> mixes = full_or_reduced<std::vector<Mix>>({{{700, 1}, {1500, 40}},                // chunks end last
+                                                                    {{70, 1, 1, 1}, {70, 3000, 1, 2900}},  // few rows do
+                                                                    {{1, 33, 1, 0, 257, 4}, {900, 33, 0, 0, 999, 4}},  // both
+                                                                    {{1, 1, 2, 4}, {300, 1, 2, 900}},
+                                                                    {{100, 33}, {100, 900}}},
+                                                                   {{{150, 1}, {300, 40}}, {{1, 33, 0, 4}, {500, 33, 0, 4}}});
+  for (const Mix& mix : mixes) {
+    for (const std::int32_t head_dim : full_or_reduced<std::vector<std::int32_t>>({64, 128}, {64})) {
+      for (const std::int32_t workers : full_or_reduced<std::vector<std::int32_t>>({0, 2, 3, 31, 132}, {0, 3})) {
+        for (const std::int32_t window_left : {-1, 200}) {
+          Case c{.dtype = DType::kBFloat16,
+                 .q_heads = 8,
+                 .kv_heads = 2,
+                 .head_dim = head_dim,
+                 .lens = mix.lens,
+                 .n_q = mix.n_q,
+                 .causal = true,
+                 .window_left = window_left,
+                 .q_layout = "shd",
+                 .k_layout = "shd",
+                 .v_layout = "shd",
+                 .o_layout = "shd",
+                 .lse_layout = "hsd",
+                 .workers = workers};
+          c.n_q.push_back(1024);  // of no sequence: the bound
+          EXPECT_TRUE(run_and_check(c));
+        }
+      }
+    }
+  }
+}
+
+/// Sequences in numbers that no warp holds at once, and more than share their workers out (kSideBySideSequences).
+TEST(Conformance, R05_ChunksBesideVeryManyFewRows) {
+  for (const std::size_t batch : full_or_reduced<std::vector<std::size_t>>({100, 1024, 1025, 2000}, {100})) {
+    Case c{.dtype = DType::kBFloat16,
+           .q_heads = 4,
+           .kv_heads = 1,
+           .head_dim = 64,
+           .lens = std::vector<std::int32_t>(batch, 30),
+           .n_q = std::vector<std::int32_t>(batch, 1),
+           .causal = true,
+           .q_layout = "shd",
+           .k_layout = "shd",
+           .v_layout = "shd",
+           .o_layout = "shd",
+           .lse_layout = "hsd"};
+    c.lens[batch / 2] = c.n_q[batch / 2] = 150;
+    c.lens.back() = 800;
+    c.n_q.back() = 70;
+    EXPECT_TRUE(run_and_check(c)) << batch;
+  }
+}
+
 /// Query tokens are bounded, and no sequence comes near the bound: of the launches that a GPU makes of such a batch, for few queries
 /// and for many, one finds no sequence of its own.
 TEST(Conformance, R05_ManySequencesOfOneKindUnderALargerBound) {

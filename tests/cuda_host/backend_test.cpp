@@ -288,6 +288,9 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
     EXPECT_EQ(decoding.grid, plain ? 2U : 132U) << name;  // an output each, or a worker
     EXPECT_EQ(decoding.cooperative, name == "the host block") << name;
     EXPECT_EQ(decoding.dependent, appends || name == "a dependent launch") << name;
+    if (name != "prefill and decode") continue;
+    EXPECT_TRUE(launches[1].dependent) << "beside the chunks, for which it does not wait";
+    EXPECT_NE(launches[0].kernel, launches[1].kernel);
   }
   runtime().begin();
   Problem empty = problem_of({});

@@ -16,7 +16,8 @@ using support::full_or_reduced;
 
 constexpr std::int32_t kCapacity = 1009;
 
-/// A decode step by bulk copies, one by threads, one of many sequences, and calls that no decode step's variant serves.
+/// A decode step by bulk copies, one by threads, one of many sequences, calls that no decode step's variant serves, and one whose chunk
+/// and few rows run side by side.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),
@@ -24,12 +25,15 @@ std::vector<Case> cases() {
                   .k_layout = "bhsd",
                   .v_layout = "bhsd",
                   .workers = 0};
-  std::vector<Case> all(5, step);
+  std::vector<Case> all(6, step);
   all[1].k_layout = all[1].v_layout = "bshd";
   all[2].lens.assign(40, kCapacity);
   all[3].softcap = 1.5F;
   all[4].policy = Policy::fixed_split(5);
   all[4].fixup = Fixup::kTwoKernels;
+  all[5].n_q = {1, 200, 2, 1, 1};
+  all[5].causal = true;
+  all[5].q_layout = all[5].o_layout = all[5].lse_layout = "shd";
   return all;
 }
 
@@ -41,7 +45,9 @@ TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
     const auto batch = static_cast<std::int32_t>(c.lens.size());
     DeviceRun call(c);
     auto* const queries = static_cast<std::int32_t*>(const_cast<void*>(call.problem().q.data));
-    const std::int32_t query_words = batch * c.q_heads * c.head_dim / 2;
+    std::int32_t query_tokens = 0;
+    for (std::int32_t b = 0; b < batch; ++b) query_tokens += c.n_q[static_cast<std::size_t>(b) % c.n_q.size()];
+    const std::int32_t query_words = query_tokens * c.q_heads * c.head_dim / 2;
     const DeviceBuffer kept_queries(sizeof(std::int32_t) * static_cast<std::size_t>(query_words));
     const DeviceBuffer lengths(sizeof(std::int32_t) * static_cast<std::size_t>(2 * batch));
     std::vector<std::int32_t> chosen(static_cast<std::size_t>(2 * batch), kCapacity);

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/append.hpp"
 #include "backends/cuda/kernel/tuning.hpp"
+#include "backends/cuda/side_times.hpp"
 #include "backends/cuda/tensor_map.hpp"
 #include "base/alignment.hpp"
 #include "base/int_math.hpp"
@@ -340,6 +341,16 @@ std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcep
   return few < problem.q_tokens ? few : 0;
 }
 
+/// Two launches run beside each other where the first is a wide kernel's, which leaves the memory idle, and the second a decode step's,
+/// which leaves the tensor cores idle. A warp of every CTA reads all lengths to find out which workers are whose.
+schedule::SideBySide sides_of(const Problem& problem, const CallPlan& plan, std::int32_t few) noexcept {
+  const KernelEntry* const chunks = plan.launches[0].kernel;
+  const KernelEntry* const steps = plan.launches[1].kernel;
+  const bool kinds = chunks != nullptr && steps != nullptr && chunks->config.runs_beside() && steps->config.runs_beside();
+  if (plan.plain || !kinds || plan.options.workers < 2 || problem.batch > kSideBySideSequences) return {};
+  return side_by_side(chunks->config, steps->config, few, plan.options.workers, plan.device.memory_rate());
+}
+
 void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
   const std::int32_t few = few_tokens_of(problem, plan);
   plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
@@ -348,6 +359,7 @@ void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
   decoding.q_tokens = few;
   plan.launches[1] = plan_launch(decoding, {.most = few}, plan);
   plan.launch_count = 2;
+  plan.sides = sides_of(problem, plan, few);
 }
 
 /// The build has kernels for the call, and the device too little shared memory for two stages of any of them: rows of more than 240
@@ -385,14 +397,13 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// - a wide kernel's row block may be larger, and where values have dims of their own its workspace is all there is: either is asked
 ///   for too, wherever tensors lie;
 /// - the plain kernel needs none, and where it serves for want of shared memory, it does so wherever tensors lie.
-/// Two launches follow each other, so the larger of their needs is enough; the first, of more rows, has as many counters as the
-/// second, so a checked call looks at those. CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of
-/// random calls against it.
+/// Two launches may run beside each other, so each has memory of its own but for the header.
+/// CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of random calls against it.
 fixup::WorkspaceNeed CallPlan::need() const noexcept {
-  fixup::WorkspaceNeed need;
+  fixup::WorkspaceNeed need{.state_bytes = fixup::kStateHeaderBytes};
   for (const LaunchPlan& launch : *this) {
-    need.state_bytes = max_of(need.state_bytes, launch.reserved.state_bytes);
-    need.scratch_bytes = max_of(need.scratch_bytes, launch.reserved.scratch_bytes);
+    need.state_bytes += launch.reserved.state_bytes - fixup::kStateHeaderBytes;
+    need.scratch_bytes += launch.reserved.scratch_bytes;
   }
   return need;
 }

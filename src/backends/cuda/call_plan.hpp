@@ -16,6 +16,7 @@
 #include "schedule/even_line.hpp"
 #include "schedule/even_stair.hpp"
 #include "schedule/line_shape.hpp"
+#include "schedule/side_by_side.hpp"
 #include "tile/tiling.hpp"
 
 namespace lean::cuda {
@@ -77,12 +78,15 @@ struct CallPlan {
   tile::TileConfig plain_tile{};
   LaunchPlan launches[2]{};
   std::int32_t launch_count = 1;
+  schedule::SideBySide sides{};  // of two launches that run beside each other
 
   [[nodiscard]] const LaunchPlan* begin() const noexcept { return launches; }
   [[nodiscard]] const LaunchPlan* end() const noexcept { return launches + launch_count; }
 
   /// The memory that the call is to be given. To be asked of a plan that was not refused: other sizes may overflow.
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
+
+  [[nodiscard]] bool side_by_side() const noexcept { return sides.workers > 0; }
 
   [[nodiscard]] bool has_kernel() const noexcept { return plain || launches[0].kernel != nullptr; }
 

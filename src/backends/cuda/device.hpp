@@ -18,6 +18,10 @@ struct Device {
   bool cooperative = false;
   bool warpgroups = false;  // products of whole warpgroups: sm_90a's, of that GPU alone, whatever this build is compiled for
 
+  /// Bytes a us of the memory: an H100's where nobody knows.
+  [[nodiscard]] float memory_rate() const noexcept {
+    return static_cast<float>(memory_share > 0 ? memory_share : 25'400) * static_cast<float>(multiprocessors);
+  }
   /// Whose kernels it runs.
   [[nodiscard]] Architecture architecture() const noexcept { return architecture_of(major, minor); }
   [[nodiscard]] bool copies_in_bulk() const noexcept { return runs(architecture(), Architecture::kSm90); }

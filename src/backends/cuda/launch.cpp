@@ -23,8 +23,14 @@ std::int32_t page_shift_of(const Problem& problem) noexcept {
   return std::has_single_bit(tokens) ? std::countr_zero(tokens) : -1;
 }
 
-fixup::Slots slots_of(const LaunchPlan& launch, const Workspace& workspace) noexcept {
-  return {launch.workspace, static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)};
+/// Behind those of the launches ahead.
+fixup::Slots slots_of(const CallPlan& plan, const LaunchPlan& launch, const Workspace& workspace) noexcept {
+  fixup::Slots slots{launch.workspace, static_cast<std::byte*>(workspace.state), static_cast<std::byte*>(workspace.scratch)};
+  for (const LaunchPlan* ahead = plan.begin(); ahead != &launch; ++ahead) {
+    slots.scratch += ahead->workspace.scratch_bytes();
+    slots.counters_before += ahead->workspace.counters();
+  }
+  return slots;
 }
 
 /// 2^bits / divisor, rounded up.
@@ -71,8 +77,8 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .may_rule = launch.rules.some_tile,
                    .hides_values = launch.rules.hides_values},
           .output = {.vector_output = rows_aligned(problem.o, 8), .piece_output = rows_aligned(problem.o, 16)},
-          .fixup = {.kind = options.fixup, .slots = slots_of(launch, workspace)},
-          .launch = {.dependent = options.dependent_launch, .follows_append = follows_append},
+          .fixup = {.kind = options.fixup, .slots = slots_of(plan, launch, workspace)},
+          .launch = {.sides = plan.sides, .dependent = options.dependent_launch, .follows_append = follows_append},
 #ifdef LEAN_TIMELINE
           .timeline = timeline::target()
 #endif
@@ -96,7 +102,8 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
     return cuda_status(error, "cudaFuncSetAttribute");
   }
   const bool waits_for_others = call.fixup.kind == Fixup::kHostBlock && call.fixup.pass == Pass::kWhole;
-  const bool overlaps = call.launch.dependent || call.launch.follows_append;
+  const bool beside = plan.side_by_side() && &launch != plan.begin();
+  const bool overlaps = call.launch.dependent || call.launch.follows_append || beside;
   cudaLaunchAttribute attribute{};
   if (waits_for_others) {
     attribute.id = cudaLaunchAttributeCooperative;
@@ -108,7 +115,9 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(launch.workers));
   config.blockDim = dim3(static_cast<unsigned>(cta_threads(launch.kernel->config)));
-  config.dynamicSmemBytes = static_cast<std::size_t>(launch.shared_bytes());
+  // Beside another launch a multiprocessor has one CTA, so that none of them has two while others wait for one.
+  const std::int64_t alone = plan.side_by_side() ? plan.device.shared_bytes / 2 + 1 : 0;
+  config.dynamicSmemBytes = static_cast<std::size_t>(max_of(launch.shared_bytes(), alone));
   config.stream = static_cast<cudaStream_t>(plan.options.stream);
   config.attrs = &attribute;
   config.numAttrs = waits_for_others || overlaps ? 1 : 0;
@@ -150,7 +159,8 @@ Status launch_all(const Problem& problem, const CallPlan& plan, const Workspace&
 
 Status launch_call(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
   if (!plan.options.check_workspace) return launch_all(problem, plan, workspace);
-  const fixup::Slots slots = slots_of(plan.launches[0], workspace);
+  const LaunchPlan& last = *(plan.end() - 1);
+  const fixup::Slots slots = slots_of(plan, last, workspace);
   const fixup::Counter ticket = next_ticket();
   if (const Status status = claim_workspace(slots, ticket, plan.options.stream); !status.ok()) return status;
   const Status status = launch_all(problem, plan, workspace);

@@ -31,7 +31,9 @@ __global__ void claim(const fixup::Slots slots, const fixup::Counter ticket) {
   __syncthreads();
   if (!mine) return;  // the other call's counters are its own business
   bool dirty = false;
-  for (std::int64_t i = threadIdx.x; i < slots.layout.counters(); i += kThreads) dirty |= slots.counters()[i] != 0;
+  const fixup::Counter* const all = slots.counters() - slots.counters_before;
+  const std::int64_t count = slots.counters_before + slots.layout.counters();
+  for (std::int64_t i = threadIdx.x; i < count; i += kThreads) dirty |= all[i] != 0;
   if (__syncthreads_or(dirty) != 0 && threadIdx.x == 0) report_sticky(header, StatusCode::kWorkspaceDirty);
 }
 

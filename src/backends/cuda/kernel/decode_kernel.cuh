@@ -32,6 +32,7 @@
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/plan/l2_warming.cuh"
+#include "backends/cuda/kernel/plan/side_workers.cuh"
 #include "backends/cuda/kernel/plan/worker_segments.cuh"
 #include "backends/cuda/kernel/tile/tile.cuh"
 #include "backends/cuda/kernel/wide_consumer.cuh"
@@ -149,6 +150,9 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
   const bool consumes = warp < kConfig.consumer_warps;
+  const bool beside = kConfig.runs_beside() && call.launch.sides.workers > 0;
+  const std::int32_t workers = workers_of_launch<kConfig>(call);
+  if (beside && static_cast<std::int32_t>(blockIdx.x) >= workers) return end_beside<kConfig>(call);
   begin_track<kConfig>(call);
   if (consumes) {
     if (threadIdx.x == 0) init_barriers(call, memory.shared);
@@ -162,15 +166,15 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
     }
   }
   if (consumes) setup_done<kConfig>(call);
-  if (call.launch.dependent) ptx::start_dependents();
+  if (call.launch.dependent && !beside) ptx::start_dependents();
   if constexpr (kWarmsL2<kConfig>) {
-    if (warp == kConfig.consumer_warps - 1) {
+    if (warp == kConfig.consumer_warps - 1 && !beside) {
       if (call.launch.dependent && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
       call.plan.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
     }
   }
-  if (call.launch.dependent) ptx::await_earlier_kernels();
-  build_line<kConfig>(call);
+  if (call.launch.dependent && !beside) ptx::await_earlier_kernels();
+  build_line<kConfig>(call, workers);
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters<kConfig>>();
@@ -178,7 +182,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
-      visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
+      visit_segments<kConfig>(call, memory, workers, Produce<kConfig>{call, maps, memory});
     }
   } else if (consumes) {
     if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
@@ -195,8 +199,9 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       consume<kConfig, false>(call, memory);
     }
   } else {
-    visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
+    visit_segments<kConfig>(call, memory, workers, Produce<kConfig>{call, maps, memory});
   }
+  end_beside<kConfig>(call);
 }
 
 /// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.

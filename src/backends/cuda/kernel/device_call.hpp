@@ -14,6 +14,7 @@
 #include "schedule/even_line.hpp"
 #include "schedule/even_stair.hpp"
 #include "schedule/line_shape.hpp"
+#include "schedule/side_by_side.hpp"
 #include "timeline/timeline.hpp"
 
 namespace lean::cuda {
@@ -113,10 +114,11 @@ struct FixupArgs {
   fixup::Slots slots;
 };
 
-/// What runs ahead of this launch on its stream, and may still run.
+/// What runs ahead of this launch on its stream, and may still run, and what runs beside it.
 struct LaunchArgs {
-  bool dependent = false;       // launched as a programmatic dependent: waits before it reads anything
-  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
+  schedule::SideBySide sides{};  // with the call's other launch; the steps' is a dependent of the chunks', and does not wait for it
+  bool dependent = false;        // launched as a programmatic dependent: waits before it reads anything
+  bool follows_append = false;   // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
 };
 
 /// Nested by stage, so that what one of them reads lies on few lines of constants; those of the first copy on the first two.

@@ -45,6 +45,10 @@ inline constexpr std::int32_t kLatentRingBytes = 144 * 1024;
 /// even, of up to so many a lane; any other is summed by the whole CTA (h200-early-and-whole.jsonl).
 inline constexpr std::int32_t kLaneSequences = 4;
 
+/// Sequences of a call whose launches run side by side, at most: a warp reads the lengths of all, 32 at a time, before it does anything
+/// else.
+inline constexpr std::int64_t kSideBySideSequences = 1024;
+
 /// Tiles. From such shares on a worker's first read is of two tiles (h200-l2-warming.jsonl).
 inline constexpr std::int32_t kLongShareTiles = 6;
 

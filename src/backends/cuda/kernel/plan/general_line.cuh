@@ -13,7 +13,7 @@ namespace lean::cuda {
 
 /// Called by all threads. Rows of 32 strips are summed by a warp each.
 template <KernelConfig kConfig>
-__device__ LEAN_CUDA_CALLED void build_general_line() {
+__device__ LEAN_CUDA_CALLED void build_general_line(std::int32_t workers) {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
@@ -45,8 +45,7 @@ __device__ LEAN_CUDA_CALLED void build_general_line() {
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens,
-                                     static_cast<std::int32_t>(gridDim.x));
+    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens, workers);
   }
   if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();
