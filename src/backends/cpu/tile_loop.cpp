@@ -5,7 +5,6 @@
 
 #include "backends/cpu/elements.hpp"
 #include "base/int_math.hpp"
-#include "lean/float_types.hpp"
 #include "problem/address.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
@@ -36,8 +35,7 @@ void TileLoop::begin(const TileOutput& output) noexcept {
     rotate_query(problem_, output.lengths, at.token, row);
     for (std::int32_t d = problem_.head_dim; d < stride; ++d) row[d] = 0.0F;
     if (problem_.q.dtype == DType::kBFloat16) {  // exact: the values are bf16's
-      std::uint16_t* bf16 = memory_.query_bf16 + std::int64_t{r} * stride;
-      for (std::int32_t d = 0; d < stride; ++d) bf16[d] = from_float<BFloat16>(row[d]).bits;
+      kernels_.store_row[table_index(DType::kBFloat16)](row, 1.0F, memory_.query_bf16 + std::int64_t{r} * stride, stride);
     }
     kernels_.order_query[kernel_of(problem_.k)](row, problem_.head_dim);
   }
