@@ -70,7 +70,9 @@ TEST(Conformance, R05_ChunksBesideFewRows) {
                                                                     {{70, 1, 1, 1}, {70, 3000, 1, 2900}},  // few rows do
                                                                     {{1, 33, 1, 0, 257, 4}, {900, 33, 0, 0, 999, 4}},  // both
                                                                     {{1, 1, 2, 4}, {300, 1, 2, 900}},
-                                                                    {{100, 33}, {100, 900}}},
+                                                                    {{100, 33}, {100, 900}},
+                                                                    {{8, 8}, {1760, 310}},  // by a decode step's kernel
+                                                                    {{16, 1, 3}, {37, 600, 1009}}},
                                                                    {{{150, 1}, {300, 40}}, {{1, 33, 0, 4}, {500, 33, 0, 4}}});
   for (const Mix& mix : mixes) {
     for (const std::int32_t head_dim : full_or_reduced<std::vector<std::int32_t>>({64, 128}, {64})) {

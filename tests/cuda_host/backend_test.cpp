@@ -299,6 +299,29 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
   EXPECT_TRUE(runtime().launches().empty());
 }
 
+/// Launches run side by side where one leaves the memory idle and the other the tensor cores: not where a decode step's kernel serves
+/// longer queries too, nor on a device without either.
+TEST(CudaHost, R01_TwoLaunchesOfOneKindFollowEachOther) {
+  for (const bool wide : {false, true}) {
+    for (const int major : {8, 9}) {
+      to_a_new_device({.major = major});
+      Problem p = problem_of({.batch = 3});
+      p.q_tokens = wide ? 100 : 8;
+      p.total_q_tokens = 150;
+      p.scores.causal = true;
+      p.cu_q_tokens = static_cast<const std::int32_t*>(address(7));
+      const Asked asked{"", p, cuda_options()};
+      const Workspace workspace = workspace_for(asked);
+      runtime().begin();
+      ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
+      const std::vector<Call> launches = runtime().launches();
+      ASSERT_EQ(launches.size(), 2U);
+      EXPECT_FALSE(launches[0].dependent);
+      EXPECT_EQ(launches[1].dependent, wide && major == 9) << launches[0].kernel;
+    }
+  }
+}
+
 /// One of `values`.
 template <typename T>
 T one_of(std::uint64_t& key, std::initializer_list<T> values) {
@@ -413,6 +436,7 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
   int served = 0;
   int plain = 0;
   int refused = 0;
+  int beside = 0;
   for (int i = 0; i < 20'000; ++i) {
     const FakeDevice device = one_of(key, {kDevices[0], kDevices[1], kDevices[2], kDevices[3], kDevices[4]});
     to_a_new_device(device);
@@ -428,9 +452,18 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
     const Workspace workspace = workspace_for(asked);
     const Status status = decode(asked.problem, asked.options, workspace);
     ASSERT_TRUE(status.ok()) << i << ": " << status.message;
+    const auto state = reinterpret_cast<std::uintptr_t>(workspace.state);
+    const auto scratch = reinterpret_cast<std::uintptr_t>(workspace.scratch);
+    const Call* ahead = nullptr;
     for (const Call& launch : runtime().launches()) {
-      ASSERT_LE(launch.state_bytes, static_cast<std::int64_t>(workspace.state_bytes)) << i << ": " << launch.kernel;
-      ASSERT_LE(launch.scratch_bytes, static_cast<std::int64_t>(workspace.scratch_bytes)) << i << ": " << launch.kernel;
+      ASSERT_LE(launch.counters_end, state + workspace.state_bytes) << i << ": " << launch.kernel;
+      ASSERT_LE(launch.scratch_end, scratch + workspace.scratch_bytes) << i << ": " << launch.kernel;
+      if (ahead != nullptr && launch.decodes() && launch.dependent && !asked.options.dependent_launch) {  // beside the one ahead
+        ASSERT_LE(ahead->counters_end, launch.counters) << i << ": " << launch.kernel;
+        ASSERT_LE(ahead->scratch_end, launch.scratch) << i << ": " << launch.kernel;
+        ++beside;
+      }
+      if (launch.decodes()) ahead = &launch;
       ASSERT_LE(launch.shared_bytes, static_cast<std::size_t>(device.shared_bytes)) << i << ": " << launch.kernel;
       ASSERT_EQ(launch.plain(), launch.decodes() && needs_the_plain_kernel(asked, device)) << i << ": " << launch.kernel;
     }
@@ -440,6 +473,7 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
   EXPECT_GT(served, 8'000);
   EXPECT_GT(plain, 1'000);
   EXPECT_GT(refused, 2'000);
+  EXPECT_GT(beside, 30);
 }
 
 TEST(CudaHost, R30_AnOldDeviceIsRefusedByName) {

@@ -125,8 +125,11 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   }
   if (call.decodes()) {
     const auto& asked = *static_cast<const lean::cuda::DeviceCall*>(arguments[0]);
-    call.state_bytes = asked.fixup.slots.layout.state_bytes();
-    call.scratch_bytes = asked.fixup.slots.layout.scratch_bytes();
+    const lean::fixup::Slots& slots = asked.fixup.slots;
+    call.counters = reinterpret_cast<std::uintptr_t>(slots.counters());
+    call.counters_end = reinterpret_cast<std::uintptr_t>(slots.counters() + slots.layout.counters());
+    call.scratch = reinterpret_cast<std::uintptr_t>(slots.scratch);
+    call.scratch_end = reinterpret_cast<std::uintptr_t>(slots.scratch + slots.layout.scratch_bytes());
     call.short_line = asked.plan.short_line;
     call.may_be_even = asked.plan.even.outputs > 0;
 #ifdef LEAN_TIMELINE

@@ -36,8 +36,11 @@ struct Call {
   std::size_t shared_bytes = 0;
   bool dependent = false;
   bool cooperative = false;
-  std::int64_t state_bytes = 0;  // what a launch that decodes may touch of its workspace
-  std::int64_t scratch_bytes = 0;
+  // What a launch that decodes may touch of its workspace: addresses, and one past.
+  std::uintptr_t counters = 0;
+  std::uintptr_t counters_end = 0;
+  std::uintptr_t scratch = 0;
+  std::uintptr_t scratch_end = 0;
   bool short_line = false;  // as it is told
   bool may_be_even = false;
   timeline::Target timeline{};  // of a variant; empty but with LEAN_TIMELINE

@@ -93,6 +93,7 @@ struct CtaShared {
 #ifdef LEAN_TIMELINE
   timeline::Recorder recorder;  // the first thread's
 #endif
+  std::int32_t workers;      // of this launch, where another runs beside it (plan/side_workers.cuh)
   std::int32_t lacks_pages;  // nonzero from the first page on that lies outside the pool: its tokens are 0, and count as not there
 };
 

@@ -150,9 +150,10 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
   const bool consumes = warp < kConfig.consumer_warps;
-  const bool beside = kConfig.runs_beside() && call.launch.sides.workers > 0;
-  const std::int32_t workers = workers_of_launch<kConfig>(call);
-  if (beside && static_cast<std::int32_t>(blockIdx.x) >= workers) return end_beside<kConfig>(call);
+  const bool beside = runs_beside<kConfig>(call);
+  if constexpr (kConfig.runs_beside()) {
+    if (beside && !begin_beside<kConfig>(call)) return end_beside<kConfig>(call);
+  }
   begin_track<kConfig>(call);
   if (consumes) {
     if (threadIdx.x == 0) init_barriers(call, memory.shared);
@@ -174,7 +175,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
     }
   }
   if (call.launch.dependent && !beside) ptx::await_earlier_kernels();
-  build_line<kConfig>(call, workers);
+  build_line<kConfig>(call);
   if constexpr (kConfig.wide()) {
     if (consumes) {
       ptx::take_registers<kWideConsumerRegisters<kConfig>>();
@@ -182,7 +183,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       WideConsumer<kConfig>(call, memory).run();
     } else {
       ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
-      visit_segments<kConfig>(call, memory, workers, Produce<kConfig>{call, maps, memory});
+      visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
     }
   } else if (consumes) {
     if (kConfig.fills_rows() && call.problem.head_dim < kConfig.head_dim) pad_queries<kConfig>(call);
@@ -199,7 +200,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       consume<kConfig, false>(call, memory);
     }
   } else {
-    visit_segments<kConfig>(call, memory, workers, Produce<kConfig>{call, maps, memory});
+    visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
   }
   end_beside<kConfig>(call);
 }

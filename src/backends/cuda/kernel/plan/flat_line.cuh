@@ -7,6 +7,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
+#include "backends/cuda/kernel/plan/side_workers.cuh"
 #include "backends/cuda/kernel/tuning.hpp"
 #include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/warp.cuh"
@@ -29,20 +30,20 @@ template <KernelConfig kConfig, bool kCumulative>
           cost_model(kConfig), schedule::Measure::kCost};
 }
 
-/// A flat line's policy is lean, or fixed_chunk in the variant for it. `workers`: at most.
+/// A flat line's policy is lean, or fixed_chunk in the variant for it.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums,
-                                                                     std::int32_t workers) {
+[[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums) {
+  const std::int32_t grid = workers_of_launch<kConfig>(call);
   if constexpr (kConfig.wide()) {
     schedule::CostModel model = cost_model(kConfig);
     if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
-    return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, workers);
+    return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, grid);
   } else {
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
     schedule::CostModel model = cost_model(kConfig);
     if (kConfig.step() && !call.plan.spares_workers) model.spare_tiles = 0;
-    return schedule::make_plan(sums, policy, model, kConfig.tile_tokens, workers);
+    return schedule::make_plan(sums, policy, model, kConfig.tile_tokens, grid);
   }
 }
 
@@ -122,7 +123,6 @@ enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
 template <KernelConfig kConfig, bool kCumulative, int kSequences>
 [[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_lanes_line(const DeviceCall& call,
                                                                             const FlatRules<kConfig, kCumulative>& rules,
-                                                                            std::int32_t workers,
                                                                             LineStage from = LineStage::kLengths) {
   const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
@@ -165,7 +165,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   for (int i = 0; i < kSequences; ++i) {
     if (first + i < batch) own = own.plus(each[i]);
   }
-  FlatLine<kConfig> line{.plan = flat_plan<kConfig>(call, sum_over_warp(own), workers)};
+  FlatLine<kConfig> line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
   if (kConfig.wide() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
   std::int32_t begin = ptx::warp_sum_before(own.cost);
   if constexpr (kConfig.wide()) begin += line.plan.line_begin();
@@ -191,23 +191,22 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
 /// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of
 /// fewer. It makes the rules itself: a reference to its caller's would keep these in memory.
 template <KernelConfig kConfig, bool kCumulative>
-[[nodiscard]] __device__ __noinline__ FlatLine<kConfig> build_longer_line(const DeviceCall& call, std::int32_t workers) {
-  return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call), workers);
+[[nodiscard]] __device__ __noinline__ FlatLine<kConfig> build_longer_line(const DeviceCall& call) {
+  return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));
 }
 
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_short_line(const DeviceCall& call,
-                                                                            const FlatRules<kConfig, kCumulative>& rules,
-                                                                            std::int32_t workers) {
+                                                                            const FlatRules<kConfig, kCumulative>& rules) {
   if constexpr (kMayBeEven<kConfig, kCumulative>) {  // others have shorter ones only
-    if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call, workers);
+    if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call);
   }
-  return build_lanes_line<kConfig, kCumulative, 1>(call, rules, workers);
+  return build_lanes_line<kConfig, kCumulative, 1>(call, rules);
 }
 
 /// Any flat line, by all threads, a strip each.
 template <KernelConfig kConfig>
-__device__ LEAN_CUDA_CALLED void build_flat_line(std::int32_t workers) {
+__device__ LEAN_CUDA_CALLED void build_flat_line() {
   CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   CtaFlatLine<kConfig>& built = shared.flat_line;
   constexpr std::uint32_t kThreads = cta_threads(kConfig);
@@ -229,7 +228,7 @@ __device__ LEAN_CUDA_CALLED void build_flat_line(std::int32_t workers) {
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
   const std::int32_t outputs_of_warps = kConfig.wide() ? ptx::warp_sum(lane < warp ? sums.outputs : 0) : 0;
   sums = sum_over_warp(sums);
-  const FlatPlan<kConfig> plan = flat_plan<kConfig>(shared.call, sums, workers);
+  const FlatPlan<kConfig> plan = flat_plan<kConfig>(shared.call, sums);
   std::int32_t length = own.cost;
   if constexpr (kConfig.wide()) {
     if (plan.level_parts > 0) {

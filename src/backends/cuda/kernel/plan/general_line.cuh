@@ -6,6 +6,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/line_sums.cuh"
+#include "backends/cuda/kernel/plan/side_workers.cuh"
 #include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
@@ -13,7 +14,7 @@ namespace lean::cuda {
 
 /// Called by all threads. Rows of 32 strips are summed by a warp each.
 template <KernelConfig kConfig>
-__device__ LEAN_CUDA_CALLED void build_general_line(std::int32_t workers) {
+__device__ LEAN_CUDA_CALLED void build_general_line() {
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const DeviceCall& call = memory.shared.call;
   CtaLine& built = memory.line();
@@ -45,7 +46,8 @@ __device__ LEAN_CUDA_CALLED void build_general_line(std::int32_t workers) {
   if (thread == 0) {
     static_cast<DeviceLine::Rules&>(built.line) = rules;
     built.line.set_sums(sums);
-    built.plan = schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens, workers);
+    built.plan =
+        schedule::make_plan(sums, call.plan.policy, cost_model(kConfig), call.shape.tile_tokens, workers_of_launch<kConfig>(call));
   }
   if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/ptx/arch.cuh"
 #include "backends/cuda/ptx/grid.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/sequence.hpp"
@@ -11,9 +12,9 @@
 
 namespace lean::cuda {
 
-/// By a warp, which reads the lengths of all sequences. Called, not inlined: calls of one launch do without it.
+/// By a warp, which reads the lengths of all sequences. Called where it can be: calls of one launch do without it.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __noinline__ std::int32_t side_workers(const DeviceCall& call) {
+[[nodiscard]] __device__ LEAN_CUDA_CALLED std::int32_t count_side_workers(const DeviceCall& call) {
   const schedule::SideBySide& sides = call.launch.sides;
   const BasicLengthSource<true> lengths(call.problem);
   schedule::SideSums sums;
@@ -44,20 +45,29 @@ template <KernelConfig kConfig>
   return kConfig.wide() ? shares.chunks : min_of(shares.steps, static_cast<std::int32_t>(gridDim.x));
 }
 
-/// Called by all threads ahead of all else, and the chunks' launch lets the steps' start: that one reads what the kernels before both
-/// wrote, so these are waited for first.
+/// Whether another launch of the call runs beside this one.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool runs_beside(const DeviceCall& call) {
+  return kConfig.runs_beside() && call.launch.sides.workers > 0;
+}
+
+/// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers. The chunks' launch lets the
+/// steps' start: that one reads what the kernels before both wrote, so these are waited for first.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool begin_beside(const DeviceCall& call) {
+  if (kConfig.wide() && (call.launch.dependent || call.launch.follows_append)) ptx::await_earlier_kernels();
+  if (kConfig.wide() || call.launch.dependent) ptx::start_dependents();
+  const std::int32_t workers = count_side_workers<kConfig>(call);
+  cta_memory<kConfig>().shared.workers = workers;  // all warps find the same
+  __syncwarp();
+  return static_cast<std::int32_t>(blockIdx.x) < workers;
+}
+
+/// The launch's workers, for whoever makes its plan.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t workers_of_launch(const DeviceCall& call) {
   if constexpr (kConfig.runs_beside()) {
-    if (call.launch.sides.workers > 0) {
-      if constexpr (kConfig.wide()) {
-        if (call.launch.dependent || call.launch.follows_append) ptx::await_earlier_kernels();
-        ptx::start_dependents();
-      } else if (call.launch.dependent) {
-        ptx::start_dependents();
-      }
-      return side_workers<kConfig>(call);
-    }
+    if (runs_beside<kConfig>(call)) return cta_memory<kConfig>().shared.workers;
   }
   return static_cast<std::int32_t>(gridDim.x);
 }
@@ -66,7 +76,7 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 __device__ __forceinline__ void end_beside(const DeviceCall& call) {
   if constexpr (kConfig.runs_beside() && !kConfig.wide()) {
-    if (call.launch.sides.workers > 0 && blockIdx.x == 0 && threadIdx.x == 0) ptx::await_earlier_kernels();
+    if (runs_beside<kConfig>(call) && blockIdx.x == 0 && threadIdx.x == 0) ptx::await_earlier_kernels();
   }
 }
 

@@ -113,7 +113,7 @@ template <KernelConfig kConfig>
 
 /// Called by the producers' warps, before the thread that walks makes use of a cursor.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kConfig>& memory, std::int32_t workers) {
+__device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kConfig>& memory) {
   const bool walks = threadIdx.x == kConfig.consumer_threads();
   const bool in_walking_warp = threadIdx.x / kWarpThreads == kConfig.consumer_warps;
   const auto await_setup = [in_walking_warp] {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
   FlatLine<kConfig> line;
   if (call.plan.short_line) {
     const LineStage from = first_stage<kConfig>();
-    if (from != LineStage::kNone) line = build_lanes_line<kConfig, true, 1>(call, rules, workers, from);
+    if (from != LineStage::kNone) line = build_lanes_line<kConfig, true, 1>(call, rules, from);
   } else if (walks) {  // nobody else: consumers may have their parts in its place already
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);

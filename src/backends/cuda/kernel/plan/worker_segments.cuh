@@ -56,15 +56,14 @@ __device__ __forceinline__ void setup_done(const DeviceCall& call) {
 }
 
 /// Called by all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
-/// `workers`: workers_of_launch(), here and below.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void build_line(const DeviceCall& call, std::int32_t workers) {
+__device__ __forceinline__ void build_line(const DeviceCall& call) {
   if (call.plan.short_line) return;
   __syncthreads();
   if constexpr (kConfig.step()) {
-    build_flat_line<kConfig>(workers);
+    build_flat_line<kConfig>();
   } else {
-    Asked<kConfig>(call).flat() ? build_flat_line<kConfig>(workers) : build_general_line<kConfig>(workers);
+    Asked<kConfig>(call).flat() ? build_flat_line<kConfig>() : build_general_line<kConfig>();
   }
 }
 
@@ -80,12 +79,11 @@ template <KernelConfig kConfig>
 /// whatever is jumped over on the way to the first copy costs a fetch of instructions (docs/notebook); elsewhere one walk
 /// serves both, and is a sixth of the kernel less.
 template <KernelConfig kConfig, bool kCumulative, typename TVisit>
-__device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, std::int32_t workers,
-                                                const TVisit& visit) {
+__device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
   FlatLine<kConfig> line;
   if (call.plan.short_line) {
-    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules, workers);
+    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
     ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));
   } else {
     line = memory.shared.flat_line.line;
@@ -122,18 +120,17 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
 
 /// Called by the warps that walk: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
 template <KernelConfig kConfig, typename TVisit>
-__device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, std::int32_t workers,
-                                               const TVisit& visit) {
+__device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   if constexpr (kConfig.wide()) {
-    begin_walk<kConfig>(call, memory, workers);
+    begin_walk<kConfig>(call, memory);
     const std::uint32_t rehearses = threadIdx.x == kConfig.consumer_threads() ? 0 : 1;
     // Else the compiler chooses between the two for every member ahead of time.
     WideCursor<kConfig> cursor(call, memory.shared.wide.walks[ptx::opaque(rehearses)]);
     visit(cursor);
   } else if (kConfig.step() && !call.plan.cumulative) {
-    visit_flat_line<kConfig, false>(call, memory, workers, visit);
+    visit_flat_line<kConfig, false>(call, memory, visit);
   } else if (Asked<kConfig>(call).flat()) {
-    visit_flat_line<kConfig, true>(call, memory, workers, visit);
+    visit_flat_line<kConfig, true>(call, memory, visit);
   } else {
     DeviceCursor cursor(memory.line().line, memory.line().plan, static_cast<std::int32_t>(blockIdx.x));
     visit(cursor);
