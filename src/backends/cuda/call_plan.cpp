@@ -25,7 +25,7 @@ namespace {
 constexpr std::int32_t kMinStages = 2;  // a K and a V tile, or two tiles of both
 
 /// Packed rows of a kv head that decode steps have at most: as many as the smallest row block of any call.
-constexpr std::int32_t kFewRows = 16;
+constexpr std::int32_t kFewRows = kMmaRows;
 
 bool in_chunks(const Options& options) noexcept { return options.policy.kind == Policy::Kind::kFixedChunk; }
 
@@ -349,7 +349,7 @@ schedule::SideBySide sides_of(const Problem& problem, const CallPlan& plan, std:
   const auto runs_beside = [](const KernelEntry* entry, bool wide) {
     return entry != nullptr && entry->config.runs_beside() && entry->config.wide() == wide;
   };
-  const bool kinds = runs_beside(chunks, true) && runs_beside(steps, false);  // chunks of few rows are a step's kernel's too
+  const bool kinds = runs_beside(chunks, true) && runs_beside(steps, false);
   if (plan.plain || !kinds || plan.options.workers < 2 || problem.batch > kSideBySideSequences) return {};
   return side_by_side(chunks->config, steps->config, few, plan.options.workers, plan.device.memory_rate());
 }

@@ -129,7 +129,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : narrow() ? 33 : 8; }
   /// Another launch of the same call may run beside it: chunks' beside few rows', or the other way about (schedule/side_by_side.hpp).
   [[nodiscard]] constexpr bool runs_beside() const noexcept {
-    return wide() ? !latent() && !few_values() : step() && !chunks_only() && !exchanges();
+    return wide() ? !latent() && !few_values() : step() && q_rows <= kMmaRows && !chunks_only() && !exchanges();
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
