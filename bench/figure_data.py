@@ -24,7 +24,7 @@ TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
 CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h100-mla.jsonl", "h100-mixed.jsonl"
-H100_CHUNKS = "h100-prefill.jsonl"  # FlashAttention-2 beside ours, which the other file has not
+H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
 SHORT_ROWS = "h100-short.jsonl"
@@ -580,14 +580,14 @@ def chunks(name: str = CHUNKS) -> list:
     return list(rows.values())
 
 
-def chunks_over_fa3() -> list:
+def chunks_over_fa3(name: str = CHUNKS) -> list:
     """(row, ours over FlashAttention-3) of chunks of prompts."""
-    return [(row, row["us"]["lean"] / row["us"]["FlashAttention-3"]) for row in chunks() if "FlashAttention-3" in row["us"]]
+    return [(row, row["us"]["lean"] / row["us"]["FlashAttention-3"]) for row in chunks(name) if "FlashAttention-3" in row["us"]]
 
 
-def chunks_of_dims(*dims: int) -> list:
+def chunks_of_dims(*dims: int, name: str = CHUNKS) -> list:
     """Ours over FlashAttention-3, of rows of these head dimensions."""
-    return [ratio for row, ratio in chunks_over_fa3() if int(re.search(r" of (\d+)", row["heads"])[1]) in dims]
+    return [ratio for row, ratio in chunks_over_fa3(name) if int(re.search(r" of (\d+)", row["heads"])[1]) in dims]
 
 
 def chunks_of_long_contexts() -> list:
@@ -833,6 +833,8 @@ NUMBERS = {
     "chunk rows": lambda: rows_timed(CHUNKS),
     "chunk commits": lambda: commits_of(CHUNKS),
     "chunk rows beside FlashAttention-2": lambda: f"{len(chunks_over_fa2())}",
+    "chunks on an H100 over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",
+    "chunks on an H100 over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",
     "chunk commits beside FlashAttention-2": lambda: commits_of(H100_CHUNKS),
     "chunks of 64 to 128 dims": lambda: f"{len(chunks_of_dims(64, 96, 128))}",
     "prompts on a CPU over CPU_ATTN": lambda: span_of(suite_data.prompts_on_a_cpu(lines(CPU_ENGINE)), ".1f"),
