@@ -78,7 +78,7 @@ struct SideBySide {
     return {.blocks = blocks, .block_tokens = blocks * static_cast<float>(max_of(0, seen.end - seen.begin)), .chunk_keys = keys};
   }
 
-  /// What so many workers for the chunks come to; all of them: one launch after the other.
+  /// What so many workers for the chunks come to, where there are both; all of them: one launch after the other.
   [[nodiscard]] LEAN_HD constexpr SideChoice choice_of(const SideSums& sums, std::int32_t of_chunks) const noexcept {
     return {of_chunks < workers ? cubed_time(sums, of_chunks) : cube(time_in_turn(sums)), of_chunks};
   }
@@ -96,6 +96,7 @@ struct SideBySide {
   }
   [[nodiscard]] constexpr SideWorkers shares(const SideSums& sums) const noexcept {
     SideChoice best;
+    if (!has_both(sums)) return shares(sums, best);
     for (std::int32_t look = 0; look < kLooks; ++look) best = best.better(choice_of(sums, even_look(look)));
     SideChoice nearest = best;
     for (std::int32_t look = 0; look < kLooks; ++look) nearest = nearest.better(choice_of(sums, near_look(look, best.of_chunks)));
