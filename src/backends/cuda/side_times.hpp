@@ -17,7 +17,8 @@ namespace lean::cuda {
 }
 
 /// Chunks by one kernel beside few rows by another, on so many workers of a GPU whose memory gives so many bytes a us (cost_model() has
-/// the cuts and what is far).
+/// the cuts and what is far). The chunks' launch has its first tile after some 15 us, the steps', whose CTAs begin when the chunks' have
+/// read the lengths, after 12.
 [[nodiscard]] constexpr schedule::SideBySide side_by_side(const KernelConfig& chunks, const KernelConfig& steps,
                                                           std::int32_t few_tokens, std::int32_t workers,
                                                           float memory_rate) noexcept {
