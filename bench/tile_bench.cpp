@@ -1,5 +1,6 @@
 // One LeanTile at d = 128, K and V in the cache: scores, online softmax and accumulate, for each instruction set of this machine
-// and each element type. Beside a core's share of the memory bandwidth, the bytes per second say what limits a call.
+// and each element type, whole and a stage at a time. Beside a core's share of the memory bandwidth, the bytes per second say what
+// limits a call.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -22,10 +23,13 @@ namespace {
 constexpr std::int32_t kHeadDim = 128;
 constexpr std::uint32_t kSeed = 1;
 
+enum class Stage : std::uint8_t { kAll, kScores, kSoftmax, kAccumulate };
+
 struct Variant {
   CpuIsa isa = CpuIsa::kScalar;
   DType dtype = DType::kFloat32;
   std::int32_t rows = 1;
+  Stage stage = Stage::kAll;
 };
 
 tile::TileConfig config_of(const Variant& variant) {
@@ -48,6 +52,7 @@ class Tile {
     fill(k_.data());
     fill(v_.data());
     begin_output();
+    compute(Stage::kAll);  // what a stage alone finds are numbers, though not the stage's before it
   }
   Tile(const Tile&) = delete;
   Tile& operator=(const Tile&) = delete;
@@ -56,17 +61,23 @@ class Tile {
   [[nodiscard]] std::int64_t bytes() const { return 2 * std::int64_t{tokens()} * token_bytes(); }  // of K and V
   [[nodiscard]] std::int64_t multiply_adds() const { return 2 * std::int64_t{variant_.rows} * tokens() * kHeadDim; }
 
-  void compute() {
+  void compute(Stage stage) {
+    const auto takes = [&](Stage one) { return stage == Stage::kAll || stage == one; };
     const std::int32_t rows = variant_.rows;
     const int type = cpu::table_index(variant_.dtype);
     const fixup::Partial partial = memory_.partial(0);
     const cpu::RowBuffer s{memory_.scores, rows, layout_.score_stride()};
     const cpu::RowBuffer o{partial.o, rows, layout_.config.value_dim};
     const cpu::RowBuffer sums{memory_.sums, rows, o.stride};
-    kernels_.scores[type]({{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16}, tile_rows(k_), s, {});
-    kernels_.online_softmax(s, tokens(),
-                            {softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale});
-    kernels_.accumulate[type](o, sums, s, tile_rows(v_), memory_.rescale, {});
+    const auto& scores = rows < cpu::kManyRows ? kernels_.scores : kernels_.scores_of_many;
+    if (takes(Stage::kScores)) {
+      scores[type]({{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16}, tile_rows(k_), s, {});
+    }
+    if (takes(Stage::kSoftmax)) {
+      kernels_.online_softmax(s, tokens(),
+                              {softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale});
+    }
+    if (takes(Stage::kAccumulate)) kernels_.accumulate[type](o, sums, s, tile_rows(v_), memory_.rescale, {});
   }
 
  private:
@@ -108,7 +119,7 @@ class Tile {
 void lean_tile(benchmark::State& state, const Variant& variant) {
   Tile tile(variant);
   for (auto _ : state) {
-    tile.compute();
+    tile.compute(variant.stage);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * tile.bytes());
@@ -123,9 +134,14 @@ void lean_tile(benchmark::State& state, const Variant& variant) {
     if (!cpu_isa_available(isa)) continue;
     for (const auto& [dtype, type_name] :
          {std::pair{DType::kFloat32, "fp32"}, {DType::kFloat16, "fp16"}, {DType::kBFloat16, "bf16"}}) {
-      for (const std::int32_t rows : {1, 4, 8}) {
+      for (const std::int32_t rows : {1, 4, 8, 128}) {
         const std::string name = std::string("lean_tile/") + name_of(isa) + "/" + type_name + "/rows:" + std::to_string(rows);
-        benchmark::RegisterBenchmark(name.c_str(), lean_tile, Variant{isa, dtype, rows});
+        for (const auto& [stage, of_stage] : {std::pair{Stage::kAll, ""},
+                                              {Stage::kScores, "/scores"},
+                                              {Stage::kSoftmax, "/softmax"},
+                                              {Stage::kAccumulate, "/accumulate"}}) {
+          benchmark::RegisterBenchmark((name + of_stage).c_str(), lean_tile, Variant{isa, dtype, rows, stage});
+        }
       }
     }
   }
