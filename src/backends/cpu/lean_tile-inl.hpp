@@ -155,51 +155,79 @@ void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Pr
 
 // ---- online softmax -------------------------------------------------------------------------------------------------
 
-/// Largest scaled score a row sees; the lanes past `visible` become -inf. Returns NaN if any seen score is NaN.
-HWY_INLINE float mask_and_max(float* s, std::int32_t padded, std::int32_t visible, float scale) {
+/// Hides the tokens of a row from `visible` on. Returns the largest score before them; NaN is passed over or returned.
+HWY_INLINE float mask_and_max(float* s, std::int32_t padded, std::int32_t visible) {
   const F32 f32;
   const I32 i32;
-  const Vec factor = hn::Set(f32, scale);
   const Vec none = hn::Set(f32, softmax::kNegInf);
   Vec best = none;
-  Vec nan_seen = hn::Zero(f32);
-  for (std::int32_t t = 0; t < padded; t += kLanes) {
-    Vec x = hn::Mul(hn::Load(f32, s + t), factor);
-    if (t + kLanes > visible) {
-      const auto seen = hn::Lt(hn::Iota(i32, t), hn::Set(i32, visible));
-      x = hn::IfThenElse(hn::RebindMask(f32, seen), x, none);
-    }
+  std::int32_t t = 0;
+  for (; t + kLanes <= visible; t += kLanes) best = hn::Max(hn::Load(f32, s + t), best);
+  for (; t < padded; t += kLanes) {
+    const auto seen = hn::RebindMask(f32, hn::Lt(hn::Iota(i32, t), hn::Set(i32, visible)));
+    const Vec x = hn::IfThenElse(seen, hn::Load(f32, s + t), none);
     hn::Store(x, f32, s + t);
-    best = hn::Max(best, x);
-    nan_seen = hn::Add(nan_seen, hn::IfThenElseZero(hn::IsNaN(x), x));
+    best = hn::Max(x, best);
   }
-  return hn::GetLane(hn::Add(hn::MaxOfLanes(f32, best), hn::SumOfLanes(f32, nan_seen)));
+  return hn::GetLane(hn::MaxOfLanes(f32, best));
 }
 
-void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept {
+HWY_INLINE bool has_nan(const float* s, std::int32_t padded) {
+  bool found = false;
+  for (std::int32_t t = 0; t < padded; ++t) found = found || s[t] != s[t];
+  return found;
+}
+
+/// Scores times a factor that may turn their order about.
+HWY_INLINE void scale_scores(float* s, std::int32_t padded, float scale) {
   const F32 f32;
+  const Vec factor = hn::Set(f32, scale);
+  for (std::int32_t t = 0; t < padded; t += kLanes) hn::Store(hn::Mul(hn::Load(f32, s + t), factor), f32, s + t);
+}
+
+/// Weights of a row whose largest score so far, scaled, is m, in place of its scores; their sum.
+HWY_INLINE float weigh(float* s, std::int32_t padded, float scale, float m) {
+  const F32 f32;
+  const Vec factor = hn::Set(f32, scale);
+  const Vec shift = hn::Set(f32, m);
+  Vec sum = hn::Zero(f32);
+  for (std::int32_t t = 0; t < padded; t += kLanes) {
+    const Vec e = exp2_nonpositive(hn::Sub(hn::Mul(hn::Load(f32, s + t), factor), shift));
+    hn::Store(e, f32, s + t);
+    sum = hn::Add(sum, e);
+  }
+  return hn::GetLane(hn::SumOfLanes(f32, sum));
+}
+
+/// What is positive keeps the order of scores, so they are scaled where their weights are computed. A NaN makes l NaN, and so m.
+/// Largest scores of a few rows are found before their weights are computed, so that no row waits for its own.
+void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept {
+  constexpr std::int32_t kTogether = 8;
   const std::int32_t padded = (tokens + kLanes - 1) / kLanes * kLanes;
-  for (std::int32_t r = 0; r < s.rows; ++r) {
-    float* p = s.row(r);
-    if (rows.ahead != nullptr) rows.ahead->ask();
-    const float tile_max = mask_and_max(p, padded, rows.visible[r], rows.scale);
-    const float m_old = rows.m[r];
-    const float m_new = tile_max > m_old || tile_max != tile_max ? tile_max : m_old;
-    if (m_new == softmax::kNegInf) {  // nothing seen yet: p = 0, and O and l stay what they are
-      for (std::int32_t t = 0; t < padded; t += kLanes) hn::Store(hn::Zero(f32), f32, p + t);
-      rows.rescale[r] = 1.0F;
-      continue;
+  const bool keeps_order = rows.scale > 0.0F;
+  const float scale = keeps_order ? rows.scale : 1.0F;
+  for (std::int32_t first = 0; first < s.rows; first += kTogether) {
+    const std::int32_t end = std::min(first + kTogether, s.rows);
+    float tile_max[std::size_t{kTogether}];
+    for (std::int32_t r = first; r < end; ++r) {
+      if (rows.ahead != nullptr) rows.ahead->ask();
+      if (!keeps_order) scale_scores(s.row(r), padded, rows.scale);
+      tile_max[r - first] = mask_and_max(s.row(r), padded, rows.visible[r]) * scale;
     }
-    const Vec shift = hn::Set(f32, m_new);
-    Vec sum = hn::Zero(f32);
-    for (std::int32_t t = 0; t < padded; t += kLanes) {
-      const Vec e = exp2_nonpositive(hn::Sub(hn::Load(f32, p + t), shift));
-      hn::Store(e, f32, p + t);
-      sum = hn::Add(sum, e);
+    for (std::int32_t r = first; r < end; ++r) {
+      const float found = tile_max[r - first];
+      const float m_old = rows.m[r];
+      const float m_new = found > m_old || found != found ? found : m_old;
+      if (m_new == softmax::kNegInf && !has_nan(s.row(r), padded)) {  // nothing seen yet: p = 0, and O and l stay what they are
+        std::fill_n(s.row(r), padded, 0.0F);
+        rows.rescale[r] = 1.0F;
+        continue;
+      }
+      const float added = weigh(s.row(r), padded, scale, m_new);
+      rows.rescale[r] = m_new == m_old ? 1.0F : softmax::rescale_factor(m_old, m_new);
+      rows.l[r] = rows.l[r] * rows.rescale[r] + added;
+      rows.m[r] = added == added ? m_new : added;
     }
-    rows.rescale[r] = m_new == m_old ? 1.0F : softmax::rescale_factor(m_old, m_new);
-    rows.l[r] = rows.l[r] * rows.rescale[r] + hn::GetLane(hn::SumOfLanes(f32, sum));
-    rows.m[r] = m_new;
   }
 }
 

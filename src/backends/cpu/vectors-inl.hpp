@@ -29,26 +29,37 @@ HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t
 #endif
 }
 
-/// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
-/// Polynomial: minimax fit of 2^f on [-1/2, 1/2] with p(0) = 1, degree 6 (relative error 2e-9 before rounding).
-HWY_INLINE Vec exp2_nonpositive(Vec x) {
+/// 2^f on [-1/2, 1/2]: minimax fit of degree 6 with p(0) = 1 (relative error 2e-9 before rounding).
+HWY_INLINE Vec exp2_of_fraction(Vec f) {
   const F32 f32;
-  const I32 i32;
-  // What weighs nothing becomes -127, whose power is 0: -inf itself would meet 0 x inf, which is invalid. Not (x >= -126) would
-  // also catch NaN: compare the other way round.
-  const Vec least = hn::Set(f32, -127.0F);
-  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), least, x);
-  const Vec whole = hn::Round(hn::Max(x, least));  // a whole number of NaN too
-  const Vec f = hn::Sub(x, whole);
   Vec p = hn::Set(f32, 0.00015353362F);
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
   p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
   p = hn::MulAdd(p, f, hn::Set(f32, 0.0555033237F));
   p = hn::MulAdd(p, f, hn::Set(f32, 0.240226477F));
   p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 1.0F));
+  return hn::MulAdd(p, f, hn::Set(f32, 1.0F));
+}
+
+/// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
+HWY_INLINE Vec exp2_nonpositive(Vec x) {
+  const F32 f32;
+#if HWY_MAX_BYTES >= 64
+  // The same bits in ten operations for fifteen: a mask in place of blends, and vscalefps adds to the exponent.
+  const __mmask16 weighs = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);  // or is NaN
+  const __m512 whole = _mm512_maskz_roundscale_ps(weighs, x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec power = exp2_of_fraction(Vec{_mm512_maskz_sub_ps(weighs, x.raw, whole)});
+  return Vec{_mm512_maskz_scalef_ps(weighs, power.raw, whole)};
+#else
+  const I32 i32;
+  // What weighs nothing becomes -127, whose power is 0: -inf itself would meet 0 x inf, which is invalid. Not (x >= -126) would
+  // also catch NaN: compare the other way round.
+  const Vec least = hn::Set(f32, -127.0F);
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(f32, -126.0F)), least, x);
+  const Vec whole = hn::Round(hn::Max(x, least));  // a whole number of NaN too
   const Vec power = hn::BitCast(f32, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i32, whole), hn::Set(i32, 127))));
-  return hn::Mul(p, power);
+  return hn::Mul(exp2_of_fraction(hn::Sub(x, whole)), power);
+#endif
 }
 
 }  // namespace
