@@ -8,6 +8,7 @@
 // Order of arithmetic, the same for every row: pairs of dims in order, pairs of tokens in order, one chain a sum of a tile; O
 // adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
+#include "backends/cpu/transpose_words.hpp"
 #include "backends/cpu/unroll.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -90,32 +91,6 @@ const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexce
 
 bool whole_vectors(const TokenRows& rows) noexcept { return rows.dims % kPairLanes == 0; }
 
-/// 16 rows of 16 words become 16 columns.
-LEAN_TARGET_AMX inline void transpose(__m512i* rows) {
-  __m512i a[16];
-  LEAN_UNROLL for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  __m512i b[16];  // b[4 i + c]: word c of each 128 bits of rows 4 i to 4 i + 3
-  LEAN_UNROLL for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  LEAN_UNROLL for (int c = 0; c < 4; ++c) {  // the 4 x 4 blocks of 128 bits that are left
-    const __m512i low01 = _mm512_shuffle_i32x4(b[c], b[c + 4], 0x88);
-    const __m512i high01 = _mm512_shuffle_i32x4(b[c], b[c + 4], 0xDD);
-    const __m512i low23 = _mm512_shuffle_i32x4(b[c + 8], b[c + 12], 0x88);
-    const __m512i high23 = _mm512_shuffle_i32x4(b[c + 8], b[c + 12], 0xDD);
-    rows[c] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-    rows[c + 4] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-    rows[c + 8] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
-    rows[c + 12] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
-  }
-}
-
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
 /// Dims [32 chunk, 32 chunk + 32) of the queries as the second factor: word p of row n goes to row p, column n. Zeros for no row.
@@ -126,7 +101,7 @@ LEAN_TARGET_AMX inline void pack_queries(const QueryRows& q, std::int32_t row, s
     words[r] =
         r < rows ? _mm512_loadu_si512(q.bf16 + std::int64_t{row + r} * q.f32.stride + chunk * kPairLanes) : _mm512_setzero_si512();
   }
-  transpose(words);
+  transpose_words(words);
   LEAN_UNROLL for (int p = 0; p < kTileRows; ++p) _mm512_store_si512(out.words[p], words[p]);
 }
 
@@ -135,7 +110,7 @@ LEAN_TARGET_AMX inline void store_scores(const PackedTile& sums, const RowBuffer
                                          std::int32_t token) {
   __m512i words[kTileRows];
   LEAN_UNROLL for (int t = 0; t < kTileRows; ++t) words[t] = _mm512_load_si512(sums.words[t]);
-  transpose(words);
+  transpose_words(words);
   LEAN_UNROLL for (int r = 0; r < kTileRows; ++r) {
     if (r < rows) _mm512_storeu_si512(s.row(row + r) + token, words[r]);
   }

@@ -4,6 +4,7 @@
 // Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree; a lane
 // of a tile's sum adds token pairs in order, O adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
+#include "backends/cpu/transpose_words.hpp"
 #include "backends/cpu/unroll.hpp"
 
 #if defined(__x86_64__)
@@ -14,6 +15,8 @@
 #endif
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 
 // Function-level targets: nothing else in this file, or inline code it shares, may use these instructions.
@@ -44,6 +47,13 @@ struct FirstLanes {
 
 LEAN_TARGET_BF16 inline Sum multiply_pairs(Sum sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+/// Two bf16 side by side in all words of a vector.
+LEAN_TARGET_BF16 inline __m512i broadcast_pair(const void* p) {
+  std::int32_t pair = 0;
+  std::memcpy(&pair, p, sizeof pair);
+  return _mm512_set1_epi32(pair);
 }
 
 const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept {
@@ -116,6 +126,75 @@ void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Pr
   }
 }
 
+// ---- scores of many rows --------------------------------------------------------------------------------------------
+
+constexpr std::int32_t kTurned = 16;                // tokens whose words are turned at once, each with a vector of dims
+constexpr std::int32_t kPanelTokens = 2 * kTurned;  // two vectors of sums
+constexpr std::int32_t kPanelPairs = 64;            // of dims: 8 KB
+
+/// Keys turned: words[p][t] is pair p of the dims of token t, zeros where there are none.
+struct alignas(64) Panel {
+  std::uint32_t words[std::size_t{kPanelPairs}][std::size_t{kPanelTokens}];
+  std::int32_t pairs = 0;
+};
+
+/// The panel of dims [first, first + 2 kPanelPairs) of tokens from `token` on; those past the end repeat the last one.
+LEAN_TARGET_BF16 inline void turn(const TokenRows& k, std::int32_t token, std::int32_t first, const ReadAhead& ahead,
+                                  Panel& panel) {
+  const std::int32_t dims = std::min(2 * kPanelPairs, k.dims - first);
+  panel.pairs = (dims + 1) / 2;
+  for (std::int32_t t = 0; t < kPanelTokens; t += kTurned) {
+    for (std::int32_t d = 0; d < dims; d += kPairLanes) {
+      const FirstLanes load{lanes_left(dims - d)};
+      __m512i words[std::size_t{kTurned}];
+      LEAN_UNROLL for (int i = 0; i < kTurned; ++i) {
+        words[i] = load(token_row(k, std::min(token + t + i, k.tokens - 1)) + first + d);
+      }
+      transpose_words(words);
+      LEAN_UNROLL for (int p = 0; p < kTurned; ++p) _mm512_store_si512(panel.words[d / 2 + p] + t, words[p]);
+    }
+    for (std::int32_t i = 0; first == 0 && i < kTurned && token + t + i < k.tokens; ++i) ahead.ask_row(token + t + i);
+  }
+}
+
+/// Scores of kRows rows with a panel, added to those of the dims before it: each lane holds a token, so none are to be added up.
+template <int kRows>
+LEAN_TARGET_BF16 inline void scores_panel(const QueryRows& q, std::int32_t row, const Panel& panel, std::int32_t first,
+                                          const RowBuffer& s, std::int32_t token) {
+  Sum sums[std::size_t{kRows}][2];
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int i = 0; i < 2; ++i) {
+      sums[r][i] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(s.row(row + r) + token + i * kSumLanes);
+    }
+  }
+  const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride + first;
+  for (std::int32_t p = 0; p < panel.pairs; ++p) {
+    const __m512i keys[2] = {_mm512_load_si512(panel.words[p]), _mm512_load_si512(panel.words[p] + kSumLanes)};
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const __m512i query = broadcast_pair(queries + r * q.f32.stride + 2 * p);
+      LEAN_UNROLL for (int i = 0; i < 2; ++i) sums[r][i] = multiply_pairs(sums[r][i], query, keys[i]);
+    }
+  }
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+    LEAN_UNROLL for (int i = 0; i < 2; ++i) _mm512_storeu_ps(s.row(row + r) + token + i * kSumLanes, sums[r][i]);
+  }
+}
+
+/// scores() of many rows: turning K costs as much as nine of them (docs/cpu-backend.md, "Many rows").
+void scores_of_many(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
+  const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
+  Panel panel;
+  for (std::int32_t token = 0; token < k.tokens; token += kPanelTokens) {
+    for (std::int32_t first = 0; first < k.dims; first += 2 * kPanelPairs) {
+      turn(k, token, first, ahead, panel);
+      std::int32_t row = 0;
+      for (; row + 8 <= s.rows; row += 8) scores_panel<8>(q, row, panel, first, s, token);
+      for (; row + 2 <= s.rows; row += 2) scores_panel<2>(q, row, panel, first, s, token);
+      if (row < s.rows) scores_panel<1>(q, row, panel, first, s, token);
+    }
+  }
+}
+
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
 /// 32 values of O as the interleave of two rows of V leaves them: 128-bit lanes 0, 2 of both halves, then lanes 1, 3.
@@ -146,7 +225,7 @@ LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16
     odd[g] = _mm512_unpackhi_epi16(first, second);
   }
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    const __m512i weight = _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(weights + r * stride));
+    const __m512i weight = broadcast_pair(weights + r * stride);
     LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
       Interleaved& sum = sums[r * kGroups + g];
       sum = {multiply_pairs(sum.even, weight, even[g]), multiply_pairs(sum.odd, weight, odd[g])};
@@ -225,7 +304,7 @@ const TileKernels* avx512_bf16_kernels() noexcept {
     TileKernels table = *avx512;
     table.name = "AVX-512-BF16";
     table.scores[table_index(DType::kBFloat16)] = scores;
-    table.scores_of_many[table_index(DType::kBFloat16)] = scores;
+    table.scores_of_many[table_index(DType::kBFloat16)] = scores_of_many;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = keep_values;
     return table;
