@@ -15,6 +15,11 @@
 
 namespace lean::schedule {
 
+/// An equal share >> this is what workers that walk the same tokens of long K and V at one time are worth: a sixteenth of their time.
+inline constexpr std::int32_t kFarWorthLog2 = 4;
+/// Parts of an output that least_deal() tries, at most.
+inline constexpr std::int32_t kMostLevelParts = 8;
+
 /// The plan of a stair line. A level one is measured anew, every output as many units as it has parts (level_parts), a head's row blocks
 /// in an order in which any two neighbours have as many tiles together (level_block()). A worker takes so many whole outputs first, one
 /// or two neighbours at a time, all workers in turn; the line's zero is where these end, and what lies behind is dealt out by shares.
@@ -105,14 +110,13 @@ LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> part_each(const BasicStai
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> least_deal(const BasicStairSums<TUnits>& sums, const CostModel& model,
                                                                   std::int32_t grid, TUnits most, bool far) noexcept {
-  constexpr TUnits kMostParts = 8;
   BasicLevelDeal<TUnits> best{.longest = most};
   for (std::int32_t log2 = 0; log2 <= 1; ++log2) {
     const TUnits a_round = TUnits{grid} << log2;
     BasicLevelDeal<TUnits> deal{.rounds = static_cast<std::int32_t>(quotient(sums.outputs - 1, a_round)), .neighbours_log2 = log2};
     deal.rest = sums.outputs - deal.rounds * a_round;
     TUnits held = grid;  // units that all shares hold
-    for (deal.parts = 1; deal.parts <= (far ? kMostParts : 1); ++deal.parts) {
+    for (deal.parts = 1; deal.parts <= (far ? kMostLevelParts : 1); ++deal.parts) {
       for (; held < deal.rest * deal.parts; held += grid) ++deal.share_units;
       deal.longest = deal.longest_of(sums, model);
       // Of a head's row blocks at one time, as many begin at the same tokens as there are to a share's units.
@@ -126,14 +130,14 @@ LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> least_deal(const BasicSta
 
 /// The plan of a stair line, whose policy is lean. It is dealt out level where nobody has more than an equal share and what cuts
 /// anywhere cost more than such (CostModel::cut_units). Where several row blocks read long K and V (CostModel::far_tiles), workers that
-/// walk the same tokens at one time are worth a sixteenth of their time: those of whole outputs do, and so do those of shares of a few
-/// parts, each part begun at one time.
+/// walk the same tokens at one time are worth a sixteenth of their time (kFarWorthLog2): those of whole outputs do, and so do those of
+/// shares of a few parts, each part begun at one time.
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicStairPlan<TUnits> make_stair_plan(const BasicStairSums<TUnits>& sums, const CostModel& model,
                                                                        std::int32_t tile_tokens, std::int32_t grid) noexcept {
   const bool far = sums.key_tiles > model.far_tiles && sums.tiles >= 2 * sums.key_tiles;
   const TUnits equal = quotient(sums.cost, TUnits{grid});
-  const TUnits most = equal + model.cut_units + (far ? equal >> 4 : 0);
+  const TUnits most = equal + model.cut_units + (far ? equal >> kFarWorthLog2 : 0);
   BasicLevelDeal<TUnits> deal;
   if (model.cut_units > 0 && sums.outputs > 0 && sums.outputs <= grid) deal = part_each(sums, model, grid);
   if (deal.rest == 0 || !holds(deal, sums, model, most)) [[unlikely]] {

@@ -9,6 +9,7 @@
 #include "base/hd.hpp"
 #include "base/int_math.hpp"
 #include "problem/reach.hpp"
+#include "schedule/level_line.hpp"
 #include "schedule/line_shape.hpp"
 
 namespace lean::schedule {
@@ -133,7 +134,10 @@ struct SideBySide {
   /// A chunk's tiles wait for their K and V behind all that the steps' workers have asked for: with as good as all workers 1.4 times as
   /// long (docs/notebook/chunks-prefill-append.md).
   static constexpr float kCrowded = 0.4F;
-  static constexpr std::int32_t kMostParts = 4;
+  static constexpr std::int32_t kMostParts = 4;  // of the kMostLevelParts that a line may have: each is one more turn of every look
+  static_assert(kMostParts <= kMostLevelParts);
+  static constexpr float kFarWorth =
+      1.0F + 1.0F / (1 << kFarWorthLog2);  // level shares of long keys may take so much of cut ones' time
 
   [[nodiscard]] LEAN_HD static constexpr float cube(float x) noexcept { return x * x * x; }
   /// us of one worker.
@@ -148,7 +152,7 @@ struct SideBySide {
   }
 
   /// By shares cut anywhere, or level: each row block in so many equal parts, a worker so many of them. Several row blocks of long keys
-  /// may have any parts, others as many as have a worker of their own (level_line.hpp).
+  /// may have up to kMostParts, others as many as have a worker of their own (level_line.hpp, which tries more of the former).
   [[nodiscard]] LEAN_HD constexpr ChunkTime chunk_time(const SideSums& sums, std::int32_t of_chunks) const noexcept {
     const auto n = static_cast<float>(of_chunks);
     const float blocks_each = sums.blocks / n;
@@ -164,7 +168,7 @@ struct SideBySide {
         level = min_of(level, rounded_up(blocks_each * p) * (tokens / p + chunks.ends));
       }
     }
-    const float most = far ? cut_time * (17.0F / 16.0F) : cut_time;
+    const float most = far ? cut_time * kFarWorth : cut_time;
     if (level <= most) return {level, sums.chunk_keys};
     return {cut_time, far && one_each ? sums.block_tokens : sums.chunk_keys};
   }
