@@ -346,10 +346,10 @@ std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcep
 schedule::SideBySide sides_of(const Problem& problem, const CallPlan& plan, std::int32_t few) noexcept {
   const KernelEntry* const chunks = plan.launches[0].kernel;
   const KernelEntry* const steps = plan.launches[1].kernel;
-  const auto runs_beside = [](const KernelEntry* entry, bool wide) {
-    return entry != nullptr && entry->config.runs_beside() && entry->config.wide() == wide;
+  const auto may_run_beside = [](const KernelEntry* entry, bool wide) {
+    return entry != nullptr && entry->config.may_run_beside() && entry->config.wide() == wide;
   };
-  const bool kinds = runs_beside(chunks, true) && runs_beside(steps, false);
+  const bool kinds = may_run_beside(chunks, true) && may_run_beside(steps, false);
   if (plan.plain || !kinds || plan.options.workers < 2 || problem.batch > kSideBySideSequences) return {};
   return side_by_side(chunks->config, steps->config, few, plan.options.workers, plan.device.memory_rate());
 }

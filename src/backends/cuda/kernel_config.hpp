@@ -128,7 +128,8 @@ struct KernelConfig {
   /// wait for each other costs more (docs/notebook/merging.md), and of 8 rows a merge on one level is a trip to memory, whoever does it.
   [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : narrow() ? 33 : 8; }
   /// Another launch of the same call may run beside it: chunks' beside few rows', or the other way about (schedule/side_by_side.hpp).
-  [[nodiscard]] constexpr bool runs_beside() const noexcept {
+  /// Whether one does is the call's (call_plan.cpp: sides_of()).
+  [[nodiscard]] constexpr bool may_run_beside() const noexcept {
     return wide() ? !latent() && !few_values() : step() && q_rows <= kMmaRows && !chunks_only() && !exchanges();
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.

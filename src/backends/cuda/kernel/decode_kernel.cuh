@@ -151,7 +151,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   const auto warp = static_cast<std::int32_t>(threadIdx.x) / kWarpThreads;
   const bool consumes = warp < kConfig.consumer_warps;
   const bool beside = runs_beside<kConfig>(call);
-  if constexpr (kConfig.runs_beside()) {
+  if constexpr (kConfig.may_run_beside()) {
     if (beside && !begin_beside<kConfig>(call)) return end_beside<kConfig>(call);
   }
   begin_track<kConfig>(call);

@@ -48,7 +48,7 @@ template <KernelConfig kConfig>
 /// Whether another launch of the call runs beside this one.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool runs_beside(const DeviceCall& call) {
-  return kConfig.runs_beside() && call.launch.sides.workers > 0;
+  return kConfig.may_run_beside() && call.launch.sides.workers > 0;
 }
 
 /// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers. The chunks' launch lets the
@@ -66,7 +66,7 @@ template <KernelConfig kConfig>
 /// The launch's workers, for whoever makes its plan.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t workers_of_launch(const DeviceCall& call) {
-  if constexpr (kConfig.runs_beside()) {
+  if constexpr (kConfig.may_run_beside()) {
     if (runs_beside<kConfig>(call)) return cta_memory<kConfig>().shared.workers;
   }
   return static_cast<std::int32_t>(gridDim.x);
@@ -75,7 +75,7 @@ template <KernelConfig kConfig>
 /// Called by all threads at the end: the steps' launch ends no sooner than the chunks', so that whoever waits for it waits for both.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void end_beside(const DeviceCall& call) {
-  if constexpr (kConfig.runs_beside() && !kConfig.wide()) {
+  if constexpr (kConfig.may_run_beside() && !kConfig.wide()) {
     if (runs_beside<kConfig>(call) && blockIdx.x == 0 && threadIdx.x == 0) ptx::await_earlier_kernels();
   }
 }
