@@ -1,5 +1,6 @@
-// The kernel, warp-specialised: one CTA is one worker. One launch; nothing depends on another CTA but a host block, where that is
-// asked for. Who stays for a joint merge waits for others, and not for long.
+// The kernel, warp-specialised: one CTA is one worker. One launch, or one of two side by side (plan/side_workers.cuh), of which the
+// chunks' waits for earlier kernels ahead of all else and the steps' not at all; nothing depends on another CTA but a host block, where
+// that is asked for. Who stays for a joint merge waits for others, and not for long.
 //
 //   warps           number    what they do
 //   consumers       4, 8      set up what is shared; per segment take the queries, compute LeanTiles from the ring, merge their

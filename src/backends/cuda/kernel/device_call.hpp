@@ -114,9 +114,10 @@ struct FixupArgs {
   fixup::Slots slots;
 };
 
-/// What runs ahead of this launch on its stream, and may still run, and what runs beside it.
+/// What runs ahead of this launch on its stream, and may still run, and what runs beside it. Of two launches side by side the chunks'
+/// waits for all that is ahead of both before it lets the steps' start, which waits for nothing before its end (plan/side_workers.cuh).
 struct LaunchArgs {
-  schedule::SideBySide sides{};  // with the call's other launch; the steps' is a dependent of the chunks', and does not wait for it
+  schedule::SideBySide sides{};  // with the call's other launch
   bool dependent = false;        // launched as a programmatic dependent: waits before it reads anything
   bool follows_append = false;   // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
 };

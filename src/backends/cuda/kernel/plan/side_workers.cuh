@@ -51,14 +51,18 @@ template <KernelConfig kConfig>
   return kConfig.may_run_beside() && call.launch.sides.workers > 0;
 }
 
-/// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers. The chunks' launch lets the
-/// steps' start: that one reads what the kernels before both wrote, so these are waited for first.
+/// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers.
+///
+/// The steps' launch reads lengths, queries, K and V without waiting for anything. It may, since a dependent starts no sooner than every
+/// CTA of the kernel ahead has let it or has ended, and the chunks' CTAs, workers or not, do either only once all kernels ahead of both
+/// have ended: they wait for these, or start when nothing is left to wait for. So the wait must stay ahead of start_dependents() and of
+/// every return.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool begin_beside(const DeviceCall& call) {
   if (kConfig.wide() && (call.launch.dependent || call.launch.follows_append)) ptx::await_earlier_kernels();
   if (kConfig.wide() || call.launch.dependent) ptx::start_dependents();
   const std::int32_t workers = count_side_workers<kConfig>(call);
-  cta_memory<kConfig>().shared.workers = workers;  // all warps find the same
+  cta_memory<kConfig>().shared.workers = workers;  // all warps find the same: they run the same code
   __syncwarp();
   return static_cast<std::int32_t>(blockIdx.x) < workers;
 }
