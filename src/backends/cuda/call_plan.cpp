@@ -341,8 +341,9 @@ std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcep
   return few < problem.q_tokens ? few : 0;
 }
 
-/// Two launches run beside each other where the first is a wide kernel's, which leaves the memory idle, and the second a decode step's,
-/// which leaves the tensor cores idle. A warp of every CTA reads all lengths to find out which workers are whose.
+/// Two launches run beside each other where the first is a wide kernel's, which leaves the memory idle, and the second a decode step's
+/// of up to 16 rows, which leaves the tensor cores idle (docs/cuda-kernel.md lists the calls that have no such two). A warp of every CTA
+/// reads all lengths to find out which workers are whose.
 schedule::SideBySide sides_of(const Problem& problem, const CallPlan& plan, std::int32_t few) noexcept {
   const KernelEntry* const chunks = plan.launches[0].kernel;
   const KernelEntry* const steps = plan.launches[1].kernel;
@@ -400,7 +401,9 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// - a wide kernel's row block may be larger, and where values have dims of their own its workspace is all there is: either is asked
 ///   for too, wherever tensors lie;
 /// - the plain kernel needs none, and where it serves for want of shared memory, it does so wherever tensors lie.
-/// Two launches may run beside each other, so each has memory of its own but for the header.
+/// Each of two launches has memory of its own but for the header (launch.cpp: slots_of()), as those that run beside each other need.
+/// Calls whose launches follow each other have it too, though one could use what the other has left: which of both a call is depends on
+/// where its tensors lie.
 /// CudaHost.R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor holds every launch of random calls against it.
 fixup::WorkspaceNeed CallPlan::need() const noexcept {
   fixup::WorkspaceNeed need{.state_bytes = fixup::kStateHeaderBytes};

@@ -115,7 +115,8 @@ Status launch_pass(const CallPlan& plan, const LaunchPlan& launch, DeviceCall& c
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(launch.workers));
   config.blockDim = dim3(static_cast<unsigned>(cta_threads(launch.kernel->config)));
-  // Beside another launch a multiprocessor has one CTA, so that none of them has two while others wait for one.
+  // Beside another launch a multiprocessor has one CTA, so that none of them has two while others wait for one: each asks for more than
+  // half of the shared memory that a CTA may have. Every kernel that may run so takes more for itself; this keeps it so for any.
   const std::int64_t alone = plan.side_by_side() ? plan.device.shared_bytes / 2 + 1 : 0;
   config.dynamicSmemBytes = static_cast<std::size_t>(max_of(launch.shared_bytes(), alone));
   config.stream = static_cast<cudaStream_t>(plan.options.stream);
