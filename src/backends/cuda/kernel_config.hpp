@@ -191,7 +191,8 @@ struct KernelConfig {
 /// Other kernels' tiles, and those of fp8, take their instructions.
 /// A tile of many rows takes its products: 1.99 us on an H100. Beside tiles a segment takes 8.5 (its queries, first scores with nothing
 /// under them, rows on their way out) and an output that is shared 16 more: fitted with tools/wide_model.py to
-/// experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles.
+/// experiments/h100-wide-tile.jsonl, 11 % rms. So a segment is charged 4 tiles. These are of the kernels of 2026-11-25, and only their
+/// ratios count here; with today's a tile takes 1.52 us (side_times.hpp), for which the charges were not fitted anew.
 /// Workers that begin at the same tokens of a head read its K and V once, which is worth 5 % of the workers however long the
 /// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
 /// their last tiles. Of other dims tiles have 0.5 to 1.25 times as many products, and a segment's ends are shorter or longer likewise:
