@@ -3,6 +3,9 @@
 //
 // A worker has one track: a fixed number of events, in the order in which they happened. What does not fit is counted, and written
 // nowhere. Host and device share this header; src/timeline/hook.hpp says how the memory is handed in.
+//
+// Two launches of a GPU's call that run side by side (schedule/side_by_side.hpp) have workers of the same numbers, which write the same
+// tracks at one time: what is recorded of such a call is not to be relied on.
 #pragma once
 
 #include <cstdint>
