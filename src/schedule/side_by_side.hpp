@@ -83,14 +83,16 @@ struct SideBySide {
   [[nodiscard]] LEAN_HD constexpr SideChoice choice_of(const SideSums& sums, std::int32_t of_chunks) const noexcept {
     return {of_chunks < workers ? cubed_time(sums, of_chunks) : cube(time_in_turn(sums)), of_chunks};
   }
-  /// Numbers that kLooks lanes, or turns, look at: first such as lie evenly between 1 and all, then neighbours of the best of these.
+  /// Numbers that kLooks lanes, or turns, look at: first such as lie evenly between 1 and all, then neighbours of the best of these. A
+  /// number far from those neighbours is missed, however good it is, if it lies between two of the first: level deals make some that are
+  /// better than all within 2 to 4 workers of them (docs/notebook/chunks-prefill-append.md).
   [[nodiscard]] LEAN_HD constexpr std::int32_t even_look(std::int32_t look) const noexcept {
     return 1 + look * (workers - 1) / (kLooks - 1);
   }
   [[nodiscard]] LEAN_HD constexpr std::int32_t near_look(std::int32_t look, std::int32_t best) const noexcept {
     return min_of(max_of(1, best - kLooks / 2 + look), workers);
   }
-  /// The shares, by sums over all sequences and heads, and the best of all choices.
+  /// The shares, by sums over all sequences and heads, and the best of the choices that were looked at.
   [[nodiscard]] LEAN_HD constexpr SideWorkers shares(const SideSums& sums, const SideChoice& best) const noexcept {
     if (!has_both(sums)) return {.chunks = sums.blocks > 0.0F ? workers : 0, .steps = sums.blocks > 0.0F ? 0 : workers};
     return {best.of_chunks, best.of_chunks < workers ? workers - best.of_chunks : workers};

@@ -73,8 +73,9 @@ TEST(SideBySide, WhoeverHasAnythingToDoHasAWorker) {
   }
 }
 
-/// Every number of workers is looked at within the reach of a look, all of them among them, and none that there is not.
-TEST(SideBySide, LooksReachEveryNumber) {
+/// The first looks lie evenly from 1 to all; the next are at the 32 neighbours of one, and none at a number that there is not. Of up to
+/// 32 workers that is every number. Of more, those between two of the first are looked at near the best alone.
+TEST(SideBySide, LooksLieEvenlyThenNearTheBest) {
   for (const std::int32_t workers : {2, 3, 31, 32, 33, 132, 148, 1024}) {
     const SideBySide sides = sides_of(workers);
     EXPECT_EQ(sides.even_look(0), 1);
@@ -88,7 +89,7 @@ TEST(SideBySide, LooksReachEveryNumber) {
   }
 }
 
-/// The more there is of the one, the more workers it has; and no other number is better.
+/// The more there is of the one, the more workers it has; and for these batches no other number is better.
 TEST(SideBySide, SharesFollowTheWork) {
   const SideBySide sides = sides_of(132);
   std::int32_t most = 132;
