@@ -1,7 +1,8 @@
 // Two launches of one call that run side by side on a GPU: prompts' chunks, whose tiles take their products, and sequences of few
 // queries, whose tiles take their read. Each has workers of its own, so many that both end together by a model of what they take; or
-// one has all of them after the other, where that is less. Which sequences are whose is known from their lengths alone, so every worker
-// of either launch finds the same shares.
+// one has all of them after the other, where that is less. Shares follow from all lengths. A launch's workers agree on them, since they
+// run the same code; the two launches' kernels are compiled apart and may round differently. Each goes by its own number alone, and so
+// many workers compute all its sequences: where the numbers do not fit together, CTAs wait for a multiprocessor or leave one idle.
 #pragma once
 
 #include <cstdint>
