@@ -60,39 +60,45 @@ TEST(Conformance, R05_RandomMixedCallsOnManyWorkers) {
 }
 
 /// What a GPU's two launches of such a call do side by side, each with workers of its own: the one has more to do than the other, or
-/// both have as much, or one nothing; and whoever waits for the call waits for both.
+/// both have as much, or one nothing; and whoever waits for the call waits for both. They follow each other where the bound is so low
+/// that a decode step's kernel serves the chunks, and with the window of a group of 4, whose few rows may be of several query tokens
+/// (CudaHost.R01_LaunchesRunSideBySideWhereBothKindsServe).
 TEST(Conformance, R05_ChunksBesideFewRows) {
   struct Mix {
     std::vector<std::int32_t> n_q;
     std::vector<std::int32_t> lens;
+    std::int32_t most = 1024;  // query tokens, the bound
+  };
+  struct Heads {
+    std::int32_t q_heads, kv_heads, window_left;
   };
   const std::vector<Mix> mixes = full_or_reduced<std::vector<Mix>>({{{700, 1}, {1500, 40}},                // chunks end last
                                                                     {{70, 1, 1, 1}, {70, 3000, 1, 2900}},  // few rows do
                                                                     {{1, 33, 1, 0, 257, 4}, {900, 33, 0, 0, 999, 4}},  // both
                                                                     {{1, 1, 2, 4}, {300, 1, 2, 900}},
                                                                     {{100, 33}, {100, 900}},
-                                                                    {{8, 8}, {1760, 310}},  // by a decode step's kernel
+                                                                    {{8, 8}, {1760, 310}, 8},  // by a decode step's kernel
                                                                     {{16, 1, 3}, {37, 600, 1009}}},
                                                                    {{{150, 1}, {300, 40}}, {{1, 33, 0, 4}, {500, 33, 0, 4}}});
   for (const Mix& mix : mixes) {
     for (const std::int32_t head_dim : full_or_reduced<std::vector<std::int32_t>>({64, 128}, {64})) {
       for (const std::int32_t workers : full_or_reduced<std::vector<std::int32_t>>({0, 2, 3, 31, 132}, {0, 3})) {
-        for (const std::int32_t window_left : {-1, 200}) {
+        for (const Heads& heads : {Heads{8, 2, -1}, {8, 2, 200}, {12, 1, 200}}) {
           Case c{.dtype = DType::kBFloat16,
-                 .q_heads = 8,
-                 .kv_heads = 2,
+                 .q_heads = heads.q_heads,
+                 .kv_heads = heads.kv_heads,
                  .head_dim = head_dim,
                  .lens = mix.lens,
                  .n_q = mix.n_q,
                  .causal = true,
-                 .window_left = window_left,
+                 .window_left = heads.window_left,
                  .q_layout = "shd",
                  .k_layout = "shd",
                  .v_layout = "shd",
                  .o_layout = "shd",
                  .lse_layout = "hsd",
                  .workers = workers};
-          c.n_q.push_back(1024);  // of no sequence: the bound
+          c.n_q.push_back(mix.most);  // of no sequence
           EXPECT_TRUE(run_and_check(c));
         }
       }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <set>
 #include <string>
@@ -318,6 +319,87 @@ TEST(CudaHost, R01_TwoLaunchesOfOneKindFollowEachOther) {
       ASSERT_EQ(launches.size(), 2U);
       EXPECT_FALSE(launches[0].dependent);
       EXPECT_EQ(launches[1].dependent, wide && major == 9) << launches[0].kernel;
+    }
+  }
+}
+
+/// Launches run side by side where a kernel of many rows and a decode step's of up to 16 serve the call, whatever its lengths; else the
+/// second follows the first (docs/cuda-kernel.md, "Prefill and decode in one call").
+TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
+  to_a_new_device();
+  if (cuda::wide_kernels_for(DType::kBFloat16, 128).empty()) GTEST_SKIP() << "built without LEAN_CUDA_WIDE";
+  struct Row {
+    const char* name;
+    bool beside;
+    Shape shape{};
+    std::function<void(Problem&, Options&)> change{};
+    FakeDevice device{};
+  };
+  const auto windowed = [](Problem& p, Options&) { p.scores.window_left = 200; };
+  const auto of_policy = [](Policy policy) { return [policy](Problem&, Options& o) { o.policy = policy; }; };
+  const auto of_workers = [](std::int32_t workers) { return [workers](Problem&, Options& o) { o.workers = workers; }; };
+  const auto of_scale = [](float scale) { return [scale](Problem& p, Options&) { p.scores.scale = scale; }; };
+  const auto of_tokens = [](std::int32_t tokens) { return [tokens](Problem& p, Options&) { p.q_tokens = tokens; }; };
+  const Row rows[] = {
+      {"as servers ask", true},
+      {"packed", true, {.token_major = true}},
+      {"fp16, pages", true, {.dtype = DType::kFloat16, .kv_dtype = DType::kFloat16, .page_tokens = 16}},
+      {"d 64", true, {.head_dim = 64}},
+      {"dims between variants", true, {.head_dim = 80}},
+      {"d 256", true, {.head_dim = 256}},
+      {"two workers", true, {}, of_workers(2)},
+      {"1,024 sequences", true, {.batch = 1024}},
+      {"a group of 16", true, {.q_heads = 16, .kv_heads = 1}},
+      {"a window, few rows of one query token", true, {.q_heads = 12, .kv_heads = 1, .token_major = true}, windowed},
+      {"a right window", true, {}, [](Problem& p, Options&) { p.scores.causal = false, p.scores.window_right = 3; }},
+      {"sinks", true, {}, [](Problem& p, Options&) { p.scores.sinks = static_cast<const float*>(address(8)); }},
+      {"a dependent launch", true, {}, [](Problem&, Options& o) { o.dependent_launch = true; }},
+      {"a window, few rows of several", false, {.token_major = true}, windowed},
+      {"the same of a group of 8", false, {.q_heads = 8, .kv_heads = 1}, windowed},
+      {"a group of 17", false, {.q_heads = 17, .kv_heads = 1}},
+      {"chunks for a decode step's kernel", false, {.capacity = 8192}, of_tokens(16)},
+      {"one worker", false, {}, of_workers(1)},
+      {"1,025 sequences", false, {.batch = 1025}},
+      {"fp8", false, {.kv_dtype = DType::kFloat8E4M3}},
+      {"pages that are no whole boxes", false, {.page_tokens = 8}},
+      {"softcap", false, {}, [](Problem& p, Options&) { p.scores.softcap = 30.0F; }},
+      {"ALiBi", false, {}, [](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }},
+      {"a scale of 0", false, {}, of_scale(-0.0F)},
+      {"a scale below 0", false, {}, of_scale(-0.1F)},
+      {"fixed split", false, {}, of_policy(Policy::fixed_split())},
+      {"data parallel", false, {}, of_policy(Policy::data_parallel())},
+      {"the host block", false, {}, [](Problem&, Options& o) { o.fixup = Fixup::kHostBlock; }},
+      {"two kernels", false, {}, [](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }},
+      {"sm_80", false, {}, {}, kDevices[1]},
+      {"sm_100", false, {}, {}, kDevices[3]},
+      {"sm_120", false, {}, {}, kDevices[4]},
+  };
+  for (const Row& row : rows) {
+    to_a_new_device(row.device);
+    Asked asked{row.name, problem_of(row.shape), cuda_options()};
+    Problem& p = asked.problem;
+    p.batch = std::max<std::int64_t>(p.batch, 3);
+    p.q_tokens = 1024;
+    p.cu_q_tokens = static_cast<const std::int32_t*>(address(7));
+    p.scores.causal = true;
+    if (row.change) row.change(p, asked.options);
+    p.total_q_tokens = p.q_tokens + p.batch;
+    const Workspace workspace = workspace_for(asked);
+    runtime().begin();
+    const Status status = decode(p, asked.options, workspace);
+    ASSERT_TRUE(status.ok()) << row.name << ": " << status.message;
+    const std::vector<Call> launches = runtime().launches();
+    const bool two_passes = asked.options.fixup == Fixup::kTwoKernels;
+    ASSERT_EQ(launches.size(), two_passes ? 4U : 2U) << row.name;
+    cuda::Device device;
+    ASSERT_TRUE(cuda::current_device(device).ok());
+    const cuda::CallPlan plan = cuda::plan_call(p, asked.options, device);
+    EXPECT_EQ(plan.side_by_side(), row.beside) << row.name;
+    EXPECT_EQ(launches[1].dependent, row.beside) << row.name << ": " << launches[0].kernel << ", " << launches[1].kernel;
+    EXPECT_EQ(launches[0].dependent, asked.options.dependent_launch) << row.name;
+    if (!row.beside) continue;
+    for (const cuda::LaunchPlan& launch : plan) {  // a multiprocessor has one CTA of either by what these take anyway
+      EXPECT_GT(2 * launch.shared_bytes(), device.shared_bytes) << row.name;
     }
   }
 }
