@@ -870,6 +870,7 @@ NUMBERS = {
     "mixed over two calls, traces": lambda: f"{mean(mixed_over_calls(True)):.2f}",
     "mixed least over two calls": lambda: f"{min(mixed_over_calls() + mixed_over_calls(True)):.2f}",
     "mixed most over two calls": lambda: f"{max(mixed_over_calls() + mixed_over_calls(True)):.2f}",
+    "mixed rows lost": lambda: slower(mixed_over_fa3()),
     "mixed rows of traces": lambda: f"{len(mixed_over_fa3(True))}",
     "mixed rows of traces lost": lambda: slower(mixed_over_fa3(True)),
     "mixed over FlashAttention-3, traces": lambda: f"{mean(mixed_over_fa3(True)):.2f}",
