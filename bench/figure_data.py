@@ -35,7 +35,7 @@ UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+"
 UNEVEN_ROWS = "h100-ragged.jsonl"
 LOAD = "h100-vllm-load.jsonl"
 ENGINE = "h200-vllm-engine.jsonl", "h100-vllm-engine.jsonl"
-CPU_ENGINE = "cpu-vllm-serve.jsonl"
+CPU_ENGINE, ZEN_ENGINE = "cpu-vllm-serve.jsonl", "cpu-vllm-serve-zen4.jsonl"
 ENGINE_BUILT = {ENGINE[1]: ["c859a29"]}  # lines from before they said it
 ENGINE_KINDS = {OURS: "CUSTOM", "FlashAttention-3": "FLASH_ATTN", "XQA": "FLASHINFER", "FlashInfer": "FLASHINFER"}
 ENGINE_CACHES = {"auto": "bf16", "fp8": "E4M3", "fp8_e5m2": "E5M2"}
@@ -737,6 +737,10 @@ def mixed_lines(traces: bool = False) -> list:
     return [line for line in lines(MIXED_ROWS) if traces == line["row"].startswith("Azure")]
 
 
+def cpu_engine_table(name: str) -> str:
+    return markdown(*suite_data.engines_on_a_cpu_table(lines(name), lambda shape: by_name(shape).replace("~", " uneven of ")))
+
+
 def mixed_over_fa3(traces: bool = False) -> list:
     return suite_data.ratios(mixed_lines(traces), {"lean": "lean", "FlashAttention-3": "fa3"})
 
@@ -761,7 +765,7 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "mixed": mixed_table, "mixed, traces": lambda: mixed_table(True),
           "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
           "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
-          "engine, CPU": lambda: markdown(*suite_data.engines_on_a_cpu_table(lines(CPU_ENGINE), lambda shape: by_name(shape).replace("~", " uneven of "))),
+          "engine, CPU": lambda: cpu_engine_table(CPU_ENGINE), "engine, Zen 4": lambda: cpu_engine_table(ZEN_ENGINE),
           "load": load_table, "tier a, H100": tier_a_h100_table,
           "onnx runtime, H200": lambda: markdown(*suite_data.beside(lines("h200-ort.jsonl"), suite_data.ORT, lambda row: by_name(
               re.sub("^Phi3m | fp16$", "", row)).replace("+", " + "), read=False)),
@@ -838,6 +842,8 @@ NUMBERS = {
     "chunk commits beside FlashAttention-2": lambda: commits_of(H100_CHUNKS),
     "chunks of 64 to 128 dims": lambda: f"{len(chunks_of_dims(64, 96, 128))}",
     "prompts on a CPU over CPU_ATTN": lambda: span_of(suite_data.prompts_on_a_cpu(lines(CPU_ENGINE)), ".1f"),
+    "CPU_ATTN's prompts on Zen 4": lambda: span_of([1 / ratio for ratio in suite_data.prompts_on_a_cpu(lines(ZEN_ENGINE))], ".1f"),
+    "CPU_ATTN's steps on Zen 4": lambda: span_of(suite_data.steps_on_a_cpu(lines(ZEN_ENGINE)), ".1f"),
     "chunks over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks most over FlashAttention-3": lambda: f"{max(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks of 192 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(192)):.2f}",

@@ -79,11 +79,15 @@ def prompts_table(lines: list, name_of) -> tuple:
     return ["sequences x tokens", "new tokens", "lean, us", "ONNX Runtime, us", "default / lean"], table
 
 
-def in_turns(theirs: list, ours: list) -> str:
-    """Their time over ours, of calls that took turns, a few each: the median and the quartiles over turns, each of which is beside one
-    of the other."""
+def turn_ratios(theirs: list, ours: list) -> list:
+    """Their time over ours, of calls that took turns, a few each: of each turn, which is beside one of the other."""
     medians = [[statistics.median(turn) for turn in turns] for turns in (theirs, ours)]
-    ratios = [their / our for their, our in zip(*medians, strict=True)]
+    return [their / our for their, our in zip(*medians, strict=True)]
+
+
+def in_turns(theirs: list, ours: list) -> str:
+    """turn_ratios(): the median and the quartiles."""
+    ratios = turn_ratios(theirs, ours)
     low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
     return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
@@ -99,6 +103,12 @@ def engines_on_a_cpu(lines: list) -> dict:
 def prompts_on_a_cpu(lines: list) -> list:
     """Ours over CPU_ATTN's time in attention while prompts are read."""
     return [of["lean"]["prompts_attention_s"] / of["cpu_attn"]["prompts_attention_s"] for of in engines_on_a_cpu(lines).values()]
+
+
+def steps_on_a_cpu(lines: list) -> list:
+    """CPU_ATTN's time over ours in attention of decode steps, the median over turns."""
+    return [statistics.median(turn_ratios(of["cpu_attn"]["attention_step_s"], of["lean"]["attention_step_s"]))
+            for of in engines_on_a_cpu(lines).values()]
 
 
 def engines_on_a_cpu_table(lines: list, name_of) -> tuple:
