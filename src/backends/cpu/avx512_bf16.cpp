@@ -180,7 +180,7 @@ LEAN_TARGET_BF16 inline void scores_panel(const QueryRows& q, std::int32_t row, 
   }
 }
 
-/// scores() of many rows: turning K costs as much as nine of them (docs/cpu-backend.md, "Many rows").
+/// scores() of many rows: turning K costs as much as ten of them (docs/cpu-backend.md, "Many rows").
 void scores_of_many(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
   const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
   Panel panel;

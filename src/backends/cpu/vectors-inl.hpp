@@ -44,7 +44,7 @@ HWY_INLINE Vec exp2_of_fraction(Vec f) {
 /// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
 HWY_INLINE Vec exp2_nonpositive(Vec x) {
   const F32 f32;
-#if HWY_MAX_BYTES >= 64
+#if HWY_ARCH_X86 && HWY_MAX_BYTES >= 64
   // The same bits in ten operations for fifteen: a mask in place of blends, and vscalefps adds to the exponent.
   const __mmask16 weighs = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);  // or is NaN
   const __m512 whole = _mm512_maskz_roundscale_ps(weighs, x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
