@@ -1,38 +1,22 @@
 // The tile on AMX, computed on tile registers in software: scores and accumulate for few rows and many, rows side by side, apart and in
 // tables, tiles that end anywhere. Needs AVX-512-BF16, as the rest of its arithmetic is done there.
+#if defined(__x86_64__) && defined(__linux__)
+
 #include "support/tile_registers.hpp"
 
-#define amx_bf16_kernels amx_bf16_kernels_in_software
+#define amx_bf16_kernels amx_bf16_kernels_in_software  // the library has one of that name
 #include "backends/cpu/amx_bf16.cpp"
-
-#if defined(__x86_64__) && defined(__linux__)
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <vector>
 
 #include "lean/lean.hpp"
+#include "support/aligned_rows.hpp"
 #include "support/random.hpp"
 
 namespace lean::cpu {
 namespace {
-
-/// Floats on a line of their own, padded as a worker's memory is.
-class Rows {
- public:
-  Rows(std::int32_t rows, std::int32_t stride)
-      : rows_(rows), stride_(stride), values_(static_cast<std::size_t>((rows + 16) * stride + 16)) {}
-
-  [[nodiscard]] RowBuffer buffer() {
-    return {values_.data() + (64 - std::bit_cast<std::uintptr_t>(values_.data()) % 64) % 64 / sizeof(float), rows_, stride_};
-  }
-
- private:
-  std::int32_t rows_;
-  std::int32_t stride_;
-  std::vector<float> values_;
-};
 
 /// bf16 rows of small whole numbers, whose products' sums are exact: side by side, apart, or each where it likes, named by a table.
 class Tokens {
@@ -95,7 +79,7 @@ TEST(AmxTile, ScoresAreThoseOfAllPairs) {
     const Tokens keys(c.tokens, c.dims, c.lie, random);
     std::vector<std::uint16_t> queries(static_cast<std::size_t>(c.rows * c.dims));
     for (std::uint16_t& query : queries) query = from_float<BFloat16>(static_cast<float>(random.between(-4, 4))).bits;
-    Rows found(c.rows, (c.tokens + 3 + 15) / 16 * 16);
+    support::AlignedRows found(c.rows, support::score_stride(c.tokens));
     const RowBuffer s = found.buffer();
     scores({{nullptr, c.rows, c.dims}, queries.data()}, keys.rows(), s, {});
     for (std::int32_t r = 0; r < c.rows; ++r) {
@@ -115,10 +99,9 @@ TEST(AmxTile, OutputsAreWeightedSumsOfValues) {
   support::Stream random(5);
   for_cases([&](const Case& c) {
     const Tokens values(c.tokens, c.dims, c.lie, random);
-    const std::int32_t weight_stride = (c.tokens + 3 + 15) / 16 * 16;
-    Rows outputs(c.rows, c.dims);
-    Rows sums(c.rows, c.dims);
-    Rows weights(c.rows, weight_stride);
+    support::AlignedRows outputs(c.rows, c.dims);
+    support::AlignedRows sums(c.rows, c.dims);
+    support::AlignedRows weights(c.rows, support::score_stride(c.tokens));
     const RowBuffer o = outputs.buffer();
     const RowBuffer p = weights.buffer();
     std::vector<float> expected(static_cast<std::size_t>(c.rows * c.dims));

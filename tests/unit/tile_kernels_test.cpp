@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -12,7 +11,9 @@
 
 #include "lean/float_types.hpp"
 #include "lean/lean.hpp"
+#include "support/aligned_rows.hpp"
 #include "support/random.hpp"
+#include "support/tables.hpp"
 
 namespace lean::cpu {
 namespace {
@@ -20,34 +21,16 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<CpuIsa> available_isas() {
-  std::vector<CpuIsa> found;
-  for (const CpuIsa isa :
-       {CpuIsa::kScalar, CpuIsa::kNative128, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16, CpuIsa::kAmxBf16}) {
-    if (cpu_isa_available(isa)) found.push_back(isa);
-  }
-  return found;
-}
-
-/// Rows of scores as a worker's memory has them: of whole sixteens of tokens, and room for three more, since they are written in fours.
+/// Rows of scores, all NaN until they are written.
 class Scores {
  public:
-  Scores(std::int32_t rows, std::int32_t tokens)
-      : rows_(rows),
-        stride_(((tokens + 15) / 16 * 16 + 3 + 15) / 16 * 16),
-        values_(static_cast<std::size_t>(rows_ * stride_ + 16), kNan) {}
+  Scores(std::int32_t rows, std::int32_t tokens) : rows_(rows, support::score_stride(tokens), kNan) {}
 
-  [[nodiscard]] RowBuffer buffer() { return {aligned(), rows_, stride_}; }
-  [[nodiscard]] float& at(std::int32_t r, std::int32_t t) { return aligned()[r * stride_ + t]; }
+  [[nodiscard]] RowBuffer buffer() { return rows_.buffer(); }
+  [[nodiscard]] float& at(std::int32_t r, std::int32_t t) { return rows_.buffer().row(r)[t]; }
 
  private:
-  [[nodiscard]] float* aligned() {
-    return values_.data() + (64 - std::bit_cast<std::uintptr_t>(values_.data()) % 64) % 64 / sizeof(float);
-  }
-
-  std::int32_t rows_;
-  std::int32_t stride_;
-  std::vector<float> values_;
+  support::AlignedRows rows_;
 };
 
 /// What rows are in before a tile, and after it.
@@ -71,7 +54,7 @@ struct Softmax {
 /// Weights are within a relative 2^-22.5 of those of the very scores times the scale, 0 where these weigh nothing or are not seen, and
 /// l is their sum; for positive, negative and no scale, and any number of rows, tokens and hidden ones.
 TEST(TileKernels, WeightsAreThoseOfScaledScores) {
-  for (const CpuIsa isa : available_isas()) {
+  for (const CpuIsa isa : support::available_isas()) {
     support::Stream random(7);
     for (int i = 0; i < 400; ++i) {
       const auto rows = static_cast<std::int32_t>(random.between(1, 19));
@@ -122,9 +105,9 @@ TEST(TileKernels, WeightsAreThoseOfScaledScores) {
 }
 
 /// A NaN that a row sees is in its m and l, whatever the others are; one that it does not see is in neither.
-TEST(TileKernels, R07_ANanIsSeenWhereItIs) {
+TEST(TileKernels, R08_ANanIsSeenWhereItIs) {
   constexpr std::int32_t kTokens = 37;
-  for (const CpuIsa isa : available_isas()) {
+  for (const CpuIsa isa : support::available_isas()) {
     for (const float others : {1.0F, -kInf, -1e30F}) {
       for (std::int32_t at = 0; at < kTokens; ++at) {
         for (const float scale : {0.5F, -0.5F}) {
@@ -137,6 +120,7 @@ TEST(TileKernels, R07_ANanIsSeenWhereItIs) {
           state.take(isa, scores, kTokens, scale);
           EXPECT_TRUE(std::isnan(state.m[0]) && std::isnan(state.l[0])) << name_of(isa) << " " << others << " " << at;
           const bool seen = others != -kInf && at > 0;
+          EXPECT_EQ(state.m[1], seen ? std::copysign(others, others * scale) * scale : -kInf);
           EXPECT_EQ(state.l[1], seen ? static_cast<float>(at) : 0.0F) << name_of(isa) << " " << others << " " << at;
           EXPECT_EQ(scores.at(1, at), 0.0F);
         }
@@ -155,16 +139,15 @@ void check_scores_of_many(DType dtype, CpuIsa isa) {
     for (const std::int32_t tokens : {1, 15, 16, 17, 31, 33, 64}) {
       const std::int32_t rows = static_cast<std::int32_t>(random.between(kManyRows, 128));
       const std::int32_t stride = (dims + kLaneMultiple - 1) / kLaneMultiple * kLaneMultiple;
-      std::vector<float> queries(static_cast<std::size_t>(rows * stride + 16));
+      support::AlignedRows queries(rows, stride);
       std::vector<std::uint16_t> queries_bf16(static_cast<std::size_t>(rows * stride));
       std::vector<T> keys(static_cast<std::size_t>(tokens * dims));  // as many as there are, for whoever reads past them
-      float* query = queries.data() + (64 - std::bit_cast<std::uintptr_t>(queries.data()) % 64) % 64 / sizeof(float);
       std::vector<std::vector<float>> expected(static_cast<std::size_t>(rows),
                                                std::vector<float>(static_cast<std::size_t>(tokens)));
       const auto small = [&] { return static_cast<float>(random.between(-8, 8)); };
       for (T& key : keys) key = from_float<T>(small());
       for (std::int32_t r = 0; r < rows; ++r) {
-        float* row = query + r * stride;
+        float* row = queries.buffer().row(r);
         for (std::int32_t d = 0; d < dims; ++d) row[d] = small();
         for (std::int32_t d = 0; d < stride; ++d)
           queries_bf16[static_cast<std::size_t>(r * stride + d)] = from_float<BFloat16>(row[d]).bits;
@@ -181,7 +164,7 @@ void check_scores_of_many(DType dtype, CpuIsa isa) {
                         .token_stride_bytes = dims * static_cast<std::int64_t>(sizeof(T)),
                         .tokens = tokens,
                         .dims = dims};
-      kernels.scores_of_many[type]({{query, rows, stride}, queries_bf16.data()}, k, scores.buffer(), {});
+      kernels.scores_of_many[type]({queries.buffer(), queries_bf16.data()}, k, scores.buffer(), {});
       for (std::int32_t r = 0; r < rows; ++r) {
         for (std::int32_t t = 0; t < tokens; ++t) {
           ASSERT_EQ(scores.at(r, t), expected[static_cast<std::size_t>(r)][static_cast<std::size_t>(t)])
@@ -193,7 +176,7 @@ void check_scores_of_many(DType dtype, CpuIsa isa) {
 }
 
 TEST(TileKernels, ScoresOfManyRowsAreThoseOfAllPairs) {
-  for (const CpuIsa isa : available_isas()) {
+  for (const CpuIsa isa : support::available_isas()) {
     check_scores_of_many<BFloat16>(DType::kBFloat16, isa);
     check_scores_of_many<Half>(DType::kFloat16, isa);
   }

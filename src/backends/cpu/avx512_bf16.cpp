@@ -2,7 +2,8 @@
 // rest of the table is AVX-512's. Highway 1.0 has no such target, hence intrinsics, in this one file, with its own cpuid check.
 //
 // Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree; a lane
-// of a tile's sum adds token pairs in order, O adds tiles. P is rounded to bf16 (rounds_probabilities() tells the error bound).
+// of a tile's sum adds token pairs in order, O adds tiles. scores_of_many, which calls in chunks do not take, adds a score's pairs in
+// one chain. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/transpose_words.hpp"
 #include "backends/cpu/unroll.hpp"
@@ -180,7 +181,7 @@ LEAN_TARGET_BF16 inline void scores_panel(const QueryRows& q, std::int32_t row, 
   }
 }
 
-/// scores() of many rows: turning K costs as much as ten of them (docs/cpu-backend.md, "Many rows").
+/// scores() of many rows: turning K costs as much as some five of them (docs/cpu-backend.md, "Many rows").
 void scores_of_many(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
   const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
   Panel panel;

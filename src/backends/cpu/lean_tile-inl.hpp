@@ -199,8 +199,9 @@ HWY_INLINE float weigh(float* s, std::int32_t padded, float scale, float m) {
   return hn::GetLane(hn::SumOfLanes(f32, sum));
 }
 
-/// What is positive keeps the order of scores, so they are scaled where their weights are computed. A NaN makes l NaN, and so m.
-/// Largest scores of a few rows are found before their weights are computed, so that no row waits for its own.
+/// A positive scale keeps the order of scores: the largest is found in unscaled ones, and each is scaled where its weight is computed.
+/// Any other scale is applied first. A NaN is found in the sum of the weights and put into m. The largest scores of a few rows are
+/// found before their weights are computed, so that no row waits for its own.
 void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows) noexcept {
   constexpr std::int32_t kTogether = 8;
   const std::int32_t padded = (tokens + kLanes - 1) / kLanes * kLanes;
