@@ -4,14 +4,13 @@
 // rounded once for each product and not as the processor rounds, so tests should use numbers whose sums are exact.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "backends/cpu/avx512_intrinsics.hpp"
 #include "lean/float_types.hpp"
 
 namespace lean::support {

@@ -13,12 +13,7 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // the same report
-#endif
 #include <cpuid.h>
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

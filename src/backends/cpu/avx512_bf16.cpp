@@ -10,12 +10,6 @@
 
 #if defined(__x86_64__)
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"        // GCC PR 105593: its own _mm512_undefined_ps()
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // the same report
-#endif
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>

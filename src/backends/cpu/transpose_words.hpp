@@ -4,8 +4,7 @@
 
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
+#include "backends/cpu/avx512_intrinsics.hpp"
 #include "backends/cpu/unroll.hpp"
 
 namespace lean::cpu {
