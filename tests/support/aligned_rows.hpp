@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu/tile_kernels.hpp"
+#include "backends/cpu/worker_memory.hpp"
+#include "base/int_math.hpp"
 
 namespace lean::support {
 
@@ -27,7 +28,11 @@ class AlignedRows {
   std::vector<float> values_;
 };
 
-/// Stride of scores: of whole sixteens of tokens, and room for three more, since they are written in fours.
-[[nodiscard]] constexpr std::int32_t score_stride(std::int32_t tokens) { return ((tokens + 15) / 16 * 16 + 3 + 15) / 16 * 16; }
+/// Stride of a tile's scores where a worker has so many tokens at least: of whole sixteens, as tiles are.
+[[nodiscard]] constexpr std::int32_t score_stride(std::int32_t tokens) {
+  cpu::WorkerMemoryLayout layout;
+  layout.config.tile_tokens = static_cast<std::int32_t>(round_up(tokens, 16));
+  return layout.score_stride();
+}
 
 }  // namespace lean::support

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/int_math.hpp"
 #include "lean/float_types.hpp"
 #include "lean/lean.hpp"
 #include "support/aligned_rows.hpp"
@@ -137,8 +138,8 @@ void check_scores_of_many(DType dtype, CpuIsa isa) {
   support::Stream random(11);
   for (const std::int32_t dims : {1, 2, 15, 31, 32, 33, 64, 80, 127, 128, 129, 192, 200, 257, 576}) {
     for (const std::int32_t tokens : {1, 15, 16, 17, 31, 33, 64}) {
-      const std::int32_t rows = static_cast<std::int32_t>(random.between(kManyRows, 128));
-      const std::int32_t stride = (dims + kLaneMultiple - 1) / kLaneMultiple * kLaneMultiple;
+      const auto rows = static_cast<std::int32_t>(random.between(kManyRows, 128));
+      const auto stride = static_cast<std::int32_t>(round_up(dims, kLaneMultiple));
       support::AlignedRows queries(rows, stride);
       std::vector<std::uint16_t> queries_bf16(static_cast<std::size_t>(rows * stride));
       std::vector<T> keys(static_cast<std::size_t>(tokens * dims));  // as many as there are, for whoever reads past them
