@@ -4,14 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "acceptance/rounding.hpp"
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
-#include "backends/cpu/cpu_backend.hpp"
-#include "backends/cpu/tile_kernels.hpp"
-#include "backends/cuda/kernel/tile/bf16_queries.hpp"
-#include "backends/cuda/kernel_rows.hpp"
-#include "backends/cuda/plain.hpp"
-#include "base/kv_type.hpp"
 #include "cli/call_options.hpp"
 #include "cli/gpu.hpp"
 
@@ -62,37 +57,8 @@ explain::ScheduleMap map_of(const Problem& problem, const Options& options) {
                              .workers = tiling.workers});
 }
 
-namespace {
-
-/// The CUDA backend multiplies P and V as 16-bit matrices; subnormals are kept (PTX ISA, mma).
-reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
-  const tile::Tiling tiling = tiling_of(problem, options);
-  if (cuda::is_plain(tiling.config)) {
-    return {.tile_tokens = cuda::kPlainRoundTokens,
-            .tile_depth = cuda::kPlainRunRoundings,
-            .tile_roundings = cuda::kPlainRoundRoundings};
-  }
-  const DType weights = kv_type_of(problem.v.dtype).product;
-  return {.p_roundoff = reference::unit_roundoff(weights),
-          .p_is_half = weights == DType::kFloat16,
-          .query_step = cuda::query_step_of(problem),
-          .tile_tokens = tiling.config.tile_tokens,
-          .tile_depth = cuda::kProductRoundings,
-          .tile_roundings = cuda::sum_roundings(tiling.config),
-          .contributors = std::max(tiling.workers, options.policy.splits)};
-}
-
-}  // namespace
-
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {
-  if (options.backend == Backend::kCuda) return cuda_rounding(problem, options);
-  const tile::Tiling tiling = cpu::tiling_of(problem, options);
-  const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
-  return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
-          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
-          .tile_tokens = tiling.config.tile_tokens,
-          .tile_depth = tiling.config.tile_tokens,
-          .contributors = std::max(tiling.workers, options.policy.splits)};
+  return acceptance::rounding_of(problem, options, tiling_of(problem, options));
 }
 
 }  // namespace lean::cli

@@ -24,6 +24,7 @@ ROOMS["backends/reference"] = ALL_ROOMS - {"schedule", "tile", "fixup", "timelin
 ROOMS["backends/cpu"] = ALL_ROOMS
 ROOMS["backends/cuda"] = ALL_ROOMS
 ROOMS["explain"] = {"base", "problem", "schedule"}  # shows schedules to people; nothing that computes knows it
+ROOMS["acceptance"] = ALL_ROOMS | {"backends/reference", "backends/cpu", "backends/cuda"}  # what tests hold backends against
 ROOMS["api"] = ALL_ROOMS | {"backends/cpu", "backends/cuda", "explain"}
 
 # The stages of the CUDA kernel, each of which may include those before it. What a merge ends in goes to the output straight from

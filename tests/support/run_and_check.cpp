@@ -7,12 +7,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "acceptance/rounding.hpp"
 #include "api/backends.hpp"
 #include "api/option_preconditions.hpp"
-#include "backends/cpu/tile_kernels.hpp"
-#include "backends/cuda/kernel/tile/bf16_queries.hpp"
-#include "backends/cuda/kernel_rows.hpp"
-#include "backends/cuda/plain.hpp"
 #include "backends/reference/load.hpp"
 #include "base/kv_type.hpp"
 #include "fixup/workspace.hpp"
@@ -61,36 +58,6 @@ StatusCode expected_sticky(const Problem& problem) {
 std::atomic<std::int64_t> served_calls{0};
 std::atomic<std::int64_t> refused_calls{0};
 
-/// Warps of a CTA that share a row's tokens, at most: each merges its own segment of every tile (backends/cuda/kernel).
-constexpr std::int32_t kWarpsOfWorker = 8;
-
-reference::Rounding cuda_rounding(const Problem& problem, const Options& options) {
-  const tile::Tiling tiling = backend_of(Backend::kCuda)->tiling_of(problem, resolve(options));
-  if (cuda::is_plain(tiling.config)) {
-    return {.tile_tokens = cuda::kPlainRoundTokens,
-            .tile_depth = cuda::kPlainRunRoundings,
-            .tile_roundings = cuda::kPlainRoundRoundings};
-  }
-  const DType weights = kv_type_of(problem.v.dtype).product;
-  return {.p_roundoff = reference::unit_roundoff(weights),
-          .p_is_half = weights == DType::kFloat16,
-          .query_step = cuda::query_step_of(problem),
-          .tile_tokens = tiling.config.tile_tokens,
-          .tile_depth = cuda::kProductRoundings,
-          .tile_roundings = cuda::sum_roundings(tiling.config),
-          .contributors = std::max(tiling.workers, options.policy.splits) * kWarpsOfWorker};
-}
-
-reference::Rounding cpu_rounding(const Problem& problem, const Options& options) {
-  const tile::Tiling tiling = backend_of(Backend::kCpu)->tiling_of(problem, options);
-  const bool bf16_probabilities = cpu::rounds_probabilities(options, problem);
-  return {.p_roundoff = bf16_probabilities ? reference::unit_roundoff(DType::kBFloat16) : 0.0,
-          .flushed_below = bf16_probabilities ? 0x1p-126 : 0.0,  // vdpbf16ps and tdpbf16ps take subnormals as 0 (Intel SDM)
-          .tile_tokens = tiling.config.tile_tokens,
-          .tile_depth = tiling.config.tile_tokens,
-          .contributors = std::max(tiling.workers, options.policy.splits)};
-}
-
 }  // namespace
 
 Options options_of(const Case& c, const TestExecutor& executor) {
@@ -104,7 +71,7 @@ Options options_of(const Case& c, const TestExecutor& executor) {
 }
 
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {
-  return options.backend == Backend::kCuda ? cuda_rounding(problem, options) : cpu_rounding(problem, options);
+  return acceptance::rounding_of(problem, options, backend_of(options.backend)->tiling_of(problem, resolve(options)));
 }
 
 bool served(const TestProblem& built, const Options& options) {

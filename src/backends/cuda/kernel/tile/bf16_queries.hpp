@@ -13,9 +13,9 @@ namespace lean::cuda {
 /// What an element may lose, of its row's largest: half the smallest step of fp16, 2^-25, of 2^14.
 inline constexpr double kQueryStep = 0x1p-39;
 
-/// kQueryStep for a call; 0 where queries are multiplied as they are.
-[[nodiscard]] constexpr double query_step_of(const Problem& problem) noexcept {
-  return kv_type_of(problem.k.dtype).converted() && problem.q.dtype == DType::kBFloat16 ? kQueryStep : 0.0;
+/// kQueryStep for a call whose products' factors are of this type; 0 where queries are multiplied as they are.
+[[nodiscard]] constexpr double query_step_of(const Problem& problem, DType factors) noexcept {
+  return problem.q.dtype == DType::kBFloat16 && factors == DType::kFloat16 ? kQueryStep : 0.0;
 }
 
 /// A row's factor and its inverse, each as the exponent field of an fp32.
