@@ -7,6 +7,7 @@ from peers.of_flash_attention import version_of
 
 class Mla(Peer):
     dtypes = ("bf16", "fp16")
+    of_fp8 = False
 
     def supports(self, row):
         if row.unknown:
@@ -15,7 +16,8 @@ class Mla(Peer):
             return "MLA alone: one K/V head of 576, V its first 512"
         if row.form.kind != "nhd" or not row.even_queries:
             return "pages, and as many query tokens of each sequence"
-        return None if row.dtype in self.dtypes and row.kv_dtype == row.dtype else f"{row.kv_dtype}: not called so here"
+        wanted = "fp8_e4m3" if self.of_fp8 else row.dtype
+        return None if row.dtype in self.dtypes and row.kv_dtype == wanted else f"{row.kv_dtype}: not called so here"
 
     def forms(self, row):
         return [row.form]
@@ -45,6 +47,35 @@ class FlashMla(Mla):
         return Prepared(call, plan, first_call_plans=True)
 
 
+class FlashMlaFp8(Mla):
+    """vLLM's copy of FlashMLA for float8 rows with one scale. It multiplies float8, so queries are rounded to it ahead of the clock."""
+
+    name = "flash-mla-fp8"
+    dtypes = ("bf16",)
+    of_fp8 = True
+
+    def __init__(self, device, threads):
+        import flash_mla_fp8  # two functions of vllm/v1/attention/ops/flashmla.py over vLLM's _flashmla_extension_C
+
+        self.library, self.impl = flash_mla_fp8, f"flash-mla-{flash_mla_fp8.__version__}/fp8"
+        self.one = torch.ones(1, device=device)
+
+    def supports(self, row):
+        return super().supports(row) or (None if row.form.page == 64 else "pages of 64")
+
+    def prepare(self, row, tensors):
+        q, made = tensors.q_bshd.to(torch.float8_e4m3fn), {}
+
+        def plan():
+            made["plan"] = self.library.get_mla_metadata_dense_fp8(tensors.lens, row.n_q[0] * row.q_heads, 1)
+
+        def call(i):
+            return self.library.flash_mla_with_kvcache_fp8(q, tensors.k[i], tensors.table, tensors.lens, row.value_dim, *made["plan"], row.scale,
+                                                           row.causal, self.one, self.one)[0]
+
+        return Prepared(call, plan)
+
+
 class FlashInferMla(Mla):
     name = "flashinfer-mla"
 
@@ -67,4 +98,4 @@ class FlashInferMla(Mla):
         return Prepared(lambda i: self.wrapper.run(q_nope, q_pe, *caches[i], out=out), plan)
 
 
-PEERS = (FlashMla, FlashInferMla)
+PEERS = (FlashMla, FlashMlaFp8, FlashInferMla)

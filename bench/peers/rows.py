@@ -216,6 +216,11 @@ def mla_rows(_trace: str = "") -> list:
             for heads in (16, 32, 64, 128) for n_q in (1, 2, 4) for batch, context in ((1, 8192), (16, 8192), (64, 4096))]
 
 
+def mla_fp8_rows(_trace: str = "") -> list:
+    """The same rows in float8."""
+    return [dataclasses.replace(row, row=f"{row.row} fp8", suite="mla-fp8", kv_dtype="fp8_e4m3") for row in mla_rows() if row.n_q[0] < 4]
+
+
 def cpu_peer_rows(_trace: str = "", contexts: tuple = (8192, 32768), longest: int = 16384) -> list:
     """Llama-like heads on a CPU: one and four sequences of each context, and eight whose lengths halve."""
     lens = [(context,) * batch for context in contexts for batch in (1, 4)] + [tuple(longest >> i for i in range(8))]
@@ -228,7 +233,7 @@ def cpu_peer_rows(_trace: str = "", contexts: tuple = (8192, 32768), longest: in
     return rows
 
 
-OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "cpu-peers": cpu_peer_rows}
+OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows}
 
 
 def quick_rows() -> list:

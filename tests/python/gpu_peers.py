@@ -147,7 +147,18 @@ def flash_mla():
         found = with_cache(q, k_cache, k_cache[..., :head_dim_v], cache_seqlens, block_table, softmax_scale, causal)
         return torch.stack(found), None
 
-    return {"flash_mla": dict(get_mla_metadata=get_mla_metadata, flash_mla_with_kvcache=flash_mla_with_kvcache)}
+    def get_mla_metadata_dense_fp8(cache_seqlens, rows, kv_heads):
+        assert kv_heads == 1
+        return "schedule", "splits"
+
+    def flash_mla_with_kvcache_fp8(q, k_cache, block_table, cache_seqlens, head_dim_v, metadata, num_splits, softmax_scale, causal, descale_q, descale_k):
+        assert (metadata, num_splits) == ("schedule", "splits") and q.dtype == k_cache.dtype == torch.float8_e4m3fn
+        q, k = q.float() * descale_q, k_cache.float() * descale_k
+        found = with_cache(q.bfloat16(), k.bfloat16(), k[..., :head_dim_v].bfloat16(), cache_seqlens, block_table, softmax_scale, causal)
+        return torch.stack(found), None
+
+    of_fp8 = dict(__version__="0", get_mla_metadata_dense_fp8=get_mla_metadata_dense_fp8, flash_mla_with_kvcache_fp8=flash_mla_with_kvcache_fp8)
+    return {"flash_mla": dict(get_mla_metadata=get_mla_metadata, flash_mla_with_kvcache=flash_mla_with_kvcache), "flash_mla_fp8": of_fp8}
 
 
 def hpc():

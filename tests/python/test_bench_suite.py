@@ -447,11 +447,12 @@ GPU_ROWS = [Row("even", "test", (70, 70), 8, 2, 128, "bf16"), Row("one", "test",
             Row("uneven", "test", (70, 5, 33), 8, 2, 128, "bf16", form=Form("htd")),
             Row("pages", "test", (70, 5), 8, 2, 128, "bf16", form=Form("hnd", 16)), Row("chunk", "test", (70,), 8, 2, 64, "bf16", (9,), causal=True),
             Row("mixed", "test", (70, 33, 20), 8, 2, 64, "bf16", (9, 1, 1), form=Form("thd"), causal=True),
-            Row("mla", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=512)]
+            Row("mla", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=512),
+            Row("mla-fp8", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), "fp8_e4m3", form=Form("nhd", 64), causal=True, value_dim=512)]
 #: peer -> the rows that it takes of these
 TAKEN = {"flash-attn-2": "even one uneven chunk mixed", "flash-attn-3": "even one uneven pages chunk mixed", "flashinfer-cc": "even one uneven pages",
          "flashinfer-tc": "even one uneven pages", "flashinfer-batch": "even one uneven pages chunk mixed", "flashinfer-single": "one",
-         "flashinfer-xqa": "even one uneven pages", "flashinfer-prefill": "chunk mixed", "flash-mla": "mla", "flashinfer-mla": "mla",
+         "flashinfer-xqa": "even one uneven pages", "flashinfer-prefill": "chunk mixed", "flash-mla": "mla", "flash-mla-fp8": "mla-fp8", "flashinfer-mla": "mla",
          "hpc-ops": "even one uneven pages"}
 
 
