@@ -9,7 +9,7 @@ from oracle import attention
 
 import lean_attention
 from lean_attention import decode, flash_attn_with_kvcache, sdpa
-from lean_attention.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata
+from lean_attention.compat.flash_mla import flash_mla_with_kvcache, flash_mla_with_kvcache_fp8, get_mla_metadata
 from lean_attention.compat.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
 
@@ -47,6 +47,26 @@ def test_flash_mla(heads, q_tokens, apart):
         return
     metadata = get_mla_metadata(seqlens, heads, 1)
     out, lse = flash_mla_with_kvcache(q.transpose(1, 2), pool, table, seqlens, 512, *metadata, causal=True, softmax_scale=0.1)
+    exact.check(out.transpose(1, 2), lse)
+
+
+@pytest.mark.parametrize("heads, q_tokens", [(16, 1), (64, 2), (128, 1), (5, 3)])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_flash_mla_of_float8_rows(heads, q_tokens, dtype):
+    """Both kinds of float8, with a scale on the device that is read when the call runs; float8 queries are E4M3."""
+    q, k, _ = tensors(batch=3, q_heads=heads, kv_heads=1, q_tokens=q_tokens, kv_tokens=256, dim=576)
+    of_k = torch.tensor([0.25], device="cuda")
+    k = (k / of_k).to(getattr(torch, dtype))
+    pool = k.transpose(1, 2).reshape(12, 64, 1, 576)
+    table = torch.arange(12, dtype=torch.int32, device="cuda").view(3, 4)
+    seqlens = lengths(256, 70, 9)
+    keys = k.float() * of_k
+    exact = attention(q, keys, keys[..., :512], seqlens=seqlens, scale=0.1, causal=True, dtype="bfloat16")
+    out, lse = flash_mla_with_kvcache_fp8(q.transpose(1, 2), pool, table, seqlens, 512, None, None, 0.1, True, None, of_k)
+    exact.check(out.transpose(1, 2), lse)
+    codes = q.to(torch.float8_e4m3fn)
+    out, lse = flash_mla_with_kvcache_fp8(codes.transpose(1, 2), pool, table, seqlens, 512, None, None, 0.1, True, of_k, of_k)
+    exact = attention(codes.float() * of_k, keys, keys[..., :512], seqlens=seqlens, scale=0.1, causal=True, dtype="bfloat16")
     exact.check(out.transpose(1, 2), lse)
 
 

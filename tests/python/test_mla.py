@@ -9,7 +9,9 @@ torch = pytest.importorskip("torch")
 from oracle import attention  # noqa: E402
 from pages import csr, paged, tensors  # noqa: E402
 
-from lean_attention.compat.flash_mla import flash_mla_with_kvcache, get_mla_metadata  # noqa: E402
+from lean_attention.compat.flash_mla import (  # noqa: E402
+    flash_mla_with_kvcache, flash_mla_with_kvcache_fp8, get_mla_metadata, get_mla_metadata_dense_fp8,
+)
 from lean_attention.compat.flashinfer import BatchMLAPagedAttentionWrapper  # noqa: E402
 
 LENGTHS = [96, 0, 41, 7]
@@ -44,14 +46,46 @@ def test_flash_mla_scales_by_the_keys_dims_where_nothing_is_said():
     attention(q, k, k[..., :24], seqlens=LENGTHS, scale=40**-0.5).check(out.transpose(1, 2))
 
 
+@pytest.mark.parametrize("float8_queries", [False, True])
+@pytest.mark.parametrize("heads, q_tokens, dim, value_dim", [(16, 1, 576, 512), (5, 2, 40, 24)])
+def test_flash_mla_of_float8_rows(heads, q_tokens, dim, value_dim, float8_queries):
+    """Rows count times their scale, and float8 queries times theirs; vLLM's function for them is the same."""
+    q, k, _, _ = latent(dim, value_dim, heads, q_tokens, dtype="bfloat16")
+    of_q, of_k = torch.tensor([0.5]), torch.tensor([0.25])
+    k = (k / of_k).to(torch.float8_e4m3fn)
+    pool, _, table = paged(k, k, 16)
+    if float8_queries:
+        q = (q / of_q).to(torch.float8_e4m3fn)
+    given = torch.tensor(LENGTHS, dtype=torch.int32)
+    metadata = get_mla_metadata_dense_fp8(given, heads, 1)
+    call = (q.transpose(1, 2), pool, table, given, value_dim, *metadata)
+    scales = dict(descale_k=of_k, descale_q=of_q if float8_queries else None)
+    out, lse = flash_mla_with_kvcache(*call, causal=True, softmax_scale=0.1, is_fp8_kvcache=True, **scales)
+    assert out.dtype == torch.bfloat16
+    exact_q = q.float() * (of_q if float8_queries else 1)
+    keys = k.float() * of_k
+    exact = attention(exact_q, keys, keys[..., :value_dim], seqlens=LENGTHS, scale=0.1, causal=True, dtype="bfloat16")
+    exact.check(out.transpose(1, 2), lse)
+    same, same_lse = flash_mla_with_kvcache_fp8(*call, 0.1, True, scales["descale_q"], of_k)
+    assert torch.equal(same, out) and torch.equal(same_lse, lse)
+
+
 def test_flash_mla_refuses_by_name():
     q, _, pool, table = latent(40, 24, 5, 1)
     call = (q.transpose(1, 2), pool, table, torch.tensor(LENGTHS, dtype=torch.int32))
     for refused in ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length"):
         with pytest.raises(NotImplementedError, match=refused):
             flash_mla_with_kvcache(*call, 24, **{refused: torch.ones(5)})
-    with pytest.raises(NotImplementedError, match="is_fp8_kvcache"):
+    with pytest.raises(TypeError, match="is_fp8_kvcache: k_cache is torch.float32"):
         flash_mla_with_kvcache(*call, 24, is_fp8_kvcache=True)
+    with pytest.raises(NotImplementedError, match="is_fp8_kvcache: rows of 656 elements"):  # what they hold is not one number a dim
+        flash_mla_with_kvcache(call[0], pool.new_zeros(2, 64, 1, 656).to(torch.float8_e4m3fn), *call[2:], 24, is_fp8_kvcache=True)
+    with pytest.raises(NotImplementedError, match="descale_k: k_cache is torch.float32"):
+        flash_mla_with_kvcache(*call, 24, descale_k=torch.ones(1))
+    with pytest.raises(NotImplementedError, match="descale_q: q is torch.float32"):
+        flash_mla_with_kvcache(call[0], pool.to(torch.float8_e4m3fn), *call[2:], 24, descale_q=torch.ones(1))
+    with pytest.raises(TypeError, match="q: torch.float8_e4m3fn: k and v are torch.float32"):
+        flash_mla_with_kvcache(call[0].to(torch.float8_e4m3fn), *call[1:], 24)
     with pytest.raises(TypeError, match="sink: flash_mla_with_kvcache"):
         flash_mla_with_kvcache(*call, 24, sink=None)
     for dims in (0, 41):
@@ -89,6 +123,22 @@ def test_flashinfer(rows_hold_both, heads, q_tokens, ckv=32, kpe=8, page=16):
     torch.testing.assert_close(natural * math.log2(math.e), lse)
 
 
+def test_flashinfer_of_float8_rows(ckv=32, kpe=8, page=16, heads=5):
+    """Both parts have one scale, which keys and values count times."""
+    q, k, _, _ = latent(ckv + kpe, ckv, heads, 1, page, dtype="bfloat16")
+    k = (4 * k).to(torch.float8_e4m3fn)
+    pool, _, table = paged(k, k, page)
+    packed = q.transpose(1, 2).flatten(0, 1)
+    indptr, indices, _ = csr(table, LENGTHS, page)
+    wrapper = BatchMLAPagedAttentionWrapper()
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    wrapper.plan(torch.arange(len(LENGTHS) + 1, dtype=torch.int32), indptr, indices, lengths, heads, ckv, kpe, page, True, 0.2)
+    out = wrapper.run(packed[..., :ckv], packed[..., ckv:], *pool[:, :, 0].split((ckv, kpe), -1), ckv_scale=0.25, kpe_scale=0.25)
+    keys = 0.25 * k.float()
+    exact = attention(q, keys, keys[..., :ckv], seqlens=LENGTHS, scale=0.2, causal=True, dtype="bfloat16")
+    exact.check(out.view(len(LENGTHS), 1, heads, ckv).transpose(1, 2))
+
+
 def test_flashinfer_refuses_by_name():
     wrapper = BatchMLAPagedAttentionWrapper()
     part = torch.zeros(1, 5, 8)
@@ -115,9 +165,15 @@ def test_flashinfer_refuses_by_name():
         wrapper.run(part, part.half(), part, part)
     with pytest.raises(TypeError, match="^kpe_cache: torch.float8_e4m3fn: ckv_cache's torch.float32 is needed"):
         wrapper.run(part, part, part, part.to(torch.float8_e4m3fn))
+    codes = part.to(torch.float8_e4m3fn)
     for name, value in (("ckv_scale", 0.5), ("kpe_scale", torch.ones(1)), ("kpe_scale", 0.0)):  # 0 is a scale, 1 is none
-        with pytest.raises(NotImplementedError, match=f"^{name}: float8 rows"):
-            wrapper.run(part, part, part, part, **{name: value})
+        for cache in (part, codes):
+            with pytest.raises(NotImplementedError, match=f"^{name}: both parts of float8 rows"):
+                wrapper.run(part, part, cache, cache, **{name: value})
+    with pytest.raises(NotImplementedError, match="^ckv_scale: both parts of float8 rows"):
+        wrapper.run(part, part, codes, codes, ckv_scale=0.5, kpe_scale=0.25)
+    with pytest.raises(NotImplementedError, match="^ckv_scale_arr: both parts of float8 rows"):
+        wrapper.run(part, part, codes, codes, ckv_scale_arr=torch.ones(5), kpe_scale=1.0)
     wrapper.run(part, part, part, part, ckv_scale=1.0, kpe_scale=None)
     with pytest.raises(ValueError, match="kpe_cache: shape"):
         wrapper.run(part, part, part, torch.zeros(2, 5, 8))

@@ -10,14 +10,12 @@ from lean_attention._decode import decode
 from lean_attention._options import flag
 from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
-from lean_attention.compat._torch_pieces import refuse
+from lean_attention.compat._torch_pieces import is_fp8, refuse
 from lean_attention.torch_ops import into
 
-_OF_FLOAT8 = "float8 rows whose two parts have scales of their own are not read here: bfloat16, float16 and float32 caches are"
+_OF_FLOAT8 = "both parts of float8 rows have one scale here: scales of their own, of tokens, or of other caches are not read"
 _RUN_REFUSED = {
     "profiler_buffer": "what happens inside a kernel is not recorded here",
-    "ckv_scale": _OF_FLOAT8,
-    "kpe_scale": _OF_FLOAT8,
     "ckv_scale_arr": _OF_FLOAT8,
     "kv_len": "lengths and tables are plan()'s, as for every backend but cutlass",
     "page_table": "lengths and tables are plan()'s, as for every backend but cutlass",
@@ -27,8 +25,9 @@ _RUN_REFUSED = {
 class BatchMLAPagedAttentionWrapper(Wrapper):
     """Packed queries over latent keys: their scores are of [ckv, kpe], their values are ckv; one K/V head for all query heads.
 
-    On CUDA by the plain kernel, which is exact and not fast. Where ckv and kpe are the two parts of one tensor's rows nothing is
-    copied; else every run copies the pages that the requests have.
+    On CUDA 512 and 64 dims have kernels of their own, in 16 bits and in float8; others take the plain one, which is exact and not
+    fast. Where ckv and kpe are the two parts of one tensor's rows nothing is copied; else every run copies the pages that the
+    requests have.
 
     Args:
         float_workspace_buffer: not needed, kept for the signature; may be None.
@@ -114,7 +113,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             out, lse: results go there if given.
             return_lse: return (out, lse) instead of out.
             return_lse_base_on_e: the log-sum-exp in base e, not 2.
-            profiler_buffer, kv_len, page_table, ckv_scale, kpe_scale, ckv_scale_arr: refused.
+            ckv_scale, kpe_scale: numbers, the same, which float8 caches count times; 1 where they are left out.
+            profiler_buffer, kv_len, page_table, ckv_scale_arr: refused.
 
         Returns:
             out in q_nope's shape, or (out, lse ``[qo_indptr[B], heads]``), -inf for rows that see no key.
@@ -122,10 +122,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         Raises:
             ValueError: sizes are not those of plan().
             TypeError: the two parts of q, or of the cache, have different types.
+            NotImplementedError: ckv_scale and kpe_scale differ, or the caches are not float8; and what is refused by name.
         """
         asked = dict(
-            others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, ckv_scale=ckv_scale, kpe_scale=kpe_scale,
-            ckv_scale_arr=ckv_scale_arr,
+            others, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, ckv_scale_arr=ckv_scale_arr,
         )  # fmt: skip
         refuse("run", asked, RUN_HINTS, _RUN_REFUSED)
         if self._sizes is None:
@@ -143,6 +143,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         for name, part, whole, whole_name in (("q_pe", q_pe, q_nope, "q_nope"), ("kpe_cache", kpe_cache, ckv_cache, "ckv_cache")):
             if part.dtype != whole.dtype:  # torch would find a third type for both
                 raise TypeError(f"{name}: {part.dtype}: {whole_name}'s {whole.dtype} is needed")
+        scale = _scale_of(ckv_cache, ckv_scale, kpe_scale)
         self._bring_tables(q_nope.device)
         tables = self._kept
         k, indices = _keys_of(ckv_cache, kpe_cache, tables["indices"])
@@ -150,7 +151,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         result, natural = decode(
             torch.cat((q_nope, q_pe), -1), k, k[..., : ckv_cache.shape[-1]], cu_seqlens_q=tables["qo_indptr"],
             seqlens=tables["kv_len_arr"], page_indptr=tables["kv_indptr"], page_indices=indices, scale=self._scale,
-            causal=self._causal, layout="bshd", out=out, return_lse=True,
+            causal=self._causal, layout="bshd", out=out, return_lse=True, k_scale=scale, v_scale=scale,
         )  # fmt: skip
         of_tokens = natural.t() if return_lse_base_on_e else natural.t() * LOG2_E
         if lse is not None:
@@ -158,6 +159,17 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         return (result, of_tokens) if flag("return_lse", return_lse) else result
 
     forward = run
+
+
+def _scale_of(ckv: torch.Tensor, ckv_scale: Any, kpe_scale: Any) -> Optional[float]:
+    """What both parts of float8 rows count times; None: 1."""
+    given = {"ckv_scale": ckv_scale, "kpe_scale": kpe_scale}
+    for name, scale in given.items():
+        if scale is None or (isinstance(scale, (int, float)) and scale == 1):
+            continue
+        if not isinstance(scale, (int, float)) or not is_fp8(ckv) or any(other != scale for other in given.values()):
+            raise NotImplementedError(f"{name}: {_OF_FLOAT8}")
+    return None if ckv_scale is None or ckv_scale == 1 else float(ckv_scale)
 
 
 def _keys_of(ckv: torch.Tensor, kpe: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

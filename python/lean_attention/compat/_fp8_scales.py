@@ -20,18 +20,18 @@ class Fp8Scales(NamedTuple):
 
 
 def fp8_scales(
-    q: torch.Tensor, k: torch.Tensor, batch: int, q_descale: Scale, k_descale: Scale, v_descale: Scale
-) -> Fp8Scales:
-    """`k`: the cache; its axis 2 has the heads. One of 16 or 32 bits has no scales, whatever is given, as there."""
+    q: torch.Tensor, k: torch.Tensor, batch: int, q_descale: Scale, k_descale: Scale, v_descale: Scale,
+    names: tuple[str, str, str] = ("q_descale", "k_descale", "v_descale"),
+) -> Fp8Scales:  # fmt: skip
+    """`k`: the cache; its axis 2 has the heads. One of 16 or 32 bits has no scales, whatever is given, as there. `names`: the caller's."""
     if not is_fp8(k):
         if is_fp8(q):
             raise TypeError(f"q: {q.dtype}: k and v are {k.dtype}: float8 q goes with float8 k and v")
         return Fp8Scales()
     if not is_fp8(q) and q_descale is not None:
-        raise NotImplementedError(f"q_descale: q is {q.dtype}: is for float8 q")
+        raise NotImplementedError(f"{names[0]}: q is {q.dtype}: is for float8 q")
     heads = k.shape[2]
-    given = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    factors = [_rows(name, scale, batch, heads, q.device) for name, scale in given.items()]
+    factors = [_rows(name, scale, batch, heads, q.device) for name, scale in zip(names, (q_descale, k_descale, v_descale))]
     of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
     of_q, of_k, of_v = factors
     if of_q is not None:
