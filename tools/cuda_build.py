@@ -25,7 +25,7 @@ MULTIPROCESSOR_REGISTERS = 65536
 
 # decode_kernel's template arguments, in their order, and what it was compiled for.
 KERNEL = re.compile(r"Compiling entry function '_ZN4lean4cuda\d+(?:exchanging_)?decode_kernelILNS0_12ArchitectureE(\d+)ELNS_5DTypeE(\d)ELi(\d+)ELi(\d+)E"
-                    r"LNS0_5ScopeE(\d)E\w*' for '(\w+)'")
+                    r"LNS0_5ScopeE(\d+)E\w*' for '(\w+)'")
 ARGUMENTS = ("architecture", "dtype", "head_dim", "rows", "scope")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 REGISTERS = re.compile(r"Used (\d+) registers")

@@ -3,6 +3,7 @@
 // (src/backends/cuda/kernel/tile/wide_tile.cuh), and each of its paths is taken here; on any target it is what the problem says.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,92 @@ TEST(Conformance, LatentWithEveryFeature) {
     Case c = latent_case(DType::kBFloat16, 32, 2);
     add(c);
     EXPECT_TRUE(run_and_check(c)) << name;
+  }
+}
+
+/// The same rows in fp8, with a scale, of either kind and beside queries of either type.
+Case fp8_case(DType dtype, KvType type, std::int32_t heads, std::int32_t n_q) {
+  Case c = latent_case(dtype, heads, n_q);
+  c.kv_type = type;
+  c.kv_scales = KvScales::kHead;
+  return c;
+}
+
+TEST(Conformance, LatentFp8HeadsAndQueryTokens) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const KvType type : {KvType::kE4M3, KvType::kE5M2}) {
+      for (const std::int32_t heads : {16, 20, 64, 128}) {
+        for (const std::int32_t n_q : {1, 2, 4}) {
+          if (heads * n_q > 256) continue;
+          Case c = fp8_case(dtype, type, heads, n_q);
+          c.causal = n_q > 1;
+          EXPECT_TRUE(run_and_check(c)) << heads << ", " << n_q;
+        }
+      }
+    }
+  }
+}
+
+/// Pages of any size, since rows are converted one by one.
+TEST(Conformance, LatentFp8Pages) {
+  for (const std::int32_t page_tokens : {1, 5, 16, 24, 32, 64, 128}) {
+    for (const std::int32_t heads : {16, 128}) {
+      Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, heads, heads == 16 ? 2 : 1);
+      c.page_tokens = page_tokens;
+      c.csr = page_tokens == 32;
+      c.k_layout = page_tokens == 64 ? "bshd" : "bhsd";
+      c.causal = true;
+      EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << heads;
+    }
+  }
+}
+
+TEST(Conformance, LatentFp8WithEveryFeature) {
+  for (const auto& [name, add] : features()) {
+    Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, 32, 2);
+    add(c);
+    EXPECT_TRUE(run_and_check(c)) << name;
+  }
+  Case c = fp8_case(DType::kBFloat16, KvType::kE5M2, 128, 1);  // every contributor's rows are scaled once
+  c.lens = {1100, 40, 700};
+  for (const std::int32_t workers : {1, 2, 7, 40}) {
+    c.workers = workers;
+    EXPECT_TRUE(run_and_check(c)) << workers;
+  }
+}
+
+/// Scales on which the order of scores depends, and such as make no numbers of them.
+TEST(Conformance, LatentFp8ScalesOfAnySign) {
+  for (const float scale : {-0.25F, 0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN()}) {
+    for (const bool softcap : {false, true}) {
+      Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, 32, 2);
+      c.causal = true;
+      if (softcap) c.softcap = 3.0F;
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      const Options options = options_of(c, executor);
+      if (!served(built, options)) continue;
+      *const_cast<float*>(built.problem().k_scales) = scale;
+      built.remember();
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << scale << ", " << softcap;
+    }
+  }
+}
+
+/// R26: rows of pages outside the pool are 0 in the stage, and count as not there.
+TEST(Conformance, R26_LatentFp8RowsSkipPagesOutsideThePool) {
+  for (const std::int32_t page : {0, 2, 7}) {
+    Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, 16, 1);
+    c.lens = {300, 577};
+    c.page_tokens = 64;
+    c.workers = 1;
+    const TestExecutor executor(c.executor);
+    TestProblem built(c);
+    const Options options = options_of(c, executor);
+    if (!served(built, options)) continue;
+    built.page_ids(1)[page] = -1;
+    built.remember();
+    EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << page;
   }
 }
 

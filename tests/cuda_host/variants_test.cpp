@@ -313,6 +313,9 @@ Asked latent_call(Shape shape = {}, std::int32_t q_tokens = 1) {
 /// Whether the latent kernel does whose warpgroups take turns.
 bool is_in_turns(const Call& launch) { return launch.kernel.find("ScopeE9E") != std::string_view::npos; }
 
+/// Whether the one does whose producers convert fp8.
+bool converts(const Call& launch) { return launch.kernel.find("ScopeE10E") != std::string_view::npos; }
+
 /// Whether a latent kernel serves the call, by one launch of all workers; else the plain kernel does.
 bool is_latent(const Asked& asked) {
   const Workspace workspace = workspace_for(asked);
@@ -320,7 +323,7 @@ bool is_latent(const Asked& asked) {
   const Status status = decode(asked.problem, asked.options, workspace);
   EXPECT_TRUE(status.ok()) << status.message;
   const Call launch = runtime().launches().back();
-  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos || is_in_turns(launch);
+  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos || is_in_turns(launch) || converts(launch);
   EXPECT_NE(latent, launch.plain()) << launch.kernel;
   if (latent) {
     EXPECT_EQ(runtime().launches().size(), 1U);
@@ -335,7 +338,8 @@ bool is_latent(const Asked& asked) {
 /// Latent attention in 16 bits, whatever its rows, is the latent kernel's, if the build has it, the device has products of warpgroups
 /// and the call asks for nothing that it does not do.
 TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
-  static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6 && static_cast<int>(cuda::Scope::kLatentTurns) == 9);
+  static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6 && static_cast<int>(cuda::Scope::kLatentTurns) == 9 &&
+                static_cast<int>(cuda::Scope::kLatentFp8Tile) == 10);
   const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
   to_a_new_device(hopper);
   const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 576).empty();
@@ -371,13 +375,38 @@ TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.scale = -1.0F; }));
   EXPECT_FALSE(changed([](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }));
   EXPECT_FALSE(changed([](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; }));
-  EXPECT_FALSE(is_latent(latent_call({.kv_dtype = DType::kFloat8E4M3})));
   EXPECT_FALSE(is_latent(latent_call({.page_tokens = 24})));  // no whole boxes
   for (const FakeDevice& device :
        {FakeDevice{.major = 8}, FakeDevice{.major = 10}, FakeDevice{.major = 9, .shared_bytes = 163 * 1024}}) {
     to_a_new_device(device);
     EXPECT_FALSE(is_latent(latent_call())) << device.major;
   }
+}
+
+/// fp8 of either kind is converted for the kernel of fp16, whatever the rows, the tiles and the queries' type: from pages of any size,
+/// but not from rows that begin anywhere.
+TEST(CudaHost, R33_LatentCallsOfFp8AreConverted) {
+  to_a_new_device({.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024});
+  if (cuda::wide_kernels_for(DType::kBFloat16, 576).empty()) GTEST_SKIP() << "built without";
+  for (const DType kv_dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    for (const std::int32_t heads : {1, 16, 128}) {
+      for (const std::int32_t page_tokens : {0, 1, 24, 64}) {
+        const Shape shape{.q_heads = heads, .kv_heads = 1, .kv_dtype = kv_dtype, .page_tokens = page_tokens};
+        EXPECT_TRUE(is_latent(latent_call(shape, 2))) << heads << ' ' << page_tokens;
+        EXPECT_TRUE(converts(runtime().launches().back())) << heads << ' ' << page_tokens;
+        EXPECT_NE(runtime().launches().back().kernel.find("DTypeE1E"), std::string_view::npos) << "of fp16";
+      }
+    }
+  }
+  const auto changed = [](const std::function<void(Problem&, Options&)>& change) {
+    Asked asked = latent_call({.kv_dtype = DType::kFloat8E4M3}, 2);
+    change(asked.problem, asked.options);
+    return is_latent(asked);
+  };
+  EXPECT_TRUE(changed([](Problem& p, Options&) { p.scores.softcap = 30.0F; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.k.strides.token += 8, p.v.strides.token += 8; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.scale = -1.0F; }));
+  EXPECT_FALSE(changed([](Problem& p, Options&) { p.v.data = address(3); }));
 }
 
 /// Warpgroups take turns at a call of more than one row block and 24 tiles a worker, at its capacity.

@@ -37,7 +37,8 @@ TEST(KernelRows, WideRowsStandBesideOthersOfTheirDims) {
     narrower = wide.head_dim;
     EXPECT_EQ(traits_of(wide.scope).latent, wide.head_dim > kWidestCudaHead);
     const auto has_row = [&](const NamedFamily& named) { return named.family.has(wide); };
-    EXPECT_EQ(std::ranges::count_if(kFamilies, has_row) + std::ranges::count_if(kWideFamilies, has_row), 2) << "fp16 and bf16";
+    const int families = traits_of(wide.scope).converts ? 1 : 2;  // fp16, which fp8 becomes, or fp16 and bf16
+    EXPECT_EQ(std::ranges::count_if(kFamilies, has_row) + std::ranges::count_if(kWideFamilies, has_row), families);
   }
 }
 
@@ -95,8 +96,8 @@ TEST(KernelRows, StagesOfKeysAndValuesLieEndToEnd) {
 /// A latent variant's partials and outputs are of the values' dims, its sums those of a warp that takes every token of a tile, and the
 /// queries of a segment and two tiles fit beside each other with 8 KB to spare for all else.
 TEST(KernelRows, LatentVariantsAreOfTheValuesDims) {
-  for (const Scope scope : {Scope::kLatentTile, Scope::kLatentTurns}) {
-    const KernelConfig config = config_of(Architecture::kSm90, family_named("bf16_d576"), 64, scope);
+  for (const Scope scope : {Scope::kLatentTile, Scope::kLatentTurns, Scope::kLatentFp8Tile}) {
+    const KernelConfig config = config_of(Architecture::kSm90, family_named("f16_d576"), 64, scope);
     EXPECT_TRUE(config.wide() && config.latent());
     EXPECT_EQ(config.tile().head_dim, 576);
     EXPECT_EQ(config.tile().value_dim, 512);

@@ -143,14 +143,24 @@ bool counts_rows(const Problem& shape) noexcept { return schedule::row_capacity(
 bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
   const bool ruled = rules.beyond_softcap || !scaled_up;
-  return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.copies.boxes && plan.vector_queries;
+  return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.vector_queries;
+}
+
+/// Whether a wide kernel can bring K and V from where they lie.
+bool can_copy(const KernelConfig& wide, const KvCopies& copies) noexcept {
+  return wide.converts() ? copies.thread_bytes == kPieceBytes : copies.boxes;
+}
+
+/// The type of a wide kernel's factors: that of K and V, or what they become.
+DType factors_of(Scope scope, const Problem& shape) noexcept {
+  return traits_of(scope).converts ? kv_type_of(shape.k.dtype).product : shape.k.dtype;
 }
 
 /// Such a kernel of calls of these sizes: what a workspace is measured by, which is before anybody knows where tensors lie.
 const KernelEntry* sized_wide_kernel(Scope scope, const Problem& shape, const CallPlan& plan) noexcept {
   if (!plan.device.warpgroups || in_chunks(plan.options) || plan.options.fixup != Fixup::kLastArriver) return nullptr;
-  const KernelEntry* const entry = find_kernel(wide_kernels_for(shape.k.dtype, shape.head_dim), plan.device.architecture(), scope,
-                                               schedule::row_capacity(shape));
+  const KernelEntry* const entry = find_kernel(wide_kernels_for(factors_of(scope, shape), shape.head_dim),
+                                               plan.device.architecture(), scope, schedule::row_capacity(shape));
   if (entry == nullptr || !counts_rows(shape)) return nullptr;
   return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
 }
@@ -171,6 +181,7 @@ bool has_tiles_of(const WideRule& rule, const KernelEntry& wide, const Problem& 
 
 /// The latent kernel for calls of these sizes: kTurnsRule says which.
 const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  if (kv_type_of(shape.k.dtype).converted()) return sized_wide_kernel(Scope::kLatentFp8Tile, shape, plan);
   const KernelEntry* const turns = sized_wide_kernel(Scope::kLatentTurns, shape, plan);
   const bool many = schedule::row_capacity(shape) >= kTurnsRule.fewest_rows;
   if (turns != nullptr && many && has_tiles_of(kTurnsRule, *turns, shape, plan)) return turns;
@@ -200,7 +211,7 @@ bool same_rows(const TensorView& a, const TensorView& b) noexcept {
 bool has_values_kernel(const Problem& problem, const CallPlan& plan) noexcept {
   const KernelEntry* const entry = values_kernel(problem, plan);
   if (entry == nullptr || (entry->config.latent() && !same_rows(problem.k, problem.v)) || !lies_well(problem)) return false;
-  return asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
+  return can_copy(entry->config, plan.copies) && asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
 }
 
 schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
@@ -301,7 +312,7 @@ void plan_kernel(LaunchPlan& launch, const KernelEntry& entry, const Problem& sh
   launch.kernel = &entry;
   plan_line(launch, shape, plan);
   launch.ring = ring_of(entry, shape, plan, launch.flat);
-  launch.tensor_copies = entry.config.in_columns() && plan.copies.boxes;
+  launch.tensor_copies = entry.config.in_columns() && !entry.config.converts() && plan.copies.boxes;
   launch.workspace = workspace_of(entry, shape, plan.options);
 }
 
@@ -325,7 +336,8 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   const KernelEntry* const step =
       find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
-  const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && asks_no_more_than_wide(shape, launch.rules, plan);
+  const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && can_copy(wide->config, plan.copies) &&
+                           asks_no_more_than_wide(shape, launch.rules, plan);
   const bool is_wide = may_be_wide && (!is_step || has_tiles_of(kWideRule, *wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;

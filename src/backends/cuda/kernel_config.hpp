@@ -46,6 +46,9 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
   [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
   [[nodiscard]] constexpr bool in_turns() const noexcept { return traits().in_turns; }
+  [[nodiscard]] constexpr bool converts() const noexcept { return traits().converts; }
+  /// K and V have scales (problem/kv_scales.hpp).
+  [[nodiscard]] constexpr bool scaled() const noexcept { return kv_type().scaled || converts(); }
   [[nodiscard]] constexpr bool few_values() const noexcept { return traits().value_dim > 0 && !latent(); }
   [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.

@@ -22,7 +22,8 @@ struct Reason {
 /// stand together, the narrowest row block first: a call takes the first that holds its rows, or the last.
 struct KernelRow {
   Scope scope = Scope::kAnyCall;
-  std::int32_t kv_bytes = 0;        // of an element: 2 is a kernel each for fp16 and bf16, 1 one for both fp8 types
+  std::int32_t kv_bytes =
+      0;  // of an element in a stage: 2 is a kernel each for fp16 and bf16, 1 one for both fp8 types, as is what converts
   std::int32_t head_dim = 0;        // the widest
   std::int32_t q_rows = 0;          // of a row block
   std::int32_t tile_tokens = 0;     // of a LeanTile
@@ -73,6 +74,8 @@ inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows,
                                 "experiments/h200-latent.jsonl"};
 inline constexpr Reason kInTurns{"long calls of many rows: the softmax of one warpgroup beside the products of the other",
                                  "experiments/h100-latent-turns.jsonl"};
+inline constexpr Reason kLatentFp8{"fp8 rows, half the bytes: threads make fp16 of them, and the tile is that of 16 bits",
+                                   "h100-mla.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
@@ -172,6 +175,7 @@ inline constexpr KernelRow kWide90[] = {
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
     {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
     {kLatentTurns, 2, 576, 64,  64,  8, 140,  kInTurns},
+    {kLatentFp8Tile, 2, 576, 64, 64, 8, 8,    kLatentFp8},
 };
 // clang-format on
 
@@ -226,7 +230,8 @@ struct KernelFamily {
   std::int32_t head_dim = 0;
 
   [[nodiscard]] constexpr bool has(const KernelRow& row) const noexcept {
-    return row.head_dim == head_dim && row.kv_bytes == kv_type_of(dtype).bytes;
+    const bool factors = !traits_of(row.scope).converts || dtype == DType::kFloat16;  // of any fp8
+    return row.head_dim == head_dim && row.kv_bytes == kv_type_of(dtype).bytes && factors;
   }
   /// K and V of this type are served.
   [[nodiscard]] constexpr bool takes(DType kv_dtype) const noexcept { return kernels_of(kv_dtype) == dtype; }

@@ -19,10 +19,11 @@ enum class Scope : std::int32_t {
   kExchangedStep,
   kFewValuesTile,
   kLatentTurns,
+  kLatentFp8Tile,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep,    Scope::kStridedStep, Scope::kTensorStep, Scope::kChunkStep,
-                                    Scope::kAnyCall,       Scope::kWideTile,    Scope::kLatentTile, Scope::kExchangedStep,
-                                    Scope::kFewValuesTile, Scope::kLatentTurns};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep,    Scope::kStridedStep, Scope::kTensorStep,   Scope::kChunkStep,
+                                    Scope::kAnyCall,       Scope::kWideTile,    Scope::kLatentTile,   Scope::kExchangedStep,
+                                    Scope::kFewValuesTile, Scope::kLatentTurns, Scope::kLatentFp8Tile};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -33,7 +34,7 @@ inline constexpr std::int32_t kFewValueDim = 128;
 enum class Copies : std::int32_t {
   kRuns,           // bulk copies (TMA) take whole tiles, or what a page holds of them: tokens of a head lie end to end
   kBoxes,          // tensor copies (TMA), and threads where these cannot
-  kThreads,        // threads take pieces of rows
+  kThreads,        // threads take pieces of rows, or with ScopeTraits::converts convert them
   kRunsOrThreads,  // as the call allows
 };
 
@@ -66,6 +67,9 @@ struct ScopeTraits {
   bool latent = false;
   /// The warpgroups of a latent kernel make the weights of whole tiles in turn, not of half a tile each.
   bool in_turns = false;
+  /// K and V are fp8 and the variant's type, fp16, is that of the factors: producer threads convert rows on their way to a stage
+  /// (kernel/load/converted_rows.cuh), and consumers bf16 queries where they lie (kernel/tile/bf16_queries.hpp).
+  bool converts = false;
   std::int32_t value_dim = 0;  // widest dv, where it is less than the variant's head_dim
   Copies copies = Copies::kRunsOrThreads;
   StageOrder stage = StageOrder::kRows;
@@ -125,6 +129,16 @@ struct ScopeTraits {
               .in_turns = scope == Scope::kLatentTurns,
               .value_dim = kLatentValueDim,
               .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kWhole,
+              .producer_warps = 4};
+    case Scope::kLatentFp8Tile:
+      return {.name = "latent8",
+              .wide = true,
+              .latent = true,
+              .converts = true,
+              .value_dim = kLatentValueDim,
+              .copies = Copies::kThreads,
               .stage = StageOrder::kColumns,
               .dims = Dims::kWhole,
               .producer_warps = 4};

@@ -30,7 +30,9 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool bulk_copies() const {
     return kAnyCall ? call.load.bulk_copies : kConfig.copies_runs();
   }
-  [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const { return kConfig.in_columns() && call.load.box_tokens > 0; }
+  [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const {
+    return kConfig.in_columns() && !kConfig.converts() && call.load.box_tokens > 0;
+  }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kEndToEnd && is_paged(call.problem.pages); }
   [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const {
     return !kEndToEnd && call.problem.cu_kv_tokens != nullptr;

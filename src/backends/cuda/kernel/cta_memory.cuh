@@ -55,7 +55,8 @@ struct CtaWide {
   // WideTile::keep_ahead(). Of latent tiles a row of each warpgroup's: what is exchanged; in turns maxima, and sums in places of their own,
   // since one warpgroup gives maxima of the next segment while the other still reads sums of this.
   float kept[kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
-  SegmentRecord rehearsed;  // the consumers': a whole tile, and no row that is written
+  float query_scale[kConfig.converts() ? kConfig.q_rows : 1];  // of bf16 queries that became fp16: what scores are multiplied by
+  SegmentRecord rehearsed;                                     // the consumers': a whole tile, and no row that is written
 
   __device__ __forceinline__ void begin_rehearsal() {
     rehearsed = {};

@@ -53,6 +53,13 @@ class WideConsumer {
       WideTile<kConfig> tile(call_);
       tile.begin(record, ptx::shared_address(memory_.queries_of(records.index)));
       wait(shared.queries_full[records.index], records.phase);
+      if constexpr (kConfig.converts()) {
+        if (rehearses_ == 0 && call_.problem.q.dtype == DType::kBFloat16) {
+          tile.convert_queries(shared);
+          publish_to_products();
+          tile.take_query_scales(shared);
+        }
+      }
       // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
@@ -246,7 +253,7 @@ class WideConsumer {
       const StagedTile others = behind(own, turns.end);
       own = behind(others, turns.end);
       arrive(memory_.shared.queries_free, own.tokens <= 0);
-      ptx::fence_before_copies();  // to where the weights are
+      if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // to where the weights are
       if (group() == 0) free_part(stage_, 1);
       tile.await_output();
       free_part(stage_, group());
@@ -291,8 +298,8 @@ class WideConsumer {
     await_part(turns, given, stage, group());
     tile.take_given_weights(memory_.shared, address_of(stage));
     tile.ask_for_output(values);
-    ptx::fence_before_copies();             // of the next keys to where the weights are
-    if (group() == 0) free_part(stage, 1);  // it has read them
+    if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // of the next keys to where the weights are
+    if (group() == 0) free_part(stage, 1);                          // it has read them
   }
 
   __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
@@ -334,8 +341,10 @@ class WideConsumer {
     }
   }
 
-  /// Whether threads copied some of a tile, which products see after a fence only (Producer::boxed_tokens()).
+  /// Whether threads copied some of a tile, which products see after a fence only (Producer::boxed_tokens()). Those that convert have
+  /// fenced themselves.
   [[nodiscard]] __device__ __forceinline__ bool by_threads(const SegmentRecord& record, StagedTile tile) const {
+    if constexpr (kConfig.converts()) return false;
     return (tile.token | tile.tokens) % kBoxRows != 0 || !has_boxes(record);
   }
   [[nodiscard]] __device__ __forceinline__ bool has_boxes(const SegmentRecord& record) const {
@@ -344,6 +353,7 @@ class WideConsumer {
 
   /// Whether whole tiles need no fence: threads copy none of their tokens.
   [[nodiscard]] __device__ __forceinline__ bool whole_in_boxes(const SegmentRecord& record) const {
+    if constexpr (kConfig.converts()) return true;
     return has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;
   }
 

@@ -82,6 +82,19 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
 }
 
+/// 16 bytes into registers, past the L1; 0 where `exists` is false, and `global` is not read then.
+[[nodiscard]] __device__ __forceinline__ uint4 load_past_l1_16(const void* global, bool exists) {
+  uint4 x;
+  asm volatile(
+      "{ .reg .pred exists; setp.ne.u32 exists, %5, 0;\n"
+      "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+      "@exists ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+      : "l"(global), "r"(static_cast<std::uint32_t>(exists))
+      : "memory");
+  return x;
+}
+
 /// 16, 8 or 4 bytes by this thread; 0 where `exists` is false.
 __device__ __forceinline__ void async_copy(std::uint32_t shared, const void* global, std::int32_t bytes, bool exists) {
   if (bytes == 16) return async_copy_16(shared, global, exists);

@@ -38,4 +38,11 @@ template <DType kType>
   return kType == DType::kFloat8E5M2 ? e5m2_to_half(pairs, upper) : e4m3_to_half(pairs, upper);
 }
 
+/// Eight codes.
+template <DType kType>
+[[nodiscard]] __device__ __forceinline__ uint4 fp8_to_half(std::uint32_t first, std::uint32_t second) {
+  return {fp8_to_half<kType>(first, false), fp8_to_half<kType>(first, true), fp8_to_half<kType>(second, false),
+          fp8_to_half<kType>(second, true)};
+}
+
 }  // namespace lean::cuda::ptx

@@ -30,7 +30,7 @@ class WarpRows {
   }
 
   static constexpr std::int32_t kWarpRows = kConfig.q_rows / kConfig.consumer_warps;
-  static_assert(kWarpRows * kConfig.consumer_warps == kConfig.q_rows && kWarpRows <= kWarpThreads && !kConfig.kv_type().scaled);
+  static_assert(kWarpRows * kConfig.consumer_warps == kConfig.q_rows && kWarpRows <= kWarpThreads);
 
   /// The row of the block that is the warp's `own`-th.
   [[nodiscard]] __device__ __forceinline__ std::int32_t block_row(std::int32_t own) const {
@@ -68,7 +68,8 @@ class WarpRows {
     }
     const std::int32_t owner = i / kRowSlices<kConfig>;
     const auto to = __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(row_end_.to), owner);
-    const RowEnd end{.to = reinterpret_cast<std::uint16_t*>(to), .scale = __shfl_sync(ptx::kAllLanes, row_end_.scale, owner)};
+    RowEnd end{.to = reinterpret_cast<std::uint16_t*>(to), .scale = __shfl_sync(ptx::kAllLanes, row_end_.scale, owner)};
+    if constexpr (kConfig.scaled()) end.value_scale = __shfl_sync(ptx::kAllLanes, row_end_.value_scale, owner);
     store_elements<kConfig>(shared_.call, end, output_dim<kConfig>(block_row(owner), dim), sum);
   }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_rows(const DeviceCall& call, const Segment
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_rows(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
                                             std::uint32_t staged) {
-  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0);
+  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0 && !kConfig.scaled());
   const auto thread = static_cast<std::int32_t>(ptx::thread_index());
   const std::int32_t lane = thread % kWarpThreads;
   const std::int32_t warp_row = thread / kWarpThreads * kMmaRows;  // the first of the warp's
@@ -122,8 +122,10 @@ __device__ __forceinline__ void output_row(const DeviceCall& call, const Segment
   for (int column = 0; column < tile.kColumns; ++column) {
     if (kConfig.fills_rows() && column * kAccumulatorDims >= value_dim_of(call.problem)) break;
     std::uint16_t* const to = end.to + tile.dim_of(column);
-    const float2 pair = tile.pair(column, half);
-    const std::uint32_t bits = ptx::pack<kConfig.dtype>(pair.x * end.scale, pair.y * end.scale);
+    float2 pair = tile.pair(column, half);
+    pair = {pair.x * end.scale, pair.y * end.scale};
+    if constexpr (kConfig.scaled()) pair = {pair.x * end.value_scale, pair.y * end.value_scale};
+    const std::uint32_t bits = pack_output<kConfig>(call, pair.x, pair.y);
     if (call.output.vector_output) {
       *reinterpret_cast<std::uint32_t*>(to) = bits;
     } else {

@@ -8,6 +8,7 @@
 #include "backends/cuda/kernel/cta_memory.cuh"
 #include "backends/cuda/kernel/kv_rows.cuh"
 #include "backends/cuda/kernel/load/box_copies.cuh"
+#include "backends/cuda/kernel/load/converted_rows.cuh"
 #include "backends/cuda/kernel/load/page_copies.cuh"
 #include "backends/cuda/kernel/load/queries.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
@@ -190,7 +191,10 @@ class Producer {
       if constexpr (!kConfig.latent()) v = rows_of(call_for_later<kConfig>(call_), false, record);
     };
     std::int32_t token = record.token_begin;
-    if constexpr (kConfig.copies_runs() || kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
+    if constexpr (kConfig.converts()) {
+      convert_tiles(k, record, after_first_keys, then);
+    } else if constexpr (kConfig.copies_runs() ||
+                         kConfig.wide()) {  // K and V by one place in the code: less is fetched before the first
       const std::int32_t end = record.token_end;
       std::int32_t tokens = 0;
       // Keys wait for tiles of the segment before. Where its queries stay in a place of their own the next ones come before any keys.
@@ -217,6 +221,48 @@ class Producer {
         if (first && thread_ == 0) then();
         token += tokens;
       } while (token < record.token_end);
+    }
+  }
+
+  /// Converts a segment's tiles into the stages. A tile may hold new tokens, so the first one waits for them.
+  template <typename TAfterFirstKeys, typename TThen>
+  __device__ __forceinline__ void convert_tiles(const HeadRows& k, const SegmentRecord& record,
+                                                const TAfterFirstKeys& after_first_keys, const TThen& then) {
+    const std::int32_t end = record.token_end;
+    const auto tokens_from = [&](std::int32_t token) { return token < end ? record.tokens_from(token, kConfig.tile_tokens) : 0; };
+    await_append();
+    std::int32_t token = record.token_begin;
+    std::int32_t tokens = tokens_from(token);
+    ConvertedRows<kConfig> rows(call_, shared_, k, record, thread_);
+    rows.send_for(token, tokens);
+    rows.begin();
+    after_first_keys();
+    const std::uint32_t stages = ptx::shared_address(ring_memory_);
+#pragma unroll 1
+    for (bool first = true; first || tokens > 0; first = false) {  // once where there are no tokens
+      if (tokens > 0) {
+        const std::int32_t next = token + tokens;
+        const std::int32_t next_tokens = tokens_from(next);
+        const std::uint32_t stage = stages + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, ring_.index));
+        const auto put = [&]<int kPart>() {
+          const std::int32_t place = kConfig.part_of_stage(ring_.index, kPart);
+          ptx::barrier_wait(&shared_.stage_free[place], ring_.phase ^ 1U);
+          if (kPart == 0) rows.send_for(next, next_tokens);  // here, so that it is worked out beside conversions
+          if (call_.problem.k.dtype == DType::kFloat8E5M2) {
+            rows.template put<DType::kFloat8E5M2, kPart>(stage);
+          } else {
+            rows.template put<DType::kFloat8E4M3, kPart>(stage);
+          }
+          ptx::fence_before_copies();  // products read by the async proxy
+          ptx::barrier_arrive(&shared_.stage_full[place]);
+        };
+        put.template operator()<0>();
+        if constexpr (kConfig.stage_parts() > 1) put.template operator()<1>();
+        ring_.advance();
+        token = next;
+        tokens = next_tokens;
+      }
+      if (first && thread_ == 0) then();
     }
   }
 

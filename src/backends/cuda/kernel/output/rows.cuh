@@ -34,14 +34,14 @@ template <KernelConfig kConfig>
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
   const float scale = softmax::output_scale(state, sink);
   // 0 x inf is no number: an empty row is 0 whatever its scale.
-  const bool scaled = kConfig.kv_type().scaled && scale != 0.0F;
+  const bool scaled = kConfig.scaled() && scale != 0.0F;
   return {.to = record.output + offset, .scale = scale, .value_scale = scaled ? record.v_scale : 1.0F};
 }
 
 /// Two neighbouring elements of O as the output has them.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t pack_output(const DeviceCall& call, float low, float high) {
-  const bool half = kConfig.kv_type().scaled ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
+  const bool half = kConfig.scaled() ? call.problem.o.dtype == DType::kFloat16 : kConfig.dtype == DType::kFloat16;
   return half ? ptx::pack<DType::kFloat16>(low, high) : ptx::pack<DType::kBFloat16>(low, high);
 }
 
@@ -55,7 +55,7 @@ struct OutputPairs {
     for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
       float low = o.x[2 * i] * end.scale;
       float high = o.x[2 * i + 1] * end.scale;
-      if constexpr (kConfig.kv_type().scaled) {
+      if constexpr (kConfig.scaled()) {
         low *= end.value_scale;
         high *= end.value_scale;
       }

@@ -106,7 +106,7 @@ class RecordWriter {
     const OutputView& o = call.problem.o;
     record.output = static_cast<std::uint16_t*>(o.data) +
                     q_offset(o.strides, lengths_at(call, cursor), first_head, asked_.cumulative_queries());
-    if constexpr (kConfig.kv_type().scaled) record.v_scale = v_scale_of(call.problem, output.kv_head);
+    if constexpr (kConfig.scaled()) record.v_scale = v_scale_of(call.problem, output.kv_head);
     record.slot = nullptr;
     if (asked_.chunks()) {
       record.chunk = place_chunk(cursor.segment(), range);

@@ -21,7 +21,7 @@ struct LaneRows {
   std::int32_t limit[2];     // tokens of the sequence from here on are not seen
   std::int32_t first_limit;  // the smallest of all the warp's rows
   float max[2];              // what weights refer to, log2 domain
-  float scale[2];            // fp8 only: products times this are scores in the log2 domain
+  float scale[2];            // of fp8: products times this are scores in the log2 domain
 
   /// Begins with a segment's block, of which nothing is summed yet. `row_of`: which row of the block each of the two is.
   template <typename TRowOf>
@@ -40,7 +40,7 @@ struct LaneRows {
 
   /// A row's products times this are scores in the log2 domain.
   [[nodiscard]] __device__ __forceinline__ float score_scale(const DeviceCall& call, int i) const {
-    return kConfig.kv_type().scaled ? scale[i] : call.tile.log2_scale;
+    return kConfig.scaled() ? scale[i] : call.tile.log2_scale;
   }
 
   /// Whether a score is too far above what its row's weights refer to.

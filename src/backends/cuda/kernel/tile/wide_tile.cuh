@@ -14,6 +14,7 @@
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/shared.cuh"
@@ -21,6 +22,7 @@
 #include "backends/cuda/ptx/warp.cuh"
 #include "backends/cuda/ptx/warpgroup.cuh"
 #include "backends/cuda/wide_layout.hpp"
+#include "problem/kv_scales.hpp"
 #include "problem/pages.hpp"
 #include "softmax/state.hpp"
 #include "tile/score_rules.hpp"
@@ -56,6 +58,9 @@ class WideTile {
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
     queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
+    if constexpr (kConfig.scaled()) {
+      lane_rows_.scale[0] = lane_rows_.scale[1] = call_.tile.log2_scale * k_scale_of(call_.problem, record.kv_head);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       first_[half] = record.first_seen;
@@ -69,6 +74,29 @@ class WideTile {
 #pragma unroll
     for (auto& run : p_) run[0] = run[1] = run[2] = run[3] = 0;
     clear();
+  }
+
+  /// Makes fp16 of bf16 queries where they lie, of half the block's rows, a row by four lanes; publish_to_products() has to follow,
+  /// and take_query_scales().
+  __device__ __forceinline__ void convert_queries(CtaShared<kConfig>& shared) const {
+    const std::int32_t row = row_of(warp() / 4);
+    const float down = to_half([&](const auto& each) {
+#pragma unroll 1
+      for (std::int32_t pair = in_quad(); pair < kDims / (2 * kQueryPieceDims); pair += 4) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const std::uint32_t at = query_address<kConfig>(queries_, row, 2 * pair + i);
+          uint4 eight = ptx::load_shared_16(at);
+          each(eight.x), each(eight.y), each(eight.z), each(eight.w);
+          ptx::store_shared(at, eight);
+        }
+      }
+    });
+    if (in_quad() == 0) ptx::store_shared_word(ptx::shared_address(&shared.wide.query_scale[row]), __float_as_uint(down));
+  }
+  __device__ __forceinline__ void take_query_scales(const CtaShared<kConfig>& shared) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) lane_rows_.scale[half] *= shared_float(shared.wide.query_scale[row_of(half)]);
   }
 
   /// Empties O. No products run.
@@ -136,7 +164,7 @@ class WideTile {
     store_weights(place + own, stores);
     ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
     load_weights<kOwnRuns>(place + others);
-    ptx::fence_before_copies();  // of the next keys to that place
+    if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // of the next keys to that place
   }
 
   /// Of a latent tile whose weights this warpgroup made: gives them to the other (passed_at()), with what they refer to. The thread has
@@ -187,12 +215,12 @@ class WideTile {
   /// Whether scores of a tile are anything else than its products.
   [[nodiscard]] __device__ __forceinline__ bool has_rules(const CtaShared<kConfig>& shared, const SegmentRecord& record,
                                                           StagedTile tile) const {
-    return is_capped() || has_unseen(tile) || has_lacking_pages(shared, record);
+    return is_capped() || !scales_up() || has_unseen(tile) || has_lacking_pages(shared, record);
   }
 
-  /// What scores become weights by.
+  /// What scores become weights by: a row's scale, which all rows have but those of queries that were converted (of_row()), and shift.
   struct Weighing {
-    float scale;
+    float scale[2];
     float shift[2];
   };
 
@@ -200,11 +228,14 @@ class WideTile {
   /// left as it is, which they may be adding to.
   [[nodiscard]] __device__ __forceinline__ Weighing update_softmax(CtaShared<kConfig>& shared, const SegmentRecord& record,
                                                                    StagedTile tile, bool has_rules) {
-    float scale = call_.tile.log2_scale;
+    float scale[2] = {lane_rows_.score_scale(call_, 0), lane_rows_.score_scale(call_, 1)};
     if (has_rules) {
       if (is_capped()) {
         cap_scores(scale);
-        scale = 1.0F;
+        scale[0] = scale[1] = 1.0F;
+      } else if (!scales_up()) {
+        scale_scores(scale);
+        scale[0] = scale[1] = 1.0F;
       }
       if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
       if (has_unseen(tile)) hide_unseen(tile);
@@ -218,8 +249,8 @@ class WideTile {
       float largest[2] = {softmax::kNegInf, softmax::kNegInf};  // of this lane's
 #pragma unroll
       for (int j = 0; j < 4 * kScoreColumns; ++j) largest[j % 4 / 2] = fmaxf(largest[j % 4 / 2], score(j));
-      largest[0] *= scale;
-      largest[1] *= scale;
+      largest[0] *= scale[0];
+      largest[1] *= scale[of_row(1)];
       if constexpr (kHalves) {
         exchange_rows(shared, largest, [](float own, float others) { return fmaxf(own, others); });
       } else {
@@ -233,19 +264,19 @@ class WideTile {
         }
       }
     }
-    return {scale, {-lane_rows_.shift(0), -lane_rows_.shift(1)}};
+    return {{scale[0], scale[1]}, {-lane_rows_.shift(0), -lane_rows_.shift(1)}};
   }
 
   /// Scores of so many columns of tokens, from one on, become weights.
   template <int kFirst, int kCount>
   __device__ __forceinline__ void make_weights(const Weighing& weighing) {
-    float scale = weighing.scale;
+    float scale[2] = {weighing.scale[0], weighing.scale[1]};
 #pragma unroll
     for (int j = 4 * kFirst; j < 4 * (kFirst + kCount); ++j) {
       // A weight is not negative, so that this changes nothing; but what comes after it waits, and exponentials begin before all
       // that they are taken of is there.
-      if (j % 16 == 0 && j > 4 * kFirst) scale = fmaxf(scale, -score(j - 16));
-      score(j) = ptx::exp2_approx(fmaf(score(j), scale, weighing.shift[j % 4 / 2]));
+      if (j % 16 == 0 && j > 4 * kFirst) scale[0] = fmaxf(scale[0], -score(j - 16));
+      score(j) = ptx::exp2_approx(fmaf(score(j), scale[of_row(j % 4 / 2)], weighing.shift[j % 4 / 2]));
       sum_[j % 4 / 2] += score(j);
     }
   }
@@ -403,6 +434,12 @@ class WideTile {
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 4 * kAccumulatorDims + j % 2; }
 
   [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return call_.problem.scores.softcap > 0.0F; }
+  /// Products are ordered as scores are. The host sees to that, but for the keys' scale, which is in the device's memory.
+  [[nodiscard]] __device__ __forceinline__ bool scales_up() const {
+    return !kConfig.scaled() || (lane_rows_.score_scale(call_, 0) > 0.0F && lane_rows_.score_scale(call_, 1) > 0.0F);
+  }
+  /// Which of two scales a lane's row has: one register serves where both have the same.
+  [[nodiscard]] static constexpr int of_row(int half) { return kConfig.scaled() ? half : 0; }
   [[nodiscard]] __device__ __forceinline__ bool has_unseen(StagedTile tile) const {
     return tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
   }
@@ -414,23 +451,29 @@ class WideTile {
 
   /// Whether a score of this lane's may be too far above what its row's weights refer to. Numbers that are not negative are ordered as
   /// their bits are, of which one instruction takes the largest of three; 0 stands for all that are, and NaN is larger than any.
-  [[nodiscard]] __device__ __forceinline__ bool may_outgrow(float scale) {
+  [[nodiscard]] __device__ __forceinline__ bool may_outgrow(const float (&scale)[2]) {
     float largest[4] = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
     for (int j = 0; j < 4 * kScoreColumns; j += 8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) largest[i] = ptx::largest_by_bits(largest[i], score(j + i), score(j + 4 + i));
     }
-    const float rows[2] = {ptx::largest_by_bits(largest[0], largest[1], 0.0F) * scale,
-                           ptx::largest_by_bits(largest[2], largest[3], 0.0F) * scale};
+    const float rows[2] = {ptx::largest_by_bits(largest[0], largest[1], 0.0F) * scale[0],
+                           ptx::largest_by_bits(largest[2], largest[3], 0.0F) * scale[of_row(1)]};
     return !(rows[0] <= lane_rows_.max[0] + kMaxSlack) || !(rows[1] <= lane_rows_.max[1] + kMaxSlack);
   }
 
   /// Scores scaled and capped, in the log2 domain.
-  __device__ __forceinline__ void cap_scores(float scale) {
+  __device__ __forceinline__ void cap_scores(const float (&scale)[2]) {
     const float cap = tile::log2_cap(call_.problem.scores);
 #pragma unroll
-    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = softmax::soft_cap(score(j) * scale, cap);
+    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) = softmax::soft_cap(score(j) * scale[of_row(j % 4 / 2)], cap);
+  }
+
+  /// Scores scaled, in the log2 domain.
+  __device__ __forceinline__ void scale_scores(const float (&scale)[2]) {
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) score(j) *= scale[of_row(j % 4 / 2)];
   }
 
   /// What a row does not see, and what lies behind the tile.
