@@ -26,6 +26,7 @@ ORT_GENERATION = "h200-ort-generation.jsonl"
 CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h100-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
+LATENT_FP8_ROWS, LATENT_FP8 = "h100-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
 SHORT_ROWS = "h100-short.jsonl"
 SHORT = {OURS: "lean", DEPENDENT: "dependent_launch", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
@@ -762,6 +763,8 @@ TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "shor
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
           "latent": lambda: markdown(*suite_data.beside(lines(LATENT_ROWS), LATENT, lambda row: by_name(row.removeprefix("mla ")))),
+          "latent, fp8": lambda: markdown(*suite_data.beside(lines(LATENT_FP8_ROWS), LATENT_FP8, lambda row: by_name(
+              row.removeprefix("mla ").removesuffix(" fp8")))),
           "mixed": mixed_table, "mixed, traces": lambda: mixed_table(True),
           "uneven": lambda: markdown(*suite_data.beside(lines(UNEVEN_ROWS), UNEVEN, lambda row: by_name(re.sub("^ragged | 32/8.*", "", row)))),
           "uneven, H200": lambda: markdown(*suite_data.beside(lines("h200-ragged.jsonl"), UNEVEN, by_name)),
@@ -864,6 +867,11 @@ NUMBERS = {
     "chunks over FlashAttention-2": lambda: f"{mean(chunks_over_fa2()):.2f}",
     "chunks most over FlashAttention-2": lambda: f"{max(chunks_over_fa2()):.2f}",
     "empty parts, mean": empty_parts_mean,
+    "latent fp8 rows": lambda: rows_timed(LATENT_FP8_ROWS),
+    "latent fp8 commits": lambda: commits_of(LATENT_FP8_ROWS),
+    "latent fp8 over FlashMLA": lambda: f"{mean(suite_data.ratios(lines(LATENT_FP8_ROWS), LATENT_FP8)):.2f}",
+    "latent fp8 least over FlashMLA": lambda: f"{min(suite_data.ratios(lines(LATENT_FP8_ROWS), LATENT_FP8)):.2f}",
+    "latent fp8 most over FlashMLA": lambda: f"{max(suite_data.ratios(lines(LATENT_FP8_ROWS), LATENT_FP8)):.2f}",
     "latent over FlashMLA": lambda: f"{mean(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",
     "latent most over FlashMLA": lambda: f"{max(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",
     "latent least over FlashMLA": lambda: f"{min(suite_data.ratios(lines(LATENT_ROWS), LATENT)):.2f}",

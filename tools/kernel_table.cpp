@@ -14,7 +14,10 @@
 namespace lean::cuda {
 namespace {
 
-const char* kv_name(std::int32_t kv_bytes) { return kv_bytes == 1 ? "fp8" : "16 bits"; }
+const char* kv_name(std::int32_t kv_bytes, Scope scope) {
+  if (traits_of(scope).converts) return "fp8, in a stage fp16";
+  return kv_bytes == 1 ? "fp8" : "16 bits";
+}
 
 std::vector<NamedFamily> all_families() {
   std::vector<NamedFamily> families(std::begin(kFamilies), std::end(kFamilies));
@@ -88,7 +91,7 @@ void print_markdown() {
     for (const Scope scope : kScopes) {
       for (const std::int32_t kv_bytes : {2, 1}) {
         if (!has_rows(table, scope, kv_bytes)) continue;
-        std::printf("| sm_%d, %s | %s |", static_cast<int>(table.architecture), traits_of(scope).name, kv_name(kv_bytes));
+        std::printf("| sm_%d, %s | %s |", static_cast<int>(table.architecture), traits_of(scope).name, kv_name(kv_bytes, scope));
         for (const std::int32_t head_dim : all_head_dims())
           std::printf(" %s |", tiles_of(table, scope, kv_bytes, head_dim).c_str());
         std::printf("\n");
@@ -103,7 +106,7 @@ void print_markdown() {
       if (std::any_of(told.begin(), told.end(), [&](const char* other) { return std::strcmp(why, other) == 0; })) continue;
       told.push_back(why);
       std::printf("| sm_%d, %s, %s, d %d, %d rows | %s | `bench/results/%s` |\n", static_cast<int>(table.architecture),
-                  traits_of(row.scope).name, kv_name(row.kv_bytes), row.head_dim, row.q_rows, why, row.reason.measured);
+                  traits_of(row.scope).name, kv_name(row.kv_bytes, row.scope), row.head_dim, row.q_rows, why, row.reason.measured);
     }
   }
 }

@@ -136,7 +136,16 @@ def flash_mla_with_kvcache_fp8(
     descale_q: Scale = None,
     descale_k: Scale = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """flash_mla_with_kvcache() of a float8 cache, as vLLM calls it (vllm/v1/attention/ops/flashmla.py)."""
+    """flash_mla_with_kvcache() of a float8 cache, as vLLM calls it (vllm/v1/attention/ops/flashmla.py).
+
+    Args:
+        q, k_cache, block_table, cache_seqlens, head_dim_v: as there; k_cache is float8, q may be.
+        tile_scheduler_metadata, num_splits: of get_mla_metadata_dense_fp8(), whose or another's; not needed.
+        softmax_scale, causal, descale_q, descale_k: as there.
+
+    Returns:
+        As flash_mla_with_kvcache(), and raises what it does.
+    """
     return flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits, softmax_scale, causal, True,
         descale_q=descale_q, descale_k=descale_k,
