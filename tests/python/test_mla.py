@@ -82,8 +82,12 @@ def test_flash_mla_refuses_by_name():
         flash_mla_with_kvcache(call[0], pool.new_zeros(2, 64, 1, 656).to(torch.float8_e4m3fn), *call[2:], 24, is_fp8_kvcache=True)
     with pytest.raises(NotImplementedError, match="descale_k: k_cache is torch.float32"):
         flash_mla_with_kvcache(*call, 24, descale_k=torch.ones(1))
-    with pytest.raises(NotImplementedError, match="descale_q: q is torch.float32"):
-        flash_mla_with_kvcache(call[0], pool.to(torch.float8_e4m3fn), *call[2:], 24, descale_q=torch.ones(1))
+    codes = (call[0], pool.to(torch.float8_e4m3fn), *call[2:])
+    for given in (call, codes):  # not left out in silence, beside whatever cache; a number of 1 asks for nothing
+        for scale in (torch.ones(1), 0.5):
+            with pytest.raises(NotImplementedError, match="descale_q: q is torch.float32"):
+                flash_mla_with_kvcache(*given, 24, descale_q=scale)
+        assert torch.equal(flash_mla_with_kvcache(*given, 24, descale_q=1.0, descale_k=1.0)[0], flash_mla_with_kvcache(*given, 24)[0])
     with pytest.raises(TypeError, match="q: torch.float8_e4m3fn: k and v are torch.float32"):
         flash_mla_with_kvcache(call[0].to(torch.float8_e4m3fn), *call[1:], 24)
     with pytest.raises(TypeError, match="sink: flash_mla_with_kvcache"):

@@ -99,9 +99,11 @@ def flash_mla_with_kvcache(
         raise TypeError(f"head_dim_v = {head_dim_v!r}: an integer is needed")
     if not 1 <= head_dim_v <= k_cache.shape[-1]:
         raise ValueError(f"head_dim_v = {head_dim_v}: values are the first of {k_cache.shape[-1]} dims of k_cache")
-    if not is_fp8(k_cache) and descale_k is not None:
-        raise NotImplementedError(f"descale_k: k_cache is {k_cache.dtype}: is for float8 rows")
-    scales = fp8_scales(q, k_cache, 1, descale_q, descale_k, descale_k, names=("descale_q", "descale_k", "descale_k"))
+    for name, of, x, scale in (("descale_q", "q", q, descale_q), ("descale_k", "k_cache", k_cache, descale_k)):
+        if not is_fp8(x):
+            refuse("flash_mla_with_kvcache", {name: scale}, (), {name: f"{of} is {x.dtype}: is for float8 {of}"})
+    of_q = descale_q if is_fp8(q) else None  # else a 1
+    scales = fp8_scales(q, k_cache, 1, of_q, descale_k, descale_k, names=("descale_q", "descale_k", "descale_k"))
     return decode(
         q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, k_cache[..., :head_dim_v], block_table=block_table, seqlens=cache_seqlens,
         scale=softmax_scale, causal=causal, layout="bshd", return_lse=True, k_scale=scales.k, v_scale=scales.v,
