@@ -7,7 +7,7 @@ from peers.of_flash_attention import version_of
 
 class Mla(Peer):
     dtypes = ("bf16", "fp16")
-    of_fp8 = False
+    kv_dtype = ""  # the queries' own
 
     def supports(self, row):
         if row.unknown:
@@ -16,8 +16,7 @@ class Mla(Peer):
             return "MLA alone: one K/V head of 576, V its first 512"
         if row.form.kind != "nhd" or not row.even_queries:
             return "pages, and as many query tokens of each sequence"
-        wanted = "fp8_e4m3" if self.of_fp8 else row.dtype
-        return None if row.dtype in self.dtypes and row.kv_dtype == wanted else f"{row.kv_dtype}: not called so here"
+        return None if row.dtype in self.dtypes and row.kv_dtype == (self.kv_dtype or row.dtype) else f"{row.kv_dtype}: not called so here"
 
     def forms(self, row):
         return [row.form]
@@ -47,21 +46,18 @@ class FlashMla(Mla):
         return Prepared(call, plan, first_call_plans=True)
 
 
-class FlashMlaFp8(Mla):
+class FlashMlaFp8(FlashMla):
     """vLLM's copy of FlashMLA for float8 rows with one scale. It multiplies float8, so queries are rounded to it ahead of the clock."""
 
     name = "flash-mla-fp8"
     dtypes = ("bf16",)
-    of_fp8 = True
+    kv_dtype = "fp8_e4m3"
 
     def __init__(self, device, threads):
         import flash_mla_fp8  # two functions of vllm/v1/attention/ops/flashmla.py over vLLM's _flashmla_extension_C
 
         self.library, self.impl = flash_mla_fp8, f"flash-mla-{flash_mla_fp8.__version__}/fp8"
         self.one = torch.ones(1, device=device)
-
-    def supports(self, row):
-        return super().supports(row) or (None if row.form.page == 64 else "pages of 64")
 
     def prepare(self, row, tensors):
         q, made = tensors.q_bshd.to(torch.float8_e4m3fn), {}
