@@ -123,22 +123,16 @@ struct ScopeTraits {
               .producer_warps = 4};
     case Scope::kLatentTile:
     case Scope::kLatentTurns:
-      return {.name = scope == Scope::kLatentTurns ? "turns" : "latent",
+    case Scope::kLatentFp8Tile:
+      return {.name = scope == Scope::kLatentTurns     ? "turns"
+                      : scope == Scope::kLatentFp8Tile ? "latent8"
+                                                       : "latent",
               .wide = true,
               .latent = true,
               .in_turns = scope == Scope::kLatentTurns,
+              .converts = scope == Scope::kLatentFp8Tile,
               .value_dim = kLatentValueDim,
-              .copies = Copies::kBoxes,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kWhole,
-              .producer_warps = 4};
-    case Scope::kLatentFp8Tile:
-      return {.name = "latent8",
-              .wide = true,
-              .latent = true,
-              .converts = true,
-              .value_dim = kLatentValueDim,
-              .copies = Copies::kThreads,
+              .copies = scope == Scope::kLatentFp8Tile ? Copies::kThreads : Copies::kBoxes,
               .stage = StageOrder::kColumns,
               .dims = Dims::kWhole,
               .producer_warps = 4};

@@ -253,7 +253,7 @@ class WideConsumer {
       const StagedTile others = behind(own, turns.end);
       own = behind(others, turns.end);
       arrive(memory_.shared.queries_free, own.tokens <= 0);
-      if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // to where the weights are
+      ptx::fence_before_copies();  // to where the weights are
       if (group() == 0) free_part(stage_, 1);
       tile.await_output();
       free_part(stage_, group());
@@ -298,8 +298,8 @@ class WideConsumer {
     await_part(turns, given, stage, group());
     tile.take_given_weights(memory_.shared, address_of(stage));
     tile.ask_for_output(values);
-    if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // of the next keys to where the weights are
-    if (group() == 0) free_part(stage, 1);                          // it has read them
+    ptx::fence_before_copies();             // of the next keys to where the weights are
+    if (group() == 0) free_part(stage, 1);  // it has read them
   }
 
   __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
@@ -353,7 +353,6 @@ class WideConsumer {
 
   /// Whether whole tiles need no fence: threads copy none of their tokens.
   [[nodiscard]] __device__ __forceinline__ bool whole_in_boxes(const SegmentRecord& record) const {
-    if constexpr (kConfig.converts()) return true;
     return has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;
   }
 

@@ -40,7 +40,7 @@ template <DType kType>
 
 /// Eight codes.
 template <DType kType>
-[[nodiscard]] __device__ __forceinline__ uint4 fp8_to_half(std::uint32_t first, std::uint32_t second) {
+[[nodiscard]] __device__ __forceinline__ uint4 eight_to_half(std::uint32_t first, std::uint32_t second) {
   return {fp8_to_half<kType>(first, false), fp8_to_half<kType>(first, true), fp8_to_half<kType>(second, false),
           fp8_to_half<kType>(second, true)};
 }

@@ -17,7 +17,7 @@
 namespace lean::cuda {
 
 /// A segment's tiles, as one of the producer's threads converts its pieces of them: four threads have a row, and each of them 16 bytes of
-/// every 64, which are a column of the stage. To be called for each tile in turn: send_for() the one behind it, then put() it, part by part.
+/// every 64, which are a column of the stage. To be called for each tile in turn: send_for() the one behind it, then put() it.
 template <KernelConfig kConfig>
 class ConvertedRows {
  public:
@@ -58,22 +58,21 @@ class ConvertedRows {
     for (int step = 0; step < kAhead; ++step) pieces_[step] = ask(here_, step);
   }
 
-  /// Puts a part of the tile into a stage, and asks for as many pieces further on, in the end of the tile behind it. Rows that do not
+  /// Puts the tile into a stage, row by row, and asks for as many pieces further on, in the end of the tile behind it. Rows that do not
   /// exist are 0.
-  template <DType kType, int kPart>
+  template <DType kType>
   __device__ __forceinline__ void put(std::uint32_t stage) {
     const std::uint32_t first = stage + place_;
     const std::uint32_t second = stage + (place_ ^ kPieceBytes);  // the piece behind it: the first is an even one
 #pragma unroll
-    for (int step = kConfig.part_column(kPart) * kRows; step < kConfig.part_column(kPart + 1) * kRows; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const std::uint32_t further =
           row_of(step) * kRowsAtOnce * kConfig.column_bytes() + column_of(step) * column_stage_bytes<kConfig>;
       const uint4 codes = pieces_[step % kAhead];
       pieces_[step % kAhead] = step + kAhead < kSteps ? ask(here_, step + kAhead) : ask(next_, step + kAhead - kSteps);
-      ptx::store_shared(first + further, ptx::fp8_to_half<kType>(codes.x, codes.y));
-      ptx::store_shared(second + further, ptx::fp8_to_half<kType>(codes.z, codes.w));
+      ptx::store_shared(first + further, ptx::eight_to_half<kType>(codes.x, codes.y));
+      ptx::store_shared(second + further, ptx::eight_to_half<kType>(codes.z, codes.w));
     }
-    if (kPart + 1 < kConfig.stage_parts()) return;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) here_[i] = next_[i];
   }
@@ -83,20 +82,13 @@ class ConvertedRows {
   static constexpr std::int32_t kLanes = kConfig.column_bytes() / 2 / kPieceBytes;  // threads of a row
   static constexpr std::int32_t kRowsAtOnce = kConfig.producer_threads() / kLanes;
   static constexpr std::int32_t kRows = kConfig.tile_tokens / kRowsAtOnce;  // of a tile that a thread has pieces of
-  static constexpr int kSteps = kRows * kColumns;                           // pieces of a tile, part by part, of a part row by row
+  static constexpr int kSteps = kRows * kColumns;                           // pieces of a tile, row by row
   static constexpr int kAhead = kSteps / 2;                                 // under way
   static_assert(kRows * kRowsAtOnce == kConfig.tile_tokens && kRowsAtOnce % wide::kAtomRows == 0 && kSteps % kAhead == 0 &&
-                kConfig.dtype == DType::kFloat16);
+                kConfig.dtype == DType::kFloat16 && kConfig.stage_parts() == 1);
 
-  [[nodiscard]] static constexpr int part_of(int step) {
-    return kConfig.stage_parts() > 1 && step >= kConfig.part_column(1) * kRows ? 1 : 0;
-  }
-  [[nodiscard]] static constexpr int part_columns(int part) { return kConfig.part_column(part + 1) - kConfig.part_column(part); }
-  [[nodiscard]] static constexpr int step_in_part(int step) { return step - kConfig.part_column(part_of(step)) * kRows; }
-  [[nodiscard]] static constexpr int row_of(int step) { return step_in_part(step) / part_columns(part_of(step)); }
-  [[nodiscard]] static constexpr int column_of(int step) {
-    return kConfig.part_column(part_of(step)) + step_in_part(step) % part_columns(part_of(step));
-  }
+  [[nodiscard]] static constexpr int row_of(int step) { return step / kColumns; }
+  [[nodiscard]] static constexpr int column_of(int step) { return step % kColumns; }
 
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane_of_row() { return lane() % kLanes; }
 

@@ -244,20 +244,15 @@ class Producer {
         const std::int32_t next = token + tokens;
         const std::int32_t next_tokens = tokens_from(next);
         const std::uint32_t stage = stages + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, ring_.index));
-        const auto put = [&]<int kPart>() {
-          const std::int32_t place = kConfig.part_of_stage(ring_.index, kPart);
-          ptx::barrier_wait(&shared_.stage_free[place], ring_.phase ^ 1U);
-          if (kPart == 0) rows.send_for(next, next_tokens);  // here, so that it is worked out beside conversions
-          if (call_.problem.k.dtype == DType::kFloat8E5M2) {
-            rows.template put<DType::kFloat8E5M2, kPart>(stage);
-          } else {
-            rows.template put<DType::kFloat8E4M3, kPart>(stage);
-          }
-          ptx::fence_before_copies();  // products read by the async proxy
-          ptx::barrier_arrive(&shared_.stage_full[place]);
-        };
-        put.template operator()<0>();
-        if constexpr (kConfig.stage_parts() > 1) put.template operator()<1>();
+        ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
+        rows.send_for(next, next_tokens);  // here, so that it is worked out beside conversions
+        if (call_.problem.k.dtype == DType::kFloat8E5M2) {
+          rows.template put<DType::kFloat8E5M2>(stage);
+        } else {
+          rows.template put<DType::kFloat8E4M3>(stage);
+        }
+        ptx::fence_before_copies();  // products read by the async proxy
+        ptx::barrier_arrive(&shared_.stage_full[ring_.index]);
         ring_.advance();
         token = next;
         tokens = next_tokens;
