@@ -7,6 +7,7 @@
 #include <iterator>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "backends/cuda/kernel/tuning.hpp"
 
@@ -49,12 +50,12 @@ TEST(KernelRows, WideFamiliesHaveWideRows) {
     for (const ArchitectureRows& table : kKernelRows) {
       EXPECT_FALSE(std::ranges::any_of(table, [&](const KernelRow& row) { return named.family.has(row); })) << named.name;
     }
-    std::set<Scope> scopes;
+    std::set<std::tuple<Scope, std::int32_t>> seen;
     for (const KernelRow& row : kWideRows) {
       if (!named.family.has(row)) continue;
-      EXPECT_TRUE(scopes.insert(row.scope).second) << named.name;
+      EXPECT_TRUE(seen.emplace(row.scope, row.q_rows).second) << named.name;
     }
-    EXPECT_FALSE(scopes.empty()) << named.name;
+    EXPECT_FALSE(seen.empty()) << named.name;
   }
 }
 
@@ -120,9 +121,36 @@ TEST(KernelRows, LatentVariantsAreOfTheValuesDims) {
   }
 }
 
+/// The same of one whose factors are swapped: a warpgroup has all rows, and the fewest a place for those of the next segment too.
+TEST(KernelRows, SwappedVariantsAreDecodeStepsOfOneWarpgroup) {
+  int variants = 0;
+  for (const KernelRow& row : kWideRows) {
+    const KernelConfig config = config_of(Architecture::kSm90, row, DType::kFloat16);
+    if (!config.swaps_ab()) continue;
+    ++variants;
+    EXPECT_TRUE(config.wide() && config.latent() && config.step() && !config.stairs() && config.reads_once());
+    EXPECT_TRUE(config.traits().chunks == Chunks::kNever && !config.exchanges() && !config.may_run_beside());
+    EXPECT_EQ(config.consumer_threads(), 128);
+    EXPECT_EQ(config.tile_tokens, 64) << "rows of a product";
+    EXPECT_LE(config.summed_dims() * config.q_rows, 128 * 128) << "registers of O";
+    EXPECT_EQ(config.warp_runs(), 4);
+    EXPECT_EQ(sum_roundings(config.tile()), 16);
+    EXPECT_EQ(config.query_places(), config.q_rows == 16 ? 2 : 1);
+    EXPECT_EQ(config.part_column(config.stage_parts()), config.columns());
+    EXPECT_EQ(config.stage_parts(), config.converts() ? 1 : 4);
+    const std::int32_t queries = config.query_places() * config.q_rows * config.head_dim * 2;
+    const std::int32_t exchange = config.exchange_floats() * 4;
+    EXPECT_GE(exchange, 2 * config.q_rows * 128) << "weights of two tiles";
+    EXPECT_LE(queries + exchange + kLatentRingBytes, (227 - 8) * 1024);
+  }
+  EXPECT_EQ(variants, 4);
+}
+
 /// find_kernel() takes the first row block that holds a call's rows.
 TEST(KernelRows, RowBlocksOfAKindAscend) {
-  for (const ArchitectureRows& table : kKernelRows) {
+  std::vector<ArchitectureRows> tables(std::begin(kKernelRows), std::end(kKernelRows));
+  tables.push_back(kWideRows);
+  for (const ArchitectureRows& table : tables) {
     for (const KernelRow* row = table.begin() + 1; row != table.end(); ++row) {
       const KernelRow& before = row[-1];
       if (std::tie(before.scope, before.kv_bytes, before.head_dim) != std::tie(row->scope, row->kv_bytes, row->head_dim)) continue;

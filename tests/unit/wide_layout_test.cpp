@@ -96,7 +96,8 @@ TEST(WideLayout, DescriptorsSayWhatThePtxIsaAsksFor) {
   }
 }
 
-/// Every step of Q K^T reads 16 dims of the rows of a warpgroup, and of all tokens or half of them, from where they were stored.
+/// Every step of Q K^T reads 16 dims of the rows of a warpgroup, or where factors are swapped of all rows, and of all tokens or half of
+/// them, from where they were stored.
 TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   struct Factor {
     std::int32_t rows;   // as it lies
@@ -104,7 +105,8 @@ TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
     std::int32_t count;
   };
   for (const KernelConfig& config : configs()) {
-    for (const Factor& factor : {Factor{config.q_rows, 0, 64}, Factor{config.q_rows, config.q_rows - 64, 64},
+    const std::int32_t rows = config.swaps_ab() ? config.q_rows : 64;
+    for (const Factor& factor : {Factor{config.q_rows, 0, rows}, Factor{config.q_rows, config.q_rows - rows, rows},
                                  Factor{config.tile_tokens, 0, config.tile_tokens},
                                  Factor{config.tile_tokens, config.tile_tokens / 2, config.tile_tokens / 2}}) {
       for (std::int32_t step = 0; step < config.head_dim / 16; ++step) {
@@ -119,11 +121,12 @@ TEST(WideLayout, ProductsOfQueriesAndKeysReadWhatWasStored) {
   }
 }
 
-/// Every run of P V reads all dims of 16 tokens, or of a latent tile a warpgroup's half of the values' dims in the keys' stage.
+/// Every run of P V reads all dims of 16 tokens, or of a latent tile a warpgroup's half of the values' dims in the keys' stage, or where
+/// factors are swapped 64 of them, a column.
 TEST(WideLayout, ProductsOfWeightsAndValuesReadWhatWasStored) {
   for (const KernelConfig& config : configs()) {
     const auto column_bytes = static_cast<std::uint32_t>(config.tile_tokens * kColumnBytes);
-    const std::int32_t own_dims = config.summed_dims() / config.value_warps();
+    const std::int32_t own_dims = config.swaps_ab() ? 64 : config.summed_dims() / config.value_warps();
     EXPECT_LE(own_dims, 256) << "columns of a product";
     for (std::int32_t first = 0; first < config.summed_dims(); first += own_dims) {
       for (std::int32_t run = 0; run < config.tile_tokens / 16; ++run) {
@@ -168,6 +171,36 @@ TEST(WideLayout, WeightsLieWhereTheNextProductWantsThem) {
       }
     }
   }
+}
+
+/// Where factors are swapped, weights pass through shared memory: what a lane has of an accumulator, tokens by query rows, lies where the
+/// next product reads it, query rows by tokens. Of a stored matrix the PTX ISA has lane i hold elements 2 (i % 4) and + 1 of row i / 4, and
+/// with .trans these are of the columns that lanes give addresses of.
+TEST(WideLayout, SwappedWeightsLieWhereTheNextProductReadsThem) {
+  int variants = 0;
+  for (const KernelConfig& config : configs()) {
+    if (!config.swaps_ab()) continue;
+    ++variants;
+    std::set<std::uint32_t> bytes;
+    for (std::int32_t warp = 0; warp < 4; ++warp) {
+      for (std::int32_t column = 0; column < config.q_rows; column += 16) {
+        for (std::int32_t lane = 0; lane < 32; ++lane) {
+          const std::uint32_t row_at = kBegin + transposed_place(config.q_rows, 32 * warp + lane, column);
+          for (std::int32_t i = 0; i < 8; ++i) {
+            // Element i of that row: held by a lane of row i of the matrix, whose column is lane % 8.
+            const std::int32_t holder = 32 * warp + 4 * i + lane % 8 / 2;
+            const std::int32_t matrix = lane / 8;
+            const Place held = accumulator_place(holder, (column / 8 + matrix / 2) * 4 + matrix % 2 * 2 + lane % 2);
+            const std::uint32_t at = row_at + static_cast<std::uint32_t>(2 * i);
+            bytes.insert(at);
+            ASSERT_EQ(at, stored(kBegin, config.q_rows, held.column, held.row)) << warp << ' ' << lane << ' ' << i;
+          }
+        }
+      }
+    }
+    EXPECT_EQ(bytes.size(), static_cast<std::size_t>(64 * config.q_rows)) << "every weight once";
+  }
+  EXPECT_GT(variants, 0);
 }
 
 }  // namespace

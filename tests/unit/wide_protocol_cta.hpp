@@ -21,7 +21,7 @@ namespace lean::cuda::protocol {
 
 constexpr std::int32_t kGroups = 2;
 constexpr std::int32_t kMostStages = 4;
-constexpr std::int32_t kMostParts = 2;
+constexpr std::int32_t kMostParts = 4;
 constexpr std::int32_t kRecords = 2;
 constexpr std::chrono::seconds kPatience(20);  // after so long nobody comes any more
 
@@ -117,17 +117,22 @@ enum class Mistake : std::uint8_t {
   kOneBarrierAtEnd,           // of a segment, where there are two
   kScoresOfOnePart,           // made once it has come, whatever has become of the other
   kLetGoBeforeWeightsAreHad,  // of where they are given
+  kLetGoOfAllParts,           // of a stage, where the first is multiplied
 };
 
 /// Of a variant.
 struct Kind {
   bool latent = false;
   bool in_turns = false;
+  bool swapped = false;
+  std::int32_t swapped_parts = 1;
   std::int32_t stages = 0;
   std::int32_t query_places = 0;
   Mistake mistake = Mistake::kNone;
 
-  [[nodiscard]] std::int32_t parts() const { return in_turns ? 2 : 1; }
+  [[nodiscard]] std::int32_t parts() const { return in_turns ? 2 : swapped_parts; }
+  /// Consumer warpgroups.
+  [[nodiscard]] std::int32_t groups() const { return swapped ? 1 : kGroups; }
 };
 
 /// Those of a segment: tiles are numbered over all segments, which have so many each. Of every other segment the last is not a
@@ -158,11 +163,11 @@ struct Stage {
 struct Cta {
   explicit Cta(const Kind& of) : kind(of) {
     for (auto& parts : stage_free) {
-      for (PhaseBarrier& part : parts) part.begin(kGroups);
+      for (PhaseBarrier& part : parts) part.begin(kind.groups());
       if (kind.in_turns) parts[0].begin(1);
     }
-    for (PhaseBarrier& record : record_free) record.begin(kGroups + 1);
-    queries_free.begin(kGroups);
+    for (PhaseBarrier& record : record_free) record.begin(kind.groups() + 1);
+    queries_free.begin(kind.groups());
   }
 
   Kind kind;

@@ -1,5 +1,5 @@
-// Who waits for whom in a CTA of many rows, or of a latent tile, as a model on threads: a producer and two consumer warpgroups with
-// the kernel's barriers, phases and places (src/backends/cuda/kernel/load/producer.cuh, wide_consumer.cuh), where queries have one
+// Who waits for whom in a CTA of many rows, or of a latent tile, as a model on threads: a producer and two consumer warpgroups, or
+// one, with the kernel's barriers, phases and places (src/backends/cuda/kernel/load/producer.cuh, wide_consumer.cuh), where queries have one
 // place or two. Memory that a barrier would leave open holds another tile than the consumer wants, and is a data race for
 // ThreadSanitizer. Mistakes are made on purpose, too, each in a process of its own, which has to notice.
 #include <gtest/gtest.h>
@@ -231,6 +231,64 @@ class TurnsConsumer {
   std::string fault_;
 };
 
+/// The one consumer warpgroup of a swapped tile, whose stages come and go part by part. Products run from when they are asked for to when
+/// they are awaited, so what they read is looked at at both ends.
+class SwappedConsumer {
+ public:
+  explicit SwappedConsumer(Cta& cta) : cta_(cta), random_(37), stage_{cta.kind.stages} {}
+
+  /// What take_swapped_tiles() does with a segment's tiles.
+  std::string take(const Tiles& tiles, std::int32_t record) {
+    if (tiles.begin == tiles.end) free_queries();
+    for (std::int32_t tile = tiles.begin; tile < tiles.end; ++tile, stage_.advance()) {
+      if (!tiles.is_whole(tile)) {
+        if (!await(parts())) return "no tile comes";
+        for (Part& part : cta_.at(stage_).parts) part.rest = 2 * tile;
+      }
+      for (std::int32_t part = 0; part < parts(); ++part) {
+        if ((part == 0 || !is(Mistake::kScoresOfOnePart)) && !await(part + 1)) return "no tile comes";
+        if (!reads(tile, part)) return "another tile's keys";
+      }
+      linger(random_);
+      for (std::int32_t part = 0; part < parts(); ++part) {
+        if (!reads(tile, part)) return "another tile's keys";
+      }
+      if (cta_.at(stage_).last_column[0] != 2 * tile) return "another tile's last column";
+      if (cta_.queries_of(record) != tiles.segment) return "queries of another segment";
+      if (tile + 1 == tiles.end) free_queries();
+      for (std::int32_t part = 0; part < parts(); ++part) {
+        linger(random_);
+        if (!reads(tile, part)) return "another tile's values";
+        const std::int32_t end = is(Mistake::kLetGoOfAllParts) && part == 0 ? parts() : part + 1;
+        if (part > 0 && is(Mistake::kLetGoOfAllParts)) continue;
+        for (std::int32_t freed = part; freed < end; ++freed) cta_.free(stage_, freed).arrive();
+      }
+    }
+    return "";
+  }
+
+ private:
+  [[nodiscard]] std::int32_t parts() const { return cta_.kind.parts(); }
+  [[nodiscard]] bool is(Mistake mistake) const { return cta_.kind.mistake == mistake; }
+  bool await(std::int32_t end) {
+    for (std::int32_t part = 0; part < end; ++part) {
+      if (!cta_.full(stage_, part).wait(stage_.phase)) return false;
+    }
+    return true;
+  }
+  bool reads(std::int32_t tile, std::int32_t part) const {
+    const Part& held = cta_.at(stage_).parts[static_cast<std::size_t>(part)];
+    return held.rows == 2 * tile && held.rest == 2 * tile;
+  }
+  void free_queries() {
+    if (cta_.kind.query_places == 1) cta_.queries_free.arrive();
+  }
+
+  Cta& cta_;
+  Stream random_;
+  Pipeline stage_;
+};
+
 /// What a segment's tiles become, and its end.
 std::string take_segment(Cta& cta, Consumer& consumer, const Tiles& tiles, std::int32_t record) {
   if (tiles.begin == tiles.end) {
@@ -246,6 +304,7 @@ std::string take_segment(Cta& cta, Consumer& consumer, const Tiles& tiles, std::
 std::string consume(Cta& cta, std::size_t group, const std::vector<std::int32_t>& counts) {
   Consumer consumer(cta, group);
   TurnsConsumer in_turns(cta, group);
+  SwappedConsumer swapped(cta);
   if (cta.kind.in_turns && !in_turns.rehearse()) return in_turns.fault();
   Pipeline records{kRecords};
   std::int32_t next = 0;
@@ -256,7 +315,10 @@ std::string consume(Cta& cta, std::size_t group, const std::vector<std::int32_t>
     if (cta.segment[at] != segment) return "another record";
     if (!cta.queries_full[at].wait(records.phase)) return "no queries come";
     const Tiles tiles{segment, next, next + counts[static_cast<std::size_t>(segment)]};
-    if (cta.kind.in_turns) {
+    if (cta.kind.swapped) {
+      const std::string fault = swapped.take(tiles, records.index);
+      if (!fault.empty()) return fault;
+    } else if (cta.kind.in_turns) {
       if (!in_turns.take(tiles) || !in_turns.finish(segment)) return in_turns.fault();
     } else {
       const std::string fault = take_segment(cta, consumer, tiles, records.index);
@@ -283,7 +345,7 @@ std::array<std::string, 1 + kGroups> run_cta(const Kind& kind, const std::vector
   Producer producer(cta);
   std::vector<std::jthread> threads;
   threads.emplace_back([&] { note(0, producer.run(tiles)); });
-  for (std::size_t group = 1; group <= kGroups; ++group)
+  for (std::size_t group = 1; group <= static_cast<std::size_t>(kind.groups()); ++group)
     threads.emplace_back([&, group] { note(group, consume(cta, group - 1, tiles)); });
   for (std::jthread& thread : threads) thread.join();
   return faults;
@@ -304,13 +366,17 @@ TEST(WideProtocol, EverybodyGetsWhatTheyWaitForAndNobodyTooEarly) {
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kBFloat16);
     for (std::int32_t stages = 2; stages <= (config.latent() ? 2 : kMostStages); ++stages) {
-      const Kind kind{
-          .latent = config.latent(), .in_turns = config.in_turns(), .stages = stages, .query_places = config.query_places()};
+      const Kind kind{.latent = config.latent(),
+                      .in_turns = config.in_turns(),
+                      .swapped = config.swaps_ab(),
+                      .swapped_parts = config.swaps_ab() ? config.stage_parts() : 1,
+                      .stages = stages,
+                      .query_places = config.query_places()};
       EXPECT_EQ(kind.parts(), config.stage_parts());
       run_rounds(kind, support::full_or_reduced(100, 10));
     }
     one_place = one_place || (!config.latent() && config.query_places() == 1);
-    EXPECT_TRUE(!config.latent() || config.query_places() == 1);
+    EXPECT_TRUE(!config.latent() || config.swaps_ab() || config.query_places() == 1);
   }
   EXPECT_TRUE(one_place) << "of two kinds of tiles";
 }
@@ -319,6 +385,14 @@ TEST(WideProtocol, EverybodyGetsWhatTheyWaitForAndNobodyTooEarly) {
 bool is_noticed(int status) {
   constexpr int kDataRace = 66;
   return testing::ExitedWithCode(kNoticed)(status) || testing::ExitedWithCode(kDataRace)(status);
+}
+
+TEST(WideProtocol, MistakesOfASwappedTileAreNoticed) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  for (const Mistake mistake : {Mistake::kScoresOfOnePart, Mistake::kLetGoOfAllParts}) {
+    const Kind kind{.latent = true, .swapped = true, .swapped_parts = 4, .stages = 2, .query_places = 2, .mistake = mistake};
+    EXPECT_EXIT((run_rounds(kind, 100), std::_Exit(0)), is_noticed, "") << static_cast<int>(mistake);
+  }
 }
 
 TEST(WideProtocol, MistakesInTurnsAreNoticed) {

@@ -179,9 +179,25 @@ bool has_tiles_of(const WideRule& rule, const KernelEntry& wide, const Problem& 
   return tiles >= std::int64_t{rule.fewest_tiles} * plan.options.workers;
 }
 
+schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
+  return schedule::line_shape_of(shape, entry.config.q_rows, entry.config.tile_tokens);
+}
+
+/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
+bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
+  const std::int32_t q_rows = entry.config.q_rows;
+  return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
+         schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
+                                cost_model(entry.config), options.workers);
+}
+
 /// The latent kernel for calls of these sizes: kTurnsRule says which.
 const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
-  if (kv_type_of(shape.k.dtype).converted()) return sized_wide_kernel(Scope::kLatentFp8Tile, shape, plan);
+  const bool converted = kv_type_of(shape.k.dtype).converted();
+  const KernelEntry* const swapped = sized_wide_kernel(converted ? Scope::kLatentFp8Swapped : Scope::kLatentSwapped, shape, plan);
+  const bool is_step = swapped != nullptr && is_flat(*swapped, shape, plan.options);
+  if (is_step && shape.scores.softcap == 0.0F) return swapped;
+  if (converted) return sized_wide_kernel(Scope::kLatentFp8Tile, shape, plan);
   const KernelEntry* const turns = sized_wide_kernel(Scope::kLatentTurns, shape, plan);
   const bool many = schedule::row_capacity(shape) >= kTurnsRule.fewest_rows;
   if (turns != nullptr && many && has_tiles_of(kTurnsRule, *turns, shape, plan)) return turns;
@@ -212,18 +228,6 @@ bool has_values_kernel(const Problem& problem, const CallPlan& plan) noexcept {
   const KernelEntry* const entry = values_kernel(problem, plan);
   if (entry == nullptr || (entry->config.latent() && !same_rows(problem.k, problem.v)) || !lies_well(problem)) return false;
   return can_copy(entry->config, plan.copies) && asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
-}
-
-schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
-  return schedule::line_shape_of(shape, entry.config.q_rows, entry.config.tile_tokens);
-}
-
-/// Whatever the lengths: every kv head of a sequence is one output, the policy cuts the line, and 32 bits count it.
-bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
-  const std::int32_t q_rows = entry.config.q_rows;
-  return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
-         schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
-                                cost_model(entry.config), options.workers);
 }
 
 /// Packed queries are so many together, however they are shared out; others as many in each sequence as in the longest.
@@ -289,7 +293,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
   launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
                 (entry.config.wide() && is_stair(entry, shape, plan.options));
-  if (launch.flat && entry.config.wide()) launch.stair_width = schedule::stair_width_of(launch.line);
+  if (launch.flat && entry.config.stairs()) launch.stair_width = schedule::stair_width_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);

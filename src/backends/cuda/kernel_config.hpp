@@ -46,6 +46,12 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
   [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
   [[nodiscard]] constexpr bool in_turns() const noexcept { return traits().in_turns; }
+  [[nodiscard]] constexpr bool swaps_ab() const noexcept { return traits().swaps_ab; }
+  /// Row blocks of a kv head are many, and a line is a stair (schedule/stair_line.hpp); in a decode step it is flat.
+  [[nodiscard]] constexpr bool stairs() const noexcept { return wide() && !step(); }
+  /// One row block alone reads K and V: always, or as it happens (kernel/asked.cuh).
+  [[nodiscard]] constexpr bool reads_once() const noexcept { return !stairs(); }
+  [[nodiscard]] constexpr bool may_read_once() const noexcept { return reads_once() || (latent() && !in_turns()); }
   [[nodiscard]] constexpr bool converts() const noexcept { return traits().converts; }
   /// K and V have scales (problem/kv_scales.hpp).
   [[nodiscard]] constexpr bool scaled() const noexcept { return kv_type().scaled || converts(); }
@@ -67,7 +73,7 @@ struct KernelConfig {
     return summed_dims() <= 64 ? summed_dims() : static_cast<std::int32_t>(round_up(summed_dims(), 128));
   }
   /// Warps beside each other that have the same rows and tokens, each with its own dims of the values.
-  [[nodiscard]] constexpr std::int32_t value_warps() const noexcept { return latent() ? 2 : 1; }
+  [[nodiscard]] constexpr std::int32_t value_warps() const noexcept { return swaps_ab() ? consumer_warps : latent() ? 2 : 1; }
   /// Places for the queries of a segment: of two, those of the next come while one is computed.
   [[nodiscard]] constexpr std::int32_t query_places() const noexcept {
     return wide() && q_rows * stage_row_bytes(head_dim) > kTwoPlacesBytes ? 1 : 2;
@@ -100,8 +106,8 @@ struct KernelConfig {
     return index * stage_bytes + more * column_bytes() * tile_tokens / 2;
   }
   /// Parts in which a stage comes and is let go of: of latent tiles in turns the columns of either warpgroup's values, so that the next
-  /// tile's come as soon as one is done with its own.
-  [[nodiscard]] constexpr std::int32_t stage_parts() const noexcept { return in_turns() ? 2 : 1; }
+  /// tile's come as soon as one is done with its own; of swapped ones two columns of values.
+  [[nodiscard]] constexpr std::int32_t stage_parts() const noexcept { return in_turns() ? 2 : swaps_ab() && !converts() ? 4 : 1; }
   /// Their places among those of all stages.
   [[nodiscard]] LEAN_HD constexpr std::int32_t part_of_stage(std::int32_t stage, std::int32_t part) const noexcept {
     return stage * stage_parts() + part;
@@ -113,16 +119,16 @@ struct KernelConfig {
                : part * summed_dims() * static_cast<std::int32_t>(bytes_of(dtype)) / (stage_parts() * column_bytes());
   }
   /// Warps side by side along the rows, and along the tokens of a tile.
-  [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() ? 1 : q_rows / kMmaRows; }
+  [[nodiscard]] constexpr std::int32_t row_warps() const noexcept { return narrow() || swaps_ab() ? 1 : q_rows / kMmaRows; }
   [[nodiscard]] constexpr std::int32_t token_warps() const noexcept { return consumer_warps / (row_warps() * value_warps()); }
   /// Query rows of a warp.
   [[nodiscard]] constexpr std::int32_t warp_rows() const noexcept { return narrow() ? kNarrowRows : kMmaRows; }
   /// Those of a warp's query rows that it stages at once at a segment's end.
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
   /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
-  /// hold whole rows and their queries have a place of their own.
+  /// hold whole rows and their queries have a place of their own. Of swapped tiles the weights of two lie there, a column each.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
-    return wide() ? 4 : max_of(8192, consumer_warps * staged_rows() * value_dim());
+    return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192, consumer_warps * staged_rows() * value_dim());
   }
   /// Contributors of a decode step's output meet at one counter, however many they are, and where they are many, those that have nothing
   /// else to do merge together (fixup/joint_merge.hpp).
@@ -136,7 +142,7 @@ struct KernelConfig {
     return wide() ? !latent() && !few_values() : step() && q_rows <= kMmaRows && !chunks_only() && !exchanges();
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
-  [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && q_rows <= kMmaRows; }
+  [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && !wide() && q_rows <= kMmaRows; }
   /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).
   [[nodiscard]] constexpr bool queries_ahead() const noexcept { return bulk_queries() || wide(); }
   /// Warps hold their queries in registers; else they load them anew for every tile, so that nothing is spilled.
@@ -203,17 +209,18 @@ struct KernelConfig {
 /// its partial is 129 KB more, on the whole two tiles (by arithmetic, not measured).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
   schedule::CostModel model = cost_model(config.tile());
+  const std::int32_t once = config.latent() ? 2 : 1;  // a latent tile's values are its keys
   if (config.step() && !config.kv_type().converted()) {
-    model.short_tiles = tiles_of_64_kb(config.tile(), 12);
-    model.spare_tiles = tiles_of_64_kb(config.tile(), 48);
-    if (config.q_rows <= kMmaRows) model.unshared_tiles = tiles_of_64_kb(config.tile(), 2);
+    model.short_tiles = tiles_of_64_kb(config.tile(), 12 * once);
+    model.spare_tiles = tiles_of_64_kb(config.tile(), 48 * once);
+    if (config.q_rows <= kMmaRows) model.unshared_tiles = tiles_of_64_kb(config.tile(), 2 * once);
   }
-  if (!config.wide()) return model;
+  if (!config.stairs()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
   model.cut_units = 6 * model.tile_units;
   // 8 MB: with as much nothing was gained (576 tokens of 2k, 32/8 heads of 128), with twice as much 5 % (1,536 of 4k).
-  model.far_tiles = tiles_of_64_kb(config.tile(), 128) * (config.latent() ? 2 : 1);  // a latent tile's values are its keys
+  model.far_tiles = tiles_of_64_kb(config.tile(), 128) * once;
   model.whole_percent = model.align_percent;
   model.align_units = schedule::CostModel{}.align_units;
   return model;

@@ -76,6 +76,8 @@ inline constexpr Reason kInTurns{"long calls of many rows: the softmax of one wa
                                  "experiments/h100-latent-turns.jsonl"};
 inline constexpr Reason kLatentFp8{"fp8 rows, half the bytes: threads make fp16 of them, and the tile is that of 16 bits",
                                    "h100-mla-fp8.jsonl"};
+inline constexpr Reason kSwapped{"few rows: tokens and dims are the rows of products, and none of 64 is empty", "h100-mla.jsonl"};
+inline constexpr Reason kSwappedFp8{"the same of fp8 rows", "h100-mla-fp8.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
@@ -176,6 +178,10 @@ inline constexpr KernelRow kWide90[] = {
     {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
     {kLatentTurns, 2, 576, 64,  64,  8, 140,  kInTurns},
     {kLatentFp8Tile, 2, 576, 64, 64, 8, 8,    kLatentFp8},
+    {kLatentSwapped, 2, 576, 16, 64, 4, 0,    kSwapped},
+    {kLatentSwapped, 2, 576, 32, 64, 4, 0,    kSwapped},
+    {kLatentFp8Swapped, 2, 576, 16, 64, 4, 0, kSwappedFp8},
+    {kLatentFp8Swapped, 2, 576, 32, 64, 4, 0, kSwappedFp8},
 };
 // clang-format on
 
@@ -284,7 +290,9 @@ inline constexpr NamedFamily kWideFamilies[] = {{"f16_d96", {DType::kFloat16, 96
 [[nodiscard]] constexpr bool wide_rows_hold() noexcept {
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kFloat16);
-    const bool rows = row.q_rows * config.value_warps() == kMmaRows * row.consumer_warps && row.consumer_warps == 8;
+    const bool rows = config.swaps_ab()
+                          ? row.q_rows % (2 * kNarrowRows) == 0 && row.consumer_warps == 4
+                          : row.q_rows * config.value_warps() == kMmaRows * row.consumer_warps && row.consumer_warps == 8;
     const bool turns = !config.in_turns() || (config.latent() && config.part_column(2) > config.part_column(1));
     const bool columns = row.head_dim % kMmaDims == 0 && row.tile_tokens % kMmaTokens == 0 &&
                          (config.value_warps() == 1 || config.summed_dims() * row.kv_bytes % (128 * config.value_warps()) == 0) &&

@@ -20,10 +20,13 @@ enum class Scope : std::int32_t {
   kFewValuesTile,
   kLatentTurns,
   kLatentFp8Tile,
+  kLatentSwapped,
+  kLatentFp8Swapped,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep,    Scope::kStridedStep, Scope::kTensorStep,   Scope::kChunkStep,
-                                    Scope::kAnyCall,       Scope::kWideTile,    Scope::kLatentTile,   Scope::kExchangedStep,
-                                    Scope::kFewValuesTile, Scope::kLatentTurns, Scope::kLatentFp8Tile};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep,      Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
+                                    Scope::kAnyCall,         Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
+                                    Scope::kFewValuesTile,   Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
+                                    Scope::kLatentFp8Swapped};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -67,6 +70,9 @@ struct ScopeTraits {
   bool latent = false;
   /// The warpgroups of a latent kernel make the weights of whole tiles in turn, not of half a tile each.
   bool in_turns = false;
+  /// Of few rows: tokens, and dims of the values, are the 64 rows of a product, and query rows its columns ("swap AB"), so that none of
+  /// these is multiplied for nothing; one warpgroup has them all (kernel/tile/swapped_tile.cuh).
+  bool swaps_ab = false;
   /// K and V are fp8 and the variant's type, fp16, is that of the factors: producer threads convert rows on their way to a stage
   /// (kernel/load/converted_rows.cuh), and consumers bf16 queries where they lie (kernel/tile/bf16_queries.hpp).
   bool converts = false;
@@ -83,6 +89,27 @@ struct ScopeTraits {
   /// (kernel/output/exchange.cuh).
   bool exchanges = false;
 };
+
+[[nodiscard]] constexpr ScopeTraits latent_traits_of(Scope scope) noexcept {
+  ScopeTraits traits{.name = "latent",
+                     .wide = true,
+                     .latent = true,
+                     .value_dim = kLatentValueDim,
+                     .copies = Copies::kBoxes,
+                     .stage = StageOrder::kColumns,
+                     .dims = Dims::kWhole,
+                     .producer_warps = 4};
+  traits.in_turns = scope == Scope::kLatentTurns;
+  traits.swaps_ab = scope == Scope::kLatentSwapped || scope == Scope::kLatentFp8Swapped;
+  traits.step = traits.swaps_ab;
+  traits.converts = scope == Scope::kLatentFp8Tile || scope == Scope::kLatentFp8Swapped;
+  if (traits.in_turns) traits.name = "turns";
+  if (traits.converts) traits.copies = Copies::kThreads;
+  if (traits.converts) traits.name = traits.swaps_ab ? "swapped8" : "latent8";
+  if (traits.swaps_ab && !traits.converts) traits.name = "swapped";
+  traits.warms_l2 = traits.swaps_ab && !traits.converts;
+  return traits;
+}
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
   switch (scope) {
@@ -124,18 +151,8 @@ struct ScopeTraits {
     case Scope::kLatentTile:
     case Scope::kLatentTurns:
     case Scope::kLatentFp8Tile:
-      return {.name = scope == Scope::kLatentTurns     ? "turns"
-                      : scope == Scope::kLatentFp8Tile ? "latent8"
-                                                       : "latent",
-              .wide = true,
-              .latent = true,
-              .in_turns = scope == Scope::kLatentTurns,
-              .converts = scope == Scope::kLatentFp8Tile,
-              .value_dim = kLatentValueDim,
-              .copies = scope == Scope::kLatentFp8Tile ? Copies::kThreads : Copies::kBoxes,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kWhole,
-              .producer_warps = 4};
+    case Scope::kLatentSwapped:
+    case Scope::kLatentFp8Swapped: return latent_traits_of(scope);
     case Scope::kFewValuesTile:
       return {.name = "values",
               .wide = true,

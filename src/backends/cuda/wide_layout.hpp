@@ -70,6 +70,15 @@ struct Place {
           .column = register_index / 4 * 8 + lane % 4 * 2 + register_index % 2};
 }
 
+/// Bytes from the begin of a column of `rows` rows to where lane i of a warp has row i % 8 of matrix i / 8 stored, transposed, of the four
+/// that the warp has in 16 columns of an accumulator from `column` on, eight rows of its 16 and eight columns each (PTX ISA, "stmatrix"):
+/// so that a column of the accumulator becomes a row, and its 64 rows what the column holds of it.
+[[nodiscard]] LEAN_HD constexpr std::uint32_t transposed_place(std::int32_t rows, std::int32_t thread,
+                                                               std::int32_t column) noexcept {
+  const std::int32_t matrix = thread % 32 / 8;
+  return piece_place(rows, column + matrix / 2 * 8 + thread % 8, thread / 32 * 2 + matrix % 2);
+}
+
 /// Which registers of an accumulator, two neighbours, make register i of operand A (64 x 16) of a further product over its columns
 /// ("wgmma: Register Fragments for A"): those of a run of 16 columns lie where they have to.
 [[nodiscard]] LEAN_HD constexpr std::int32_t operand_pair(std::int32_t run, std::int32_t i) noexcept {

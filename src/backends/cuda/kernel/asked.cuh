@@ -33,6 +33,11 @@ struct Asked {
   [[nodiscard]] __device__ __forceinline__ bool tensor_copies() const {
     return kConfig.in_columns() && !kConfig.converts() && call.load.box_tokens > 0;
   }
+  /// One row block alone reads K and V: what has been read the L2 may let go of. It does not, then, of the kernel's instructions.
+  [[nodiscard]] __device__ __forceinline__ bool reads_once() const {
+    if constexpr (!kConfig.may_read_once()) return false;
+    return kConfig.reads_once() || call.shape.group * call.problem.q_tokens <= kConfig.q_rows;
+  }
   [[nodiscard]] __device__ __forceinline__ bool pages() const { return !kEndToEnd && is_paged(call.problem.pages); }
   [[nodiscard]] __device__ __forceinline__ bool cumulative_keys() const {
     return !kEndToEnd && call.problem.cu_kv_tokens != nullptr;

@@ -53,8 +53,9 @@ template <KernelConfig kConfig>
 struct CtaWide {
   CtaWalk walks[2];  // the second is rehearsed: a share that begins and ends inside one output
   // WideTile::keep_ahead(). Of latent tiles a row of each warpgroup's: what is exchanged; in turns maxima, and sums in places of their own,
-  // since one warpgroup gives maxima of the next segment while the other still reads sums of this.
-  float kept[kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
+  // since one warpgroup gives maxima of the next segment while the other still reads sums of this. Of swapped tiles what each warp has
+  // of a row, and the row's maximum.
+  float kept[kConfig.swaps_ab() ? 5 : kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
   float query_scale[kConfig.converts() ? kConfig.q_rows : 1];  // of bf16 queries that became fp16: what scores are multiplied by
   SegmentRecord rehearsed;                                     // the consumers': a whole tile, and no row that is written
 
@@ -112,7 +113,9 @@ struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(kQueriesAlignment<kConfig>)
       std::byte queries[kConfig.query_places()][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
-  alignas(16) float exchange[kConfig.exchange_floats()];  // other queries are staged there, and parts of results side by side
+  alignas(kConfig.swaps_ab()
+              ? 1024
+              : 16) float exchange[kConfig.exchange_floats()];  // other queries are staged there, and parts of results side by side
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ std::byte* queries_of(std::int32_t record_index) {

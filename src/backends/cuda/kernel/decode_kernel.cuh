@@ -179,11 +179,11 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
   build_line<kConfig>(call);
   if constexpr (kConfig.wide()) {
     if (consumes) {
-      ptx::take_registers<kWideConsumerRegisters<kConfig>>();
+      if constexpr (kMovesRegisters<kConfig>) ptx::take_registers<kWideConsumerRegisters<kConfig>>();
       consumer_sync<kConfig>();  // a short line is not built by all threads together
       WideConsumer<kConfig>(call, memory).run();
     } else {
-      ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
+      if constexpr (kMovesRegisters<kConfig>) ptx::give_up_registers<kWideProducerRegisters<kConfig>>();
       visit_segments<kConfig>(call, memory, Produce<kConfig>{call, maps, memory});
     }
   } else if (consumes) {

@@ -53,12 +53,12 @@ using DeviceLengths = BasicDeviceLengths<true>;
 using DeviceLine = schedule::WorkLine<DeviceLengths>;
 using DeviceCursor = schedule::SegmentCursor<DeviceLengths>;
 template <KernelConfig kConfig>
-using FlatShape = std::conditional_t<kConfig.wide(), schedule::StairShape<kConfig.q_rows, kConfig.tile_tokens>,
+using FlatShape = std::conditional_t<kConfig.stairs(), schedule::StairShape<kConfig.q_rows, kConfig.tile_tokens>,
                                      schedule::OneBlockShape<kConfig.tile_tokens>>;
 template <KernelConfig kConfig, bool kCumulative>
 using FlatRules = schedule::LineRules<BasicDeviceLengths<kCumulative>, std::int32_t, FlatShape<kConfig>>;
 template <KernelConfig kConfig>
-using FlatPlan = std::conditional_t<kConfig.wide(), schedule::BasicStairPlan<std::int32_t>, schedule::BasicPlan<std::int32_t>>;
+using FlatPlan = std::conditional_t<kConfig.stairs(), schedule::BasicStairPlan<std::int32_t>, schedule::BasicPlan<std::int32_t>>;
 template <KernelConfig kConfig>
 using FlatSums = FlatRules<kConfig, true>::Sums;
 using FlatRange = schedule::BasicShares<std::int32_t>::Range;

@@ -6,11 +6,15 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "backends/cuda/kernel/cta_memory.cuh"
+#include "backends/cuda/kernel/fixup/swapped_segment_end.cuh"
 #include "backends/cuda/kernel/fixup/wide_segment_end.cuh"
 #include "backends/cuda/kernel/load/ring.cuh"
 #include "backends/cuda/kernel/load/stage_columns.cuh"
+#include "backends/cuda/kernel/tile/swapped_tile.cuh"
 #include "backends/cuda/kernel/tile/wide_tile.cuh"
 #include "backends/cuda/kernel/worker_track.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -32,8 +36,14 @@ inline constexpr int kWideConsumerRegisters = kConfig.head_dim >= 128 && (!kConf
 template <KernelConfig kConfig>
 inline constexpr int kWideProducerRegisters = 3 * 168 - 2 * kWideConsumerRegisters<kConfig>;
 
+/// A CTA of 256 threads has all that they can use.
+template <KernelConfig kConfig>
+inline constexpr bool kMovesRegisters = cta_threads(kConfig) > 256;
+
 template <KernelConfig kConfig>
 class WideConsumer {
+  using Tile = std::conditional_t<kConfig.swaps_ab(), SwappedTile<kConfig>, WideTile<kConfig>>;
+
  public:
   __device__ __forceinline__ WideConsumer(const DeviceCall& call, CtaMemory<kConfig>& memory)
       : call_(call), memory_(memory), stages_(ptx::shared_address(memory.ring(call))), stage_(call.load.ring_stages) {
@@ -50,7 +60,7 @@ class WideConsumer {
       const SegmentRecord& record = rehearses_ != 0 ? shared.wide.rehearsed : shared.records[records.index];
       if (record.last) return end_track<kConfig>();
       if (rehearses_ == 0) note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
-      WideTile<kConfig> tile(call_);
+      Tile tile(call_);
       tile.begin(record, ptx::shared_address(memory_.queries_of(records.index)));
       wait(shared.queries_full[records.index], records.phase);
       if constexpr (kConfig.converts()) {
@@ -63,7 +73,9 @@ class WideConsumer {
       // Producer threads stored them, as threads do; the barrier orders that before this fence, and the fence before products, which
       // read by the async proxy (PTX ISA, "Memory Consistency Model: Causality order", proxy-preserved base causality order).
       ptx::fence_before_copies();
-      if constexpr (kConfig.in_turns()) {
+      if constexpr (kConfig.swaps_ab()) {
+        take_swapped_tiles(record, tile);
+      } else if constexpr (kConfig.in_turns()) {
         take_latent_tiles_in_turns(record, tile);
       } else if constexpr (kConfig.latent()) {
         take_latent_tiles(record, tile);
@@ -81,14 +93,14 @@ class WideConsumer {
       }
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
-      deliver<kConfig>(call_, records.index, tile);
+      deliver(call_, records.index, tile);
       ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());
       records.advance();
     }
   }
 
  private:
-  static constexpr int kColumns = WideTile<kConfig>::kScoreColumns;
+  static constexpr int kColumns = kConfig.swaps_ab() ? 2 : WideTile<kConfig>::kScoreColumns;
   static constexpr int kAhead = kColumns / 2;  // of them, those whose weights are made before the values are awaited
   static constexpr bool kOnePlace = kConfig.query_places() == 1;
 
@@ -204,6 +216,45 @@ class WideConsumer {
     }
   }
 
+  /// One thing after the other, by the one warpgroup. A stage comes and goes part by part: scores are made of what is there, and the next
+  /// tile comes where values are multiplied, so that the memory waits for weights and little more.
+  __device__ __forceinline__ void take_swapped_tiles(const SegmentRecord& record, Tile& tile) {
+    const bool in_boxes = whole_in_boxes(record);
+    std::int32_t token = record.token_begin;
+    if (kOnePlace && token >= record.token_end) free_queries();
+#pragma unroll 1
+    while (token < record.token_end) {
+      const StagedTile now = tile_at(record, token);
+      const std::uint64_t queries = tile.queries_at();
+      const std::uint64_t keys = tile.keys_at(address_of(stage_));
+      if (now.tokens != kConfig.tile_tokens) clear_rest_of(now, stage_);
+      for_each_part([&]<int kPart>() {
+        await_part(in_boxes, now, stage_, kPart);
+        tile.template ask_for_scores<kPart>(queries, keys);
+      });
+      tile.await_scores();
+      token = now.end();
+      if (kOnePlace && token >= record.token_end) free_queries();
+      tile.make_weights(record, now);
+      tile.pin_output();
+      for_each_part([&]<int kPart>() { tile.template ask_for_output<kPart>(keys); });
+      for_each_part([&]<int kPart>() {
+        ptx::await_products<kConfig.stage_parts() - 1 - kPart>();
+        free_part(stage_, kPart);
+      });
+      tile.pin_output();
+      stage_.advance();
+    }
+  }
+
+  /// Calls `visit` with the number of each part of a stage, one after the other.
+  template <typename TVisit>
+  __device__ __forceinline__ static void for_each_part(const TVisit& visit) {
+    [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
+      (visit.template operator()<kPart>(), ...);
+    }(std::make_integer_sequence<int, kConfig.stage_parts()>());
+  }
+
   /// What is known of a segment whose tiles are made in turns.
   struct Turns {
     std::int32_t end;
@@ -279,15 +330,10 @@ class WideConsumer {
   __device__ __forceinline__ void ask_for_own_scores(const Turns& turns, WideTile<kConfig>& tile, StagedTile own) {
     const std::uint64_t queries = tile.queries_at();
     const std::uint64_t keys = tile.keys_at(address_of(stage_));
-    await_part(turns, own, stage_, 0);
-    if (own.tokens != kConfig.tile_tokens) {
-      await_part(turns, own, stage_, 1);
-      clear_rest(own, stage_, static_cast<std::int32_t>(ptx::thread_index()) % ptx::kWarpgroupThreads, ptx::kWarpgroupThreads);
-      ptx::fence_before_copies();
-      ptx::named_barrier(kGroupBarrier + static_cast<std::uint32_t>(group()), ptx::kWarpgroupThreads);
-    }
+    if (own.tokens != kConfig.tile_tokens) clear_rest_of(own, stage_);
+    await_part(turns.in_boxes, own, stage_, 0);
     tile.template ask_for_scores<0, kConfig.part_column(1)>(queries, keys);
-    await_part(turns, own, stage_, 1);
+    await_part(turns.in_boxes, own, stage_, 1);
     tile.template ask_for_scores<kConfig.part_column(1)>(queries, keys);
   }
 
@@ -295,17 +341,17 @@ class WideConsumer {
   __device__ __forceinline__ void ask_for_given_output(const Turns& turns, WideTile<kConfig>& tile, StagedTile given,
                                                        const PipelineState& stage) {
     const std::uint64_t values = tile.values_at(address_of(stage));
-    await_part(turns, given, stage, group());
+    await_part(turns.in_boxes, given, stage, group());
     tile.take_given_weights(memory_.shared, address_of(stage));
     tile.ask_for_output(values);
     ptx::fence_before_copies();             // of the next keys to where the weights are
     if (group() == 0) free_part(stage, 1);  // it has read them
   }
 
-  __device__ __forceinline__ void await_part(const Turns& turns, StagedTile tile, const PipelineState& stage,
-                                             std::int32_t part) const {
+  /// `in_boxes`: whole_in_boxes(). Those that convert have fenced themselves.
+  __device__ __forceinline__ void await_part(bool in_boxes, StagedTile tile, const PipelineState& stage, std::int32_t part) const {
     wait(memory_.shared.stage_full[kConfig.part_of_stage(stage.index, part)], stage.phase);
-    if (!turns.in_boxes || tile.tokens != kConfig.tile_tokens) ptx::fence_before_copies();
+    if (!kConfig.converts() && (!in_boxes || tile.tokens != kConfig.tile_tokens)) ptx::fence_before_copies();
   }
   __device__ __forceinline__ void free_part(const PipelineState& stage, std::int32_t part) const {
     arrive(memory_.shared.stage_free[kConfig.part_of_stage(stage.index, part)]);
@@ -328,11 +374,20 @@ class WideConsumer {
     clear_rest(tile, values, static_cast<std::int32_t>(ptx::thread_index()), kConfig.consumer_threads());
     publish_to_products();
   }
+  /// Of a tile that is not whole and comes in parts: the same by this warpgroup alone, once all parts are there.
+  __device__ __forceinline__ void clear_rest_of(StagedTile tile, const PipelineState& stage) const {
+#pragma unroll
+    for (int part = 0; part < kConfig.stage_parts(); ++part) await_part(false, tile, stage, part);
+    clear_rest(tile, stage, static_cast<std::int32_t>(ptx::thread_index()) % ptx::kWarpgroupThreads, ptx::kWarpgroupThreads);
+    ptx::fence_before_copies();
+    ptx::named_barrier(kGroupBarrier + static_cast<std::uint32_t>(group()), ptx::kWarpgroupThreads);
+  }
   /// By so many threads, of which this is one.
   __device__ __forceinline__ void clear_rest(StagedTile tile, const PipelineState& values, std::int32_t thread,
                                              std::int32_t threads) const {
     const std::uint32_t stage = address_of(values);
     constexpr std::int32_t kPieces = kConfig.column_bytes() / kPieceBytes;
+#pragma unroll 1
     for (std::int32_t i = tile.tokens * kPieces + thread; i < kConfig.tile_tokens * kPieces; i += threads) {
 #pragma unroll
       for (int column = 0; column < kConfig.value_columns(); ++column) {

@@ -48,18 +48,19 @@ struct TensorPlace {
 };
 
 /// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier.
-/// What is read once the L2 lets go of first.
-template <bool kReadOnce = true>
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900
-  if constexpr (!kReadOnce) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-            "r"(shared_address(shared)),
-        "l"(map), "r"(from.byte), "r"(from.token), "r"(from.head), "r"(from.sequence), "r"(shared_address(barrier))
-        : "memory");
-    return;
-  }
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+          shared_address(shared)),
+      "l"(map), "r"(from.byte), "r"(from.token), "r"(from.head), "r"(from.sequence), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+/// The same of what is read once, which the L2 lets go of first.
+__device__ __forceinline__ void tensor_copy_once(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
+#if LEAN_CUDA_ARCH >= 900
   asm volatile(
       "{ .reg .b64 policy;\n"
       "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
@@ -86,9 +87,10 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
 [[nodiscard]] __device__ __forceinline__ uint4 load_past_l1_16(const void* global, bool exists) {
   uint4 x;
   asm volatile(
-      "{ .reg .pred exists; setp.ne.u32 exists, %5, 0;\n"
+      "{ .reg .pred exists; .reg .b64 policy; setp.ne.u32 exists, %5, 0;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
       "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-      "@exists ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      "@exists ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy; }"
       : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
       : "l"(global), "r"(static_cast<std::uint32_t>(exists))
       : "memory");

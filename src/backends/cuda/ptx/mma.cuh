@@ -35,6 +35,15 @@ __device__ __forceinline__ void store_matrices(std::uint32_t row_address, const 
 #endif
 }
 
+/// The same of matrices that are transposed on the way: a lane's two become neighbours of a column.
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t row_address, const std::uint32_t (&fragment)[4]) {
+#if LEAN_CUDA_ARCH >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(fragment[0]),
+               "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+#endif
+}
+
 /// An 8x8 matrix of 16-bit elements, of which a lane holds two neighbours of a row, transposed.
 [[nodiscard]] __device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
   std::uint32_t of_transposed;

@@ -23,6 +23,10 @@ __device__ __forceinline__ void store_shared_word(std::uint32_t address, std::ui
   return x;
 }
 
+[[nodiscard]] __device__ __forceinline__ float load_shared_float(const float& at) {
+  return __uint_as_float(load_shared_word(shared_address(&at)));
+}
+
 [[nodiscard]] __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");

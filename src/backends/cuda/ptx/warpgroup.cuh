@@ -73,10 +73,15 @@ __device__ __forceinline__ void multiply_rows(float (&c)[kCount][4], std::uint64
 /// c = a b, or c += a b: A, 16 rows a warp, from registers; B's rows are the sum's terms.
 template <DType kType, int kCount>
 __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const std::uint32_t (&a)[4], std::uint64_t b, bool adds);
+/// c = a b, or c += a b: both from shared memory, where A lies transposed, a column of 64 of its rows (V), and B's rows run along the sum.
+template <DType kType, int kCount>
+__device__ __forceinline__ void multiply_transposed(float (&c)[kCount][4], std::uint64_t a, std::uint64_t b, bool adds);
 
 // clang-format off: registers one by one
 // The sums of a product, as operands: their numbers and their registers, each width those of the one before and more.
-#define LEAN_SUMS_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LEAN_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LEAN_SUMS_32 LEAN_SUMS_16 \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define LEAN_SUMS_64 LEAN_SUMS_32 \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LEAN_SUMS_96 LEAN_SUMS_64 \
@@ -91,6 +96,7 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LEAN_COLUMN(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define LEAN_FOUR_COLUMNS(i) LEAN_COLUMN(i), LEAN_COLUMN(i + 1), LEAN_COLUMN(i + 2), LEAN_COLUMN(i + 3)
+#define LEAN_COLUMNS_16 LEAN_COLUMN(0), LEAN_COLUMN(1)
 #define LEAN_COLUMNS_32 LEAN_FOUR_COLUMNS(0)
 #define LEAN_COLUMNS_64 LEAN_COLUMNS_32, LEAN_FOUR_COLUMNS(4)
 #define LEAN_COLUMNS_96 LEAN_COLUMNS_64, LEAN_FOUR_COLUMNS(8)
@@ -106,6 +112,30 @@ __device__ __forceinline__ void multiply_columns(float (&c)[kCount][4], const st
 #else
 #define LEAN_MULTIPLY(N, TYPE, A, B, ADDS, TRANSPOSED, ...)
 #endif
+template <>
+__device__ __forceinline__ void multiply_rows<DType::kFloat16, 2>(float (&c)[2][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(16, "f16", "%8", "%9", "%10", "0, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_transposed<DType::kFloat16, 2>(float (&c)[2][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(16, "f16", "%8", "%9", "%10", "1, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_rows<DType::kBFloat16, 2>(float (&c)[2][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(16, "bf16", "%8", "%9", "%10", "0, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_transposed<DType::kBFloat16, 2>(float (&c)[2][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(16, "bf16", "%8", "%9", "%10", "1, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_transposed<DType::kFloat16, 4>(float (&c)[4][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(32, "f16", "%16", "%17", "%18", "1, 0", "l"(a));
+}
+template <>
+__device__ __forceinline__ void multiply_transposed<DType::kBFloat16, 4>(float (&c)[4][4], std::uint64_t a, std::uint64_t b, bool adds) {
+  LEAN_MULTIPLY(32, "bf16", "%16", "%17", "%18", "1, 0", "l"(a));
+}
 template <>
 __device__ __forceinline__ void multiply_rows<DType::kFloat16, 4>(float (&c)[4][4], std::uint64_t a, std::uint64_t b, bool adds) {
   LEAN_MULTIPLY(32, "f16", "%16", "%17", "%18", "0, 0", "l"(a));
@@ -181,6 +211,8 @@ __device__ __forceinline__ void multiply_columns<DType::kBFloat16, 32>(float (&c
 #undef LEAN_MULTIPLY
 #undef LEAN_COLUMN
 #undef LEAN_FOUR_COLUMNS
+#undef LEAN_COLUMNS_16
+#undef LEAN_SUMS_16
 #undef LEAN_COLUMNS_32
 #undef LEAN_SUMS_32
 #undef LEAN_COLUMNS_64

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cuda/kernel/fixup/arrival.cuh"
+#include "backends/cuda/kernel/fixup/block_merge.cuh"
 #include "backends/cuda/kernel/fixup/lane_merge.cuh"
 #include "backends/cuda/kernel/fixup/parts.cuh"
 #include "backends/cuda/kernel/fixup/row_merge.cuh"
@@ -152,6 +153,19 @@ __device__ __forceinline__ void merge_rows_jointly(std::int32_t record_index) {
   }
 }
 
+/// A worker's share of a decode step's joint merge, as what it has of it is best read.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void merge_step_share(const MergeRun& run, std::int32_t record_index, const fixup::MergeShare& share) {
+  if constexpr (BlockMerge<kConfig>::kServes) {
+    if (run.parts <= BlockMerge<kConfig>::kMostParts) return BlockMerge<kConfig>(run, record_index, share).run();
+  }
+  if (kConfig.fewest_joint_parts() <= fixup::kMaxOneLevel && run.parts <= fixup::kMaxOneLevel) {
+    merge_share<kConfig>(run, record_index, share);
+  } else {
+    merge_share_of_bundles<kConfig>(run, record_index, share);
+  }
+}
+
 /// Of a decode step's output of many contributors, who all meet at one counter: by those that have nothing else to do.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_step_jointly(std::int32_t record_index) {
@@ -161,11 +175,7 @@ __device__ __forceinline__ void merge_step_jointly(std::int32_t record_index) {
   if (share.sharers == 0) return;
   note<kConfig>(timeline::EventKind::kMergeBegin, record_index);
   const fixup::Counter left = ptx::thread_index() == 0 ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
-  if (kConfig.fewest_joint_parts() <= fixup::kMaxOneLevel && run.parts <= fixup::kMaxOneLevel) {
-    merge_share<kConfig>(run, record_index, share);
-  } else {
-    merge_share_of_bundles<kConfig>(run, record_index, share);
-  }
+  merge_step_share<kConfig>(run, record_index, share);
   note<kConfig>(timeline::EventKind::kMergeEnd, record_index);
   if (ptx::thread_index() == 0 && fixup::is_last(left, share)) DeviceAtomic::store_relaxed(*run.counter, 0);
 }
@@ -181,7 +191,7 @@ __device__ __noinline__ void merge_step_jointly_called(std::int32_t record_index
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_shared(std::int32_t record_index) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
-  if constexpr (kConfig.wide()) return merge_rows_jointly<kConfig>(record_index);
+  if constexpr (kConfig.stairs()) return merge_rows_jointly<kConfig>(record_index);
   if (!Asked<kConfig>(shared.call).last_arriver()) return merge_alone<kConfig>(record_index);
   const SegmentRecord& record = shared.records[record_index];
   if constexpr (kConfig.step_merges_jointly()) {

@@ -13,6 +13,17 @@
 
 namespace lean::cuda {
 
+/// Has a box copied, for the L2 to keep or not.
+template <KernelConfig kConfig, bool kEndToEnd>
+__device__ __forceinline__ void copy_box(const Asked<kConfig, kEndToEnd>& asked, std::byte* to, const TensorMap& map,
+                                         const ptx::TensorPlace& from, std::uint64_t* full) {
+  if (asked.reads_once()) {
+    ptx::tensor_copy_once(to, &map, from, full);
+  } else {
+    ptx::tensor_copy(to, &map, from, full);
+  }
+}
+
 /// Copies tokens of a tile, whole low boxes of them, by tensor copies: tall boxes as far as they go, then low ones; by all
 /// producers, a lane a box. A page outside the pool comes as zeros.
 template <KernelConfig kConfig>
@@ -42,7 +53,7 @@ __device__ __forceinline__ void copy_boxes(const DeviceCall& call, const BoxMaps
   }
   std::byte* const to =
       runs.stage + static_cast<std::uint32_t>(box.column) * column_stage_bytes<kConfig> + box.row * kConfig.column_bytes();
-  ptx::tensor_copy<!kConfig.wide()>(to, tall ? &maps.tall : &maps.low, place, runs.full);
+  copy_box(Asked<kConfig>(call), to, tall ? maps.tall : maps.low, place, runs.full);
 }
 
 }  // namespace lean::cuda

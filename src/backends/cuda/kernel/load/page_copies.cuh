@@ -151,7 +151,7 @@ __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32
         report_lacking_page(call, cta_memory<kConfig>().shared);
       }
     }
-    if constexpr (kConfig.step()) {
+    if constexpr (kConfig.step() && !kConfig.wide()) {
       if (__all_sync(ptx::kAllLanes, place != nullptr || lane() >= Pages::kRunRows)) {
         copy_whole_run<kConfig>(call, place, stage, first);
         continue;

@@ -142,12 +142,12 @@ class Producer {
 
   /// Of many rows a second thread walks, and writes, what nobody looks at, while the first builds a stair line (CtaWide).
   [[nodiscard]] __device__ bool rehearses_walk() const {
-    return kConfig.wide() && thread_ == kWarpThreads && call_.plan.flat && call_.plan.even_stair.outputs == 0;
+    return kConfig.stairs() && thread_ == kWarpThreads && call_.plan.flat && call_.plan.even_stair.outputs == 0;
   }
 
   template <typename TCursor>
   [[nodiscard]] __device__ __forceinline__ static bool is_even(const TCursor& cursor) {
-    if constexpr (kConfig.wide()) return cursor.is_even();
+    if constexpr (kConfig.stairs()) return cursor.is_even();
     return false;
   }
 
@@ -297,7 +297,7 @@ class Producer {
         if (thread_ == 0)
           ptx::barrier_expect(full, static_cast<std::uint32_t>(kTokens * (end_column - first_column) * kConfig.column_bytes()));
         if (asks && (part == 0 || box.column >= first_column) && box.column < end_column) {
-          ptx::tensor_copy<false>(own + kConfig.stage_place(call_.load.stage_bytes, stage.index), &map, from, full);
+          copy_box(asked_, own + kConfig.stage_place(call_.load.stage_bytes, stage.index), map, from, full);
         }
         ptx::barrier_arrive_for_warp(full, thread_ % kWarpThreads == 0);
       }

@@ -16,7 +16,7 @@ namespace lean::cuda {
 
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatShape<kConfig> flat_shape_of(const DeviceCall& call) {
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.stairs()) {
     static_assert(cost_model(kConfig).row_units == 0);  // schedule::is_stair()
     return FlatShape<kConfig>(call.shape, call.plan.stair_width);
   } else {
@@ -34,7 +34,7 @@ template <KernelConfig kConfig, bool kCumulative>
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums) {
   const std::int32_t grid = workers_of_launch<kConfig>(call);
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.stairs()) {
     schedule::CostModel model = cost_model(kConfig);
     if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
     return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, grid);
@@ -55,12 +55,12 @@ template <KernelConfig kConfig>
 /// Its share, and where it begins on the line.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatRange share_of_worker(const FlatPlan<kConfig>& plan) {
-  if constexpr (kConfig.wide()) return plan.share_of(worker_of(plan));
+  if constexpr (kConfig.stairs()) return plan.share_of(worker_of(plan));
   return plan.shares.range(worker_of(plan));
 }
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ std::int32_t begin_of_worker(const FlatPlan<kConfig>& plan, const FlatRange& share) {
-  if constexpr (kConfig.wide()) return plan.begin_of(worker_of(plan), share);
+  if constexpr (kConfig.stairs()) return plan.begin_of(worker_of(plan), share);
   return share.begin;
 }
 
@@ -142,7 +142,7 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
     clamped = clamped || lengths[i].clamped;
     if (from != LineStage::kPlan) {
       each[i] = rules.sum_sequence(schedule::work_of(lengths[i]));
-    } else if constexpr (kConfig.wide()) {
+    } else if constexpr (kConfig.stairs()) {
       each[i] = likely_sums();
     }
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
@@ -166,9 +166,9 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
     if (first + i < batch) own = own.plus(each[i]);
   }
   FlatLine<kConfig> line{.plan = flat_plan<kConfig>(call, sum_over_warp(own))};
-  if (kConfig.wide() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
+  if (kConfig.stairs() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
   std::int32_t begin = ptx::warp_sum_before(own.cost);
-  if constexpr (kConfig.wide()) begin += line.plan.line_begin();
+  if constexpr (kConfig.stairs()) begin += line.plan.line_begin();
   line.share = share_of_worker<kConfig>(line.plan);
   const std::int32_t place = begin_of_worker<kConfig>(line.plan, line.share);
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
@@ -217,7 +217,7 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
   const auto [own, clamped] = sum_sequences(rules, first, first + strip_sequences);
   std::int32_t begin = ptx::warp_sum_before(own.cost);
-  const std::int32_t outputs_before = kConfig.wide() ? ptx::warp_sum_before(own.outputs) : 0;
+  const std::int32_t outputs_before = kConfig.stairs() ? ptx::warp_sum_before(own.outputs) : 0;
   {
     const FlatSums<kConfig> sums = sum_over_warp(own);
     if (lane == 0) built.warp_sums[warp] = sums;
@@ -226,11 +226,11 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   FlatSums<kConfig> sums;
   if (lane < kThreads / kWarpThreads) sums = built.warp_sums[lane];
   begin += ptx::warp_sum(lane < warp ? sums.cost : 0);
-  const std::int32_t outputs_of_warps = kConfig.wide() ? ptx::warp_sum(lane < warp ? sums.outputs : 0) : 0;
+  const std::int32_t outputs_of_warps = kConfig.stairs() ? ptx::warp_sum(lane < warp ? sums.outputs : 0) : 0;
   sums = sum_over_warp(sums);
   const FlatPlan<kConfig> plan = flat_plan<kConfig>(shared.call, sums);
   std::int32_t length = own.cost;
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.stairs()) {
     if (plan.level_parts > 0) {
       begin = plan.line_begin() + (outputs_of_warps + outputs_before) * plan.level_parts;
       length = own.outputs * plan.level_parts;

@@ -79,7 +79,8 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   const KeySpan tokens = early_tokens(call.plan.alike, place, seen, lengths.kv_begin, kConfig.tile_tokens);
   const HeadRows k = head_rows(Asked<kConfig>(call), true, lengths, {place.sequence, place.kv_head});
   const HeadRows v = head_rows(Asked<kConfig>(call), false, lengths, {place.sequence, place.kv_head});
-  const bool keys_only = call.plan.even.outputs > 0 && !is_long_share(call.plan.alike, seen, kConfig.tile_tokens, kEvenShareTiles);
+  const bool keys_only = kConfig.latent() || (call.plan.even.outputs > 0 &&
+                                              !is_long_share(call.plan.alike, seen, kConfig.tile_tokens, kEvenShareTiles));
   if (end_to_end) {
     if (lane() != 0) return;
     const auto bytes = static_cast<std::uint32_t>((tokens.end - tokens.begin) * k.token_bytes);  // rows lie end to end

@@ -47,7 +47,7 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 __device__ __forceinline__ void setup_done(const DeviceCall& call) {
   if (!call.plan.short_line) return;
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.stairs()) {
     ptx::named_barrier_arrive(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
     ptx::named_barrier_arrive(kWalkBarrier, kConfig.consumer_threads() + kWarpThreads);
   } else {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
 /// Called by the warps that walk: calls `visit` once, with a cursor over the worker's segments or with a OneSegment.
 template <KernelConfig kConfig, typename TVisit>
 __device__ __forceinline__ void visit_segments(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
-  if constexpr (kConfig.wide()) {
+  if constexpr (kConfig.stairs()) {
     begin_walk<kConfig>(call, memory);
     const std::uint32_t rehearses = threadIdx.x == kConfig.consumer_threads() ? 0 : 1;
     // Else the compiler chooses between the two for every member ahead of time.

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/bf16_queries.hpp"
 #include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/shared.cuh"
+#include "backends/cuda/ptx/special_registers.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 
 namespace lean::cuda {
@@ -24,6 +27,24 @@ template <typename TVisit>
     x = ptx::pack<DType::kFloat16>(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xFFFF0000U) * up);
   });
   return __uint_as_float(power.down << 23);
+}
+
+/// The same of a row that is staged, where it lies, whose pieces the four lanes share out.
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ float queries_to_half(std::uint32_t staged, std::int32_t row) {
+  return to_half([&](const auto& each) {
+#pragma unroll 1
+    for (auto pair = static_cast<std::int32_t>(ptx::thread_index() % 4); pair < kConfig.head_dim / (2 * kQueryPieceDims);
+         pair += 4) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::uint32_t at = query_address<kConfig>(staged, row, 2 * pair + i);
+        uint4 eight = ptx::load_shared_16(at);
+        each(eight.x), each(eight.y), each(eight.z), each(eight.w);
+        ptx::store_shared(at, eight);
+      }
+    }
+  });
 }
 
 }  // namespace lean::cuda

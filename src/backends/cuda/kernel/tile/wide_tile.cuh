@@ -16,6 +16,7 @@
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/staged_tile.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
@@ -28,14 +29,6 @@
 #include "tile/score_rules.hpp"
 
 namespace lean::cuda {
-
-/// Tokens of a tile that a stage holds.
-struct StagedTile {
-  std::int32_t token = 0;
-  std::int32_t tokens = 0;
-
-  [[nodiscard]] __device__ __forceinline__ std::int32_t end() const { return token + tokens; }
-};
 
 template <KernelConfig kConfig>
 class WideTile {
@@ -80,23 +73,12 @@ class WideTile {
   /// and take_query_scales().
   __device__ __forceinline__ void convert_queries(CtaShared<kConfig>& shared) const {
     const std::int32_t row = row_of(warp() / 4);
-    const float down = to_half([&](const auto& each) {
-#pragma unroll 1
-      for (std::int32_t pair = in_quad(); pair < kDims / (2 * kQueryPieceDims); pair += 4) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const std::uint32_t at = query_address<kConfig>(queries_, row, 2 * pair + i);
-          uint4 eight = ptx::load_shared_16(at);
-          each(eight.x), each(eight.y), each(eight.z), each(eight.w);
-          ptx::store_shared(at, eight);
-        }
-      }
-    });
+    const float down = queries_to_half<kConfig>(queries_, row);
     if (in_quad() == 0) ptx::store_shared_word(ptx::shared_address(&shared.wide.query_scale[row]), __float_as_uint(down));
   }
   __device__ __forceinline__ void take_query_scales(const CtaShared<kConfig>& shared) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) lane_rows_.scale[half] *= shared_float(shared.wide.query_scale[row_of(half)]);
+    for (int half = 0; half < 2; ++half) lane_rows_.scale[half] *= ptx::load_shared_float(shared.wide.query_scale[row_of(half)]);
   }
 
   /// Empties O. No products run.
@@ -188,7 +170,7 @@ class WideTile {
     ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(giver), kConfig.consumer_threads());
     float max[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) max[half] = shared_float(shared.wide.kept[giver][row_of(half)]);
+    for (int half = 0; half < 2; ++half) max[half] = ptx::load_shared_float(shared.wide.kept[giver][row_of(half)]);
     load_weights<0>(passed_at(stage));
     rescales_ = __any_sync(ptx::kAllLanes, max[0] != lane_rows_.max[0] || max[1] != lane_rows_.max[1]) != 0;
     if (rescales_) {
@@ -381,8 +363,8 @@ class WideTile {
     consumer_sync<kConfig>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      x[half] =
-          combine(shared_float(shared.wide.kept[kFirst][row_of(half)]), shared_float(shared.wide.kept[kFirst + 1][row_of(half)]));
+      x[half] = combine(ptx::load_shared_float(shared.wide.kept[kFirst][row_of(half)]),
+                        ptx::load_shared_float(shared.wide.kept[kFirst + 1][row_of(half)]));
     }
   }
   static constexpr std::uint32_t kPassedRunBytes = ptx::kWarpgroupThreads * kPieceBytes;
@@ -411,9 +393,6 @@ class WideTile {
       p_[kFirst + run][2] = weights.z;
       p_[kFirst + run][3] = weights.w;
     }
-  }
-  [[nodiscard]] __device__ __forceinline__ static float shared_float(const float& at) {
-    return __uint_as_float(ptx::load_shared_word(ptx::shared_address(&at)));
   }
 
   [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
