@@ -206,7 +206,7 @@ struct KernelConfig {
 /// outputs are (512 of 65536: 4.3 GB from memory, or 0.3). Row blocks of a chunk are alike for that, though causality takes some of
 /// their last tiles. Of other dims tiles have 0.5 to 1.25 times as many products, and a segment's ends are shorter or longer likewise:
 /// four tiles there too, by arithmetic and not measured. A latent tile takes its read, 72 KB: a segment reads as much of queries, and
-/// its partial is 129 KB more, on the whole two tiles (by arithmetic, not measured).
+/// its partial is 129 KB more, on the whole two tiles (by arithmetic, not measured). Latent calls of few rows are decode steps in this too.
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config) noexcept {
   schedule::CostModel model = cost_model(config.tile());
   const std::int32_t once = config.latent() ? 2 : 1;  // a latent tile's values are its keys

@@ -75,9 +75,9 @@ inline constexpr Reason kLatent{"values in the keys' memory, read once: 64 rows,
 inline constexpr Reason kInTurns{"long calls of many rows: the softmax of one warpgroup beside the products of the other",
                                  "experiments/h100-latent-turns.jsonl"};
 inline constexpr Reason kLatentFp8{"fp8 rows, half the bytes: threads make fp16 of them, and the tile is that of 16 bits",
-                                   "h100-mla-fp8.jsonl"};
-inline constexpr Reason kSwapped{"few rows: tokens and dims are the rows of products, and none of 64 is empty", "h100-mla.jsonl"};
-inline constexpr Reason kSwappedFp8{"the same of fp8 rows", "h100-mla-fp8.jsonl"};
+                                   "h200-mla-fp8.jsonl"};
+inline constexpr Reason kSwapped{"few rows: tokens and dims are the rows of products, and none of 64 is empty", "h200-mla.jsonl"};
+inline constexpr Reason kSwappedFp8{"the same of fp8 rows", "h200-mla-fp8.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",

@@ -62,8 +62,8 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
-  /// Many rows: products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has. Any line and the last arriver only,
-  /// and of the rules of scores windows, causality and softcap.
+  /// Products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has: of many rows, or with `step` too of few. Any line, or that of
+  /// a step, and the last arriver only, and of the rules of scores windows, causality and, not in a step, softcap.
   bool wide = false;
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
   /// warpgroups have the same rows and half the values' dims each.
@@ -90,25 +90,27 @@ struct ScopeTraits {
   bool exchanges = false;
 };
 
+/// Of a latent scope.
 [[nodiscard]] constexpr ScopeTraits latent_traits_of(Scope scope) noexcept {
-  ScopeTraits traits{.name = "latent",
-                     .wide = true,
-                     .latent = true,
-                     .value_dim = kLatentValueDim,
-                     .copies = Copies::kBoxes,
-                     .stage = StageOrder::kColumns,
-                     .dims = Dims::kWhole,
-                     .producer_warps = 4};
-  traits.in_turns = scope == Scope::kLatentTurns;
-  traits.swaps_ab = scope == Scope::kLatentSwapped || scope == Scope::kLatentFp8Swapped;
-  traits.step = traits.swaps_ab;
-  traits.converts = scope == Scope::kLatentFp8Tile || scope == Scope::kLatentFp8Swapped;
-  if (traits.in_turns) traits.name = "turns";
-  if (traits.converts) traits.copies = Copies::kThreads;
-  if (traits.converts) traits.name = traits.swaps_ab ? "swapped8" : "latent8";
-  if (traits.swaps_ab && !traits.converts) traits.name = "swapped";
-  traits.warms_l2 = traits.swaps_ab && !traits.converts;
-  return traits;
+  const bool turns = scope == Scope::kLatentTurns;
+  const bool swaps = scope == Scope::kLatentSwapped || scope == Scope::kLatentFp8Swapped;
+  const bool converts = scope == Scope::kLatentFp8Tile || scope == Scope::kLatentFp8Swapped;
+  return {.name = turns      ? "turns"
+                  : swaps    ? (converts ? "swapped8" : "swapped")
+                  : converts ? "latent8"
+                             : "latent",
+          .step = swaps,
+          .wide = true,
+          .latent = true,
+          .in_turns = turns,
+          .swaps_ab = swaps,
+          .converts = converts,
+          .value_dim = kLatentValueDim,
+          .copies = converts ? Copies::kThreads : Copies::kBoxes,
+          .stage = StageOrder::kColumns,
+          .dims = Dims::kWhole,
+          .warms_l2 = swaps && !converts,
+          .producer_warps = 4};
 }
 
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {

@@ -107,15 +107,17 @@ inline constexpr std::size_t kRestAlignment = kConfig.in_columns() ? 1024 : 128;
 template <KernelConfig kConfig>
 inline constexpr std::size_t kQueriesAlignment = kConfig.wide() ? 1024 : 16;
 
+/// They read weights of swapped tiles there.
+template <KernelConfig kConfig>
+inline constexpr std::size_t kExchangeAlignment = kConfig.swaps_ab() ? 1024 : 16;
+
 /// A CTA's dynamic shared memory: this, the CtaLine of a call whose line is not flat, and the ring.
 template <KernelConfig kConfig>
 struct CtaMemory {
   CtaShared<kConfig> shared;
   alignas(kQueriesAlignment<kConfig>)
       std::byte queries[kConfig.query_places()][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
-  alignas(kConfig.swaps_ab()
-              ? 1024
-              : 16) float exchange[kConfig.exchange_floats()];  // other queries are staged there, and parts of results side by side
+  alignas(kExchangeAlignment<kConfig>) float exchange[kConfig.exchange_floats()];  // queries without a place, parts of results
   alignas(kRestAlignment<kConfig>) std::byte rest[128];
 
   [[nodiscard]] __device__ __forceinline__ std::byte* queries_of(std::int32_t record_index) {

@@ -83,7 +83,7 @@ class ConvertedRows {
   static constexpr std::int32_t kRowsAtOnce = kConfig.producer_threads() / kLanes;
   static constexpr std::int32_t kRows = kConfig.tile_tokens / kRowsAtOnce;  // of a tile that a thread has pieces of
   static constexpr int kSteps = kRows * kColumns;                           // pieces of a tile, row by row
-  static constexpr int kAhead = kRows > 1 ? kSteps / 2 : kSteps;            // under way
+  static constexpr int kAhead = kSteps / 2;                                 // under way
   static_assert(kRows * kRowsAtOnce == kConfig.tile_tokens && kRowsAtOnce % wide::kAtomRows == 0 && kSteps % kAhead == 0 &&
                 kConfig.dtype == DType::kFloat16 && kConfig.stage_parts() == 1);
 

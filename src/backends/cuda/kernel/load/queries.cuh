@@ -104,8 +104,7 @@ __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const S
   constexpr std::int32_t kPieces = kQueryPieces<kConfig>;
   constexpr std::int32_t kThreads = (kPieces % (2 * wide::kPieces) == 0 ? 2 : 1) * wide::kPieces;  // of a row
   constexpr std::int32_t kAtOnce = kConfig.producer_threads() / kThreads;                          // rows
-  static_assert(kAtOnce * kThreads == kConfig.producer_threads() && kPieces % kThreads == 0);
-  static_assert(kConfig.q_rows % kAtOnce == 0 || kAtOnce % kConfig.q_rows == 0);  // some threads may have no row
+  static_assert(kAtOnce * kThreads == kConfig.producer_threads() && kConfig.q_rows % kAtOnce == 0 && kPieces % kThreads == 0);
   CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
   static_assert(kAtOnce % wide::kAtomRows == 0);  // pieces of rows so far apart are swizzled alike

@@ -80,13 +80,13 @@ class WideCursor {
   CtaWalk& walk_;
 };
 
-/// What a producers' warp does of a short line's building: the first all of it, the third and the fourth rehearse stages that come later. Where a
+/// What a producers' warp does of a short line's building: the first all of it, the last two rehearse stages that come later. Where a
 /// line may be an even stair, whether it is or not, nothing is rehearsed.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ LineStage first_stage() {
-  static_assert(kConfig.producer_warps() >= 4);
+  static_assert(kConfig.producer_warps() == 4);
   const std::uint32_t warp = threadIdx.x / kWarpThreads - kConfig.consumer_warps;
-  return warp == 0 ? LineStage::kLengths : warp == 2 ? LineStage::kSums : warp == 3 ? LineStage::kPlan : LineStage::kNone;
+  return warp == 0 ? LineStage::kLengths : warp == 1 ? LineStage::kNone : warp == 2 ? LineStage::kSums : LineStage::kPlan;
 }
 
 /// Finds the segment of an even stair, by the warp that walks. Code of its own, in which nothing is jumped over on the way to the first
