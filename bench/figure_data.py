@@ -23,10 +23,10 @@ FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
-CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h100-mla.jsonl", "h100-mixed.jsonl"
+CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
-LATENT_FP8_ROWS, LATENT_FP8 = "h100-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
+LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
 SHORT_ROWS = "h100-short.jsonl"
 SHORT = {OURS: "lean", DEPENDENT: "dependent_launch", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
@@ -59,6 +59,7 @@ MODELS = {
 }
 MACHINES = {"Zen 3, 2 threads": "cpu-peers-zen3-2t.jsonl", "Zen 4, 2 threads": "cpu-peers-zen4-2t.jsonl",
             "Xeon 6, 2 threads": "cpu-peers-xeon6-2t.jsonl", "Xeon, 16 threads": "cpu-peers-xeon-16t.jsonl"}
+ALL_ON_A_CPU = {"Zen 4, 2 threads": "cpu-peers-zen4-ggml-2t.jsonl"}
 STEPS = {"LeanStaticCache": "lean_attention/lean", "flash, dynamic cache": "flash/dynamic", "sdpa, static cache": "sdpa/static",
          "sdpa, dynamic cache": "sdpa/dynamic", "LeanStaticCache, compiled": "lean_attention/lean+compiled",
          "sdpa, static cache, compiled": "sdpa/static+compiled", "LeanStaticCache, in a graph": "lean_attention/lean+captured"}
@@ -211,10 +212,10 @@ def cpu_forms(name: str) -> dict:
     return rows
 
 
-def cpu() -> dict:
+def cpu(machines: dict = MACHINES) -> dict:
     """Our time over the peer's best form, geometric mean over the rows of a type and group size, by machine and peer."""
     found = {}
-    for machine, name in MACHINES.items():
+    for machine, name in machines.items():
         for row, forms in cpu_forms(name).items():
             group, dtype = re.search(r" g(\d) d128 (\w+) ", row).groups()
             for peer in set(forms) - {"lean"}:
@@ -418,9 +419,9 @@ def serving_table() -> str:
     return markdown(["row", "lean, us", "best other, us", "which", "lean / best other"], rows)
 
 
-def cpu_table() -> str:
+def cpu_table(of_machines: dict = MACHINES) -> str:
     table = []
-    for peer, machines in cpu().items():
+    for peer, machines in cpu(of_machines).items():
         for machine, kinds in machines.items():
             table.append([peer, machine, *(f"{kinds[f'{dtype}, G = {group}']:.2f}" if f"{dtype}, G = {group}" in kinds else "-"
                                            for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))])
@@ -758,7 +759,7 @@ def mixed_table(traces: bool = False) -> str:
 TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
-          "shapes": shapes_table, "cpu": cpu_table, "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
+          "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),

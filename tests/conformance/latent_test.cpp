@@ -1,6 +1,6 @@
 // Multi-head latent attention as decode steps ask for it: keys of 576 dims whose first 512 are the values, in the same memory, one kv
 // head of many query heads (DeepSeek-V2, arXiv 2405.04434, sec. 2.1). On GPUs with products of warpgroups it has a tile of its own
-// (src/backends/cuda/kernel/tile/wide_tile.cuh), and each of its paths is taken here; on any target it is what the problem says.
+// (src/backends/cuda/kernel/tile/wide_tile.cuh, swapped_tile.cuh), and each of its paths is taken here; on any target it is what the problem says.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -78,11 +78,59 @@ std::vector<std::pair<const char*, void (*)(Case&)>> features() {
           {"two kernels", [](Case& c) { c.fixup = Fixup::kTwoKernels; }}};
 }
 
+/// Of 16, 32 and 64 rows, which are a tile each (swapped_tile.cuh, wide_tile.cuh).
 TEST(Conformance, LatentWithEveryFeature) {
   for (const auto& [name, add] : features()) {
-    Case c = latent_case(DType::kBFloat16, 32, 2);
-    add(c);
-    EXPECT_TRUE(run_and_check(c)) << name;
+    for (const std::int32_t heads : {8, 16, 32}) {
+      Case c = latent_case(heads == 16 ? DType::kFloat16 : DType::kBFloat16, heads, 2);
+      add(c);
+      EXPECT_TRUE(run_and_check(c)) << name << ", " << heads;
+    }
+  }
+}
+
+/// Few rows are a decode step: outputs of one part, of few, of one level of a merge and of two, of all workers and of some, and lines that a
+/// warp builds for itself and that all threads build.
+TEST(Conformance, LatentStepsOfManyPartsAndSequences) {
+  for (const std::int32_t n_q : {1, 2}) {
+    for (const std::int32_t workers : {2, 5, 9, 20, 33, 132}) {
+      Case c = latent_case(n_q == 1 ? DType::kBFloat16 : DType::kFloat16, 16, n_q);
+      c.causal = true;
+      c.workers = workers;
+      c.lens = {8200};
+      EXPECT_TRUE(run_and_check(c)) << n_q << ", " << workers;
+      c.lens = {1100, 0, 577, 64, 2000};
+      EXPECT_TRUE(run_and_check(c)) << n_q << ", " << workers;
+    }
+    for (const int batch : {33, 129, 300}) {
+      Case c = latent_case(DType::kBFloat16, 16, n_q);
+      c.lens.clear();
+      for (int i = 0; i < batch; ++i) c.lens.push_back(i * 37 % 200);
+      c.workers = 7;
+      EXPECT_TRUE(run_and_check(c)) << n_q << ", " << batch;
+    }
+  }
+}
+
+/// R26: the first page outside the pool is one of a tile late in a segment, or one that threads ask for since padding cuts it.
+TEST(Conformance, R26_LatentStepsSkipPagesOutsideThePool) {
+  for (const std::int32_t pad : {0, 32}) {
+    for (const std::int32_t page : {0, 2, 4, 7}) {
+      for (const std::int32_t n_q : {1, 2}) {
+        Case c = latent_case(DType::kBFloat16, 16, n_q);
+        c.lens = {300, 577};
+        c.pad = {0, pad};
+        c.page_tokens = 64;
+        c.workers = 1;
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        const Options options = options_of(c, executor);
+        if (!served(built, options)) continue;
+        built.page_ids(1)[page] = -1;
+        built.remember();
+        EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << pad << ", " << page << ", " << n_q;
+      }
+    }
   }
 }
 
@@ -125,9 +173,11 @@ TEST(Conformance, LatentFp8Pages) {
 
 TEST(Conformance, LatentFp8WithEveryFeature) {
   for (const auto& [name, add] : features()) {
-    Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, 32, 2);
-    add(c);
-    EXPECT_TRUE(run_and_check(c)) << name;
+    for (const std::int32_t heads : {8, 16, 32}) {
+      Case c = fp8_case(heads == 16 ? DType::kFloat16 : DType::kBFloat16, KvType::kE4M3, heads, 2);
+      add(c);
+      EXPECT_TRUE(run_and_check(c)) << name << ", " << heads;
+    }
   }
   Case c = fp8_case(DType::kBFloat16, KvType::kE5M2, 128, 1);  // every contributor's rows are scaled once
   c.lens = {1100, 40, 700};
@@ -140,8 +190,8 @@ TEST(Conformance, LatentFp8WithEveryFeature) {
 /// Scales on which the order of scores depends, and such as make no numbers of them.
 TEST(Conformance, LatentFp8ScalesOfAnySign) {
   for (const float scale : {-0.25F, 0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN()}) {
-    for (const bool softcap : {false, true}) {
-      Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, 32, 2);
+    for (const auto& [heads, softcap] : {std::pair{8, false}, std::pair{16, false}, std::pair{32, false}, std::pair{32, true}}) {
+      Case c = fp8_case(DType::kBFloat16, KvType::kE4M3, heads, 2);
       c.causal = true;
       if (softcap) c.softcap = 3.0F;
       const TestExecutor executor(c.executor);
@@ -150,7 +200,7 @@ TEST(Conformance, LatentFp8ScalesOfAnySign) {
       if (!served(built, options)) continue;
       *const_cast<float*>(built.problem().k_scales) = scale;
       built.remember();
-      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << scale << ", " << softcap;
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << scale << ", " << heads << ", " << softcap;
     }
   }
 }

@@ -313,8 +313,15 @@ Asked latent_call(Shape shape = {}, std::int32_t q_tokens = 1) {
 /// Whether the latent kernel does whose warpgroups take turns.
 bool is_in_turns(const Call& launch) { return launch.kernel.find("ScopeE9E") != std::string_view::npos; }
 
-/// Whether the one does whose producers convert fp8.
-bool converts(const Call& launch) { return launch.kernel.find("ScopeE10E") != std::string_view::npos; }
+/// Whether one does whose factors are swapped, for few rows.
+bool is_swapped(const Call& launch) {
+  return launch.kernel.find("ScopeE11E") != std::string_view::npos || launch.kernel.find("ScopeE12E") != std::string_view::npos;
+}
+
+/// Whether one does whose producers convert fp8.
+bool converts(const Call& launch) {
+  return launch.kernel.find("ScopeE10E") != std::string_view::npos || launch.kernel.find("ScopeE12E") != std::string_view::npos;
+}
 
 /// Whether a latent kernel serves the call, by one launch of all workers; else the plain kernel does.
 bool is_latent(const Asked& asked) {
@@ -323,14 +330,16 @@ bool is_latent(const Asked& asked) {
   const Status status = decode(asked.problem, asked.options, workspace);
   EXPECT_TRUE(status.ok()) << status.message;
   const Call launch = runtime().launches().back();
-  const bool latent = launch.kernel.find("ScopeE6E") != std::string_view::npos || is_in_turns(launch) || converts(launch);
+  const bool latent =
+      launch.kernel.find("ScopeE6E") != std::string_view::npos || is_in_turns(launch) || converts(launch) || is_swapped(launch);
   EXPECT_NE(latent, launch.plain()) << launch.kernel;
   if (latent) {
     EXPECT_EQ(runtime().launches().size(), 1U);
     EXPECT_EQ(launch.grid, 132U);
-    EXPECT_EQ(launch.threads, 384U);
+    EXPECT_EQ(launch.threads, is_swapped(launch) ? 256U : 384U);
     EXPECT_LE(launch.shared_bytes, std::size_t{227} * 1024);
-    EXPECT_GT(launch.shared_bytes, std::size_t{3} * 64 * 1152) << "queries and two tiles";
+    const std::size_t rows = 2 * 64 + (is_swapped(launch) ? 32 : 64);
+    EXPECT_GT(launch.shared_bytes, rows * 1152) << "queries and two tiles";
   }
   return latent;
 }
@@ -339,7 +348,8 @@ bool is_latent(const Asked& asked) {
 /// and the call asks for nothing that it does not do.
 TEST(CudaHost, R33_LatentKernelsServeValuesInTheKeysMemoryAndNothingElse) {
   static_assert(static_cast<int>(cuda::Scope::kLatentTile) == 6 && static_cast<int>(cuda::Scope::kLatentTurns) == 9 &&
-                static_cast<int>(cuda::Scope::kLatentFp8Tile) == 10);
+                static_cast<int>(cuda::Scope::kLatentFp8Tile) == 10 && static_cast<int>(cuda::Scope::kLatentSwapped) == 11 &&
+                static_cast<int>(cuda::Scope::kLatentFp8Swapped) == 12);
   const FakeDevice hopper{.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024};
   to_a_new_device(hopper);
   const bool built = !cuda::wide_kernels_for(DType::kBFloat16, 576).empty();
@@ -407,6 +417,42 @@ TEST(CudaHost, R33_LatentCallsOfFp8AreConverted) {
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.k.strides.token += 8, p.v.strides.token += 8; }));
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.scores.scale = -1.0F; }));
   EXPECT_FALSE(changed([](Problem& p, Options&) { p.v.data = address(3); }));
+}
+
+/// A call of up to 32 rows, query heads of a kv head times query tokens, is a decode step with its factors swapped: under `lean`, and
+/// without a softcap, which other latent kernels have, in the same workspace.
+TEST(CudaHost, R33_LatentCallsOfFewRowsAreSwapped) {
+  to_a_new_device({.major = 9, .minor = 0, .multiprocessors = 132, .shared_bytes = 227 * 1024});
+  if (cuda::wide_kernels_for(DType::kBFloat16, 576).empty()) GTEST_SKIP() << "built without";
+  for (const DType kv_dtype : {DType::kBFloat16, DType::kFloat8E4M3}) {
+    const auto rows_of = [kv_dtype](std::int32_t heads, std::int32_t q_tokens,
+                                    const std::function<void(Problem&, Options&)>& change) {
+      Asked asked = latent_call({.q_heads = heads, .kv_heads = 1, .kv_dtype = kv_dtype}, q_tokens);
+      change(asked.problem, asked.options);
+      EXPECT_TRUE(is_latent(asked));
+      const Call launch = runtime().launches().back();
+      if (!is_swapped(launch)) return 0;
+      return launch.kernel.find("Li576ELi16E") != std::string_view::npos ? 16 : 32;
+    };
+    const auto as_it_is = [](Problem&, Options&) {};
+    EXPECT_EQ(rows_of(1, 1, as_it_is), 16);
+    EXPECT_EQ(rows_of(16, 1, as_it_is), 16);
+    EXPECT_EQ(rows_of(8, 2, as_it_is), 16);
+    EXPECT_EQ(rows_of(16, 2, as_it_is), 32);
+    EXPECT_EQ(rows_of(32, 1, as_it_is), 32);
+    EXPECT_EQ(rows_of(33, 1, as_it_is), 0);
+    EXPECT_EQ(rows_of(16, 4, as_it_is), 0);
+    EXPECT_EQ(rows_of(16, 2, [](Problem& p, Options&) { p.scores.window_left = 300; }), 32);
+    EXPECT_EQ(rows_of(16, 1, [](Problem& p, Options&) { p.scores.softcap = 30.0F; }), 0);
+    EXPECT_EQ(rows_of(16, 1, [](Problem&, Options& o) { o.policy = Policy::fixed_split(4); }), 0);
+    EXPECT_EQ(rows_of(16, 1, [](Problem&, Options& o) { o.policy = Policy::data_parallel(); }), 0);
+  }
+  const auto size_of = [](float softcap) {
+    Asked asked = latent_call({.q_heads = 16, .kv_heads = 1});
+    asked.problem.scores.softcap = softcap;
+    return workspace_size(asked.problem, asked.options).scratch_bytes;
+  };
+  EXPECT_EQ(size_of(30.0F), size_of(0.0F));
 }
 
 /// Warpgroups take turns at a call of more than one row block and 24 tiles a worker, at its capacity.

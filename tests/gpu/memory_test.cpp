@@ -72,6 +72,30 @@ TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_c
 TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(Rows::kWithGaps)); }
 TEST(Sanitized, R18_ExactAllocationsOfShortPages) { expect_matches(variant_cases(Rows::kShortPages)); }
 
+/// Latent rows, by each of their kernels: of 16, 32 and 64 rows and of several such blocks, in boxes, by threads, and converted.
+TEST(Sanitized, R18_ExactAllocationsOfLatentRows) {
+  std::vector<Case> cases;
+  for (const auto& [dtype, kv_type] : {std::pair{DType::kBFloat16, KvType::kAsQueries}, {DType::kFloat16, KvType::kE4M3}}) {
+    for (const std::int32_t heads : {16, 32, 40, 128}) {
+      for (const std::int32_t page_tokens : {0, 64}) {
+        cases.push_back({.dtype = dtype,
+                         .kv_type = kv_type,
+                         .kv_scales = kv_type == KvType::kAsQueries ? support::KvScales::kNone : support::KvScales::kHead,
+                         .q_heads = heads,
+                         .kv_heads = 1,
+                         .head_dim = 576,
+                         .value_dim = 512,
+                         .values_in_keys = true,
+                         .lens = {1101, 0, 129, 700},
+                         .page_tokens = page_tokens,
+                         .k_layout = "bhsd",
+                         .workers = heads == 128 ? 2 : 7});
+      }
+    }
+  }
+  expect_matches(cases);
+}
+
 /// What the plain kernel serves: dims of any number, value dims of their own, pages of a few tokens; more warps than have tokens.
 TEST(Sanitized, R18_ExactAllocationsOfThePlainKernel) {
   std::vector<Case> cases;

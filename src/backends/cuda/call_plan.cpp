@@ -191,7 +191,8 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
                                 cost_model(entry.config), options.workers);
 }
 
-/// The latent kernel for calls of these sizes: kTurnsRule says which.
+/// The latent kernel for calls of these sizes: of few rows a decode step's, unless there is a softcap, which that has not; of others
+/// kTurnsRule says which.
 const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
   const bool converted = kv_type_of(shape.k.dtype).converted();
   const KernelEntry* const swapped = sized_wide_kernel(converted ? Scope::kLatentFp8Swapped : Scope::kLatentSwapped, shape, plan);
@@ -326,6 +327,9 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   if (plan.plain) launch.line = schedule::line_shape_of(shape, plan.plain_tile.q_rows, plan.plain_tile.tile_tokens);
   if (const KernelEntry* const entry = values_kernel(shape, plan); entry != nullptr) {
     reserve(launch, *entry, shape, plan.options);
+    Problem capped = shape;  // may have another kernel, but no other workspace
+    capped.scores.softcap = 1.0F;
+    if (const KernelEntry* const other = values_kernel(capped, plan)) reserve(launch, *other, shape, plan.options);
     if (plan.own_values) plan_kernel(launch, *entry, shape, plan);
   }
   if (!has_variants(shape)) return launch;
