@@ -38,6 +38,7 @@ class BlockMerge {
     consumer_sync<kConfig>();
 #pragma unroll 1
     for (std::int32_t first = begin_; first < end_; first += kRows) add_up(first);
+    consumer_sync<kConfig>();  // the next segment's weights may lie there
   }
 
  private:
