@@ -35,7 +35,7 @@ struct KernelConfig {
   std::int32_t head_dim = 0;        // widest d; a smaller multiple of 8 leaves the rest unused
   std::int32_t q_rows = 0;          // rows of a row block
   std::int32_t tile_tokens = 0;     // tokens of a LeanTile
-  std::int32_t consumer_warps = 0;  // row_warps() x token_warps(), times two where values are shared out
+  std::int32_t consumer_warps = 0;  // row_warps() x token_warps() x value_warps()
   Scope scope = Scope::kAnyCall;
 
   [[nodiscard]] constexpr ScopeTraits traits() const noexcept { return traits_of(scope); }

@@ -285,8 +285,8 @@ inline constexpr NamedFamily kWideFamilies[] = {{"f16_d96", {DType::kFloat16, 96
           .scope = row.scope};
 }
 
-/// A warp of a wide kernel has 16 rows of all tokens, a product 16 dims of a row of K, and where values are shared out a warpgroup
-/// whole columns of 128 bytes of theirs.
+/// A warp of a wide kernel has 16 rows of all tokens, or where factors are swapped all rows of 16 tokens, a product 16 dims of a row of K,
+/// and where values are shared out a warpgroup whole columns of 128 bytes of theirs.
 [[nodiscard]] constexpr bool wide_rows_hold() noexcept {
   for (const KernelRow& row : kWideRows) {
     const KernelConfig config = config_of(kWideRows.architecture, row, DType::kFloat16);

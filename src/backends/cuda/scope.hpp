@@ -65,8 +65,8 @@ struct ScopeTraits {
   /// Products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has: of many rows, or with `step` too of few. Any line, or that of
   /// a step, and the last arriver only, and of the rules of scores windows, causality and, not in a step, softcap.
   bool wide = false;
-  /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and a wide kernel's two
-  /// warpgroups have the same rows and half the values' dims each.
+  /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and where there are two
+  /// warpgroups they have the same rows and half the values' dims each.
   bool latent = false;
   /// The warpgroups of a latent kernel make the weights of whole tiles in turn, not of half a tile each.
   bool in_turns = false;

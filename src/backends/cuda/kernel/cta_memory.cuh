@@ -47,7 +47,7 @@ struct CtaArrival<true> {
   Exchange exchange;
 };
 
-/// What only kernels of many rows have. What waits rehearses: threads that wait for others run through what comes next with what is
+/// What only wide kernels have. What waits rehearses: threads that wait for others run through what comes next with what is
 /// rehearsed here, whose results are looked at by nobody, so that its instructions have come from the L2 when they are needed.
 template <KernelConfig kConfig>
 struct CtaWide {

@@ -2,7 +2,7 @@
 // multiplied the scores of the next are, and become weights; and while one warpgroup does that the other's products run: they take
 // turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of latent tiles a warpgroup has half the values' dims,
 // and takes part in all of them: both make scores and weights of the same tile at one time, each of half its tokens, or of a long call's
-// many rows of whole tiles in turn.
+// many rows of whole tiles in turn. Of few rows, with factors swapped, one warpgroup does all.
 #pragma once
 
 #include <cstdint>

@@ -152,6 +152,7 @@ class SwappedTile {
   /// Adds up l over the lanes and warps of a row, tells all of every row's state, and empties what empty rows hold, which is 0 x V of tokens
   /// that other rows of the block see, and may be NaN.
   __device__ __forceinline__ void finish(CtaShared<kConfig>& shared) {
+    ptx::named_barrier(kGroupBarrier, ptx::kWarpgroupThreads);  // all have read what is there of the segment before
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
@@ -188,7 +189,7 @@ class SwappedTile {
   }
 
   /// Where a lane puts its warp's share of 64 elements of each row for store_matrices_transposed(), of two columns of a product from one
-  /// on; a lane, and no other warp, finds 8 of them again at piece_at(). Not where products may still read.
+  /// on; a lane, and no other warp, finds 8 of them again at idle_piece_at(). Not where products may still read.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t share_at(int column) const { return at_share(place_, column); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t idle_share_at(int column) const {
     return at_share(place_ ^ kPlaceBytes, column);
@@ -329,7 +330,7 @@ class SwappedTile {
       if (!(largest > max_[own] + kMaxSlack)) continue;
       const float factor = softmax::rescale_factor(max_[own], largest);
       max_[own] = largest;
-      sum_[own] *= factor;
+      sum_[own] = fmaf(sum_[own], factor, largest - largest);  // NaN from a score of +inf on, whose weight may come out as 0
 #pragma unroll
       for (auto& block : o_) {
         block[own / 2][own % 2] *= factor;
