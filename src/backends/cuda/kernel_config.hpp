@@ -126,7 +126,8 @@ struct KernelConfig {
   /// Those of a warp's query rows that it stages at once at a segment's end.
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
   /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
-  /// hold whole rows and their queries have a place of their own. Of swapped tiles the weights of two lie there, a column each.
+  /// hold whole rows and their queries have a place of their own. Of swapped tiles the weights of two lie there, a column each,
+  /// and while parts are merged up to 32 bundles of a slice (StagedBundles).
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192, consumer_warps * staged_rows() * value_dim());
   }

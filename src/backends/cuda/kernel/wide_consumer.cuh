@@ -100,7 +100,7 @@ class WideConsumer {
   }
 
  private:
-  static constexpr int kColumns = kConfig.swaps_ab() ? 2 : WideTile<kConfig>::kScoreColumns;
+  static constexpr int kColumns = WideTile<kConfig>::kScoreColumns;  // of tiles that are not swapped
   static constexpr int kAhead = kColumns / 2;  // of them, those whose weights are made before the values are awaited
   static constexpr bool kOnePlace = kConfig.query_places() == 1;
 

@@ -14,6 +14,7 @@
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/product_lane.cuh"
 #include "backends/cuda/kernel/tile/staged_tile.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/copy.cuh"
@@ -30,7 +31,7 @@
 namespace lean::cuda {
 
 template <KernelConfig kConfig>
-class SwappedTile {
+class SwappedTile : ProductLane {
  public:
   static constexpr std::int32_t kProductRows = kMmaRows * 4;            // of a warpgroup: tokens, or dims
   static constexpr int kColumns = kConfig.q_rows / kAccumulatorDims;    // of a product, 8 query rows each
@@ -190,9 +191,8 @@ class SwappedTile {
 
   /// Where a lane puts its warp's share of 64 elements of each row for store_matrices_transposed(), of two columns of a product from one
   /// on; a lane, and no other warp, finds 8 of them again at idle_piece_at(). Not where products may still read.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t share_at(int column) const { return at_share(place_, column); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t idle_share_at(int column) const {
-    return at_share(place_ ^ kPlaceBytes, column);
+    return share_at(place_ ^ kPlaceBytes, column);
   }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t idle_piece_at(std::int32_t row, std::int32_t half) const {
     return weights_ + (place_ ^ kPlaceBytes) + wide::piece_place(kConfig.q_rows, row, 2 * warp() + half);
@@ -202,14 +202,6 @@ class SwappedTile {
   static constexpr std::uint32_t kPlaceBytes = kConfig.q_rows * wide::kColumnBytes;  // of weights: a column of as many rows
   static constexpr int kMaxima = 4;                                                  // behind the sums of four warps
 
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
-    return static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
-  }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t warp() {
-    return static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads;
-  }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t quad() { return lane() / 4; }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
   /// The token of a tile whose scores a lane has in elements 2 half and + 1 of its columns.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t token_of(int half) {
     return warp() * kMmaRows + quad() + half * (kMmaRows / 2);
@@ -218,7 +210,7 @@ class SwappedTile {
     ptx::store_shared_word(ptx::shared_address(&place), __float_as_uint(x));
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t at_share(std::uint32_t place, int column) const {
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t share_at(std::uint32_t place, int column) const {
     return weights_ + place +
            wide::transposed_place(kConfig.q_rows, static_cast<std::int32_t>(ptx::thread_index()), column * kAccumulatorDims);
   }
@@ -299,7 +291,7 @@ class SwappedTile {
         const float* const pair = &weights[column + i / 2][i % 2 * 2];
         matrices[i] = ptx::pack<kConfig.dtype>(pair[0], pair[1]);
       }
-      ptx::store_matrices_transposed(share_at(column), matrices);
+      ptx::store_matrices_transposed(share_at(place_, column), matrices);
     }
     ptx::fence_before_copies();  // products read by the async proxy
     return outgrows;

@@ -16,6 +16,7 @@
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/product_lane.cuh"
 #include "backends/cuda/kernel/tile/staged_tile.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/shared.cuh"
@@ -31,7 +32,7 @@
 namespace lean::cuda {
 
 template <KernelConfig kConfig>
-class WideTile {
+class WideTile : ProductLane {
  public:
   static constexpr std::int32_t kDims = kConfig.head_dim;
   /// Both warpgroups make scores of a tile, each of half its tokens.
@@ -395,14 +396,6 @@ class WideTile {
     }
   }
 
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t lane() {
-    return static_cast<std::int32_t>(ptx::thread_index()) % kWarpThreads;
-  }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t warp() {
-    return static_cast<std::int32_t>(ptx::thread_index()) / kWarpThreads;
-  }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t quad() { return lane() / 4; }
-  [[nodiscard]] __device__ __forceinline__ static std::int32_t in_quad() { return lane() % 4; }
   /// Of the values, the first of this warpgroup's.
   [[nodiscard]] __device__ __forceinline__ static std::int32_t first_dim() { return kConfig.latent() ? warp() / 4 * kOwnDims : 0; }
   /// Of a tile, the first whose scores this warpgroup makes.
