@@ -146,6 +146,60 @@ TEST(Conformance, R09_InfiniteScoresFollowIeee) {
   }
 }
 
+/// Shapes whose row blocks are a kernel of their own on GPUs each: steps, chunks of every width, few values, latent rows.
+std::vector<Case> shapes_of_every_tile(DType dtype) {
+  const Case plain{.dtype = dtype, .lens = {700, 409}, .scale = 1e36F, .input = Input::kUniform, .workers = 5};
+  std::vector<Case> cases;
+  const auto add = [&](const auto& edit) {
+    cases.push_back(plain);
+    edit(cases.back());
+  };
+  for (const std::int32_t d : {64, 96, 128, 192, 256}) {
+    for (const std::int32_t n_q : {1, 7, 70}) {
+      add([=](Case& c) { c.head_dim = d, c.n_q = {n_q}; });
+      if (d == 192) add([=](Case& c) { c.head_dim = d, c.value_dim = 128, c.n_q = {n_q}; });
+    }
+  }
+  for (const std::int32_t heads : {16, 32, 64, 132}) {  // the last of more than one block, tiles enough for turns
+    add([=](Case& c) {
+      c.q_heads = heads, c.kv_heads = 1, c.head_dim = 576, c.value_dim = 512, c.values_in_keys = true, c.k_layout = "bhsd";
+    });
+  }
+  const std::size_t same = cases.size();
+  for (std::size_t i = 0; i < same; ++i) {
+    cases.push_back(cases[i]);
+    cases.back().kv_type = KvType::kE4M3;
+  }
+  return cases;
+}
+
+/// q k is 400 in one dim, and only times the scale beyond fp32: a row that sees it is NaN, and where it is -400 that key weighs 0.
+TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
+  for (const DType dtype : dtypes()) {
+    for (const Case& shape : shapes_of_every_tile(dtype)) {
+      for (const CpuIsa isa : available_isas()) {
+        for (const std::int64_t key : {std::int64_t{0}, std::int64_t{333}}) {
+          Case c = shape;
+          c.isa = isa;
+          const TestExecutor executor(c.executor);
+          TestProblem built(c);
+          if (!served(built, options_of(c, executor))) continue;
+          ASSERT_TRUE(run(built, options_of(c, executor)));
+          const std::int64_t token = c.n_q[0] - 1;
+          const RowBits mean = row_of(built, 1, 1, token);
+          built.set_q({1, 1, token, 2}, 1.0);  // one row; all others' scores are 0
+          built.set_k({1, 0, key, 2}, 400.0);
+          built.remember();
+          ASSERT_TRUE(run(built, options_of(c, executor)));
+          EXPECT_TRUE(all_nan(row_of(built, 1, 1, token))) << reproducer(c);
+          if (c.values_in_keys) continue;  // the key is a value too
+          EXPECT_EQ(row_of(built, 1, 0, token), mean) << reproducer(c);
+        }
+      }
+    }
+  }
+}
+
 TEST(Conformance, R07_AllScoresMinusInfinityGiveAnEmptyRow) {
   for (const Case& shape : local_effect_cases()) {
     Case c = shape;

@@ -63,9 +63,10 @@ struct LaneRows {
     return refer_to(outgrows(largest, i) ? of_row : max[i], i);
   }
 
-  /// Has a row refer to another maximum, and returns what its sums are to be multiplied by.
+  /// Has a row refer to another maximum, and returns what its sums are to be multiplied by: NaN where that is +inf, which makes the row
+  /// NaN. Its weights need not be: a scaled score may leave fp32 where the fma that scales and subtracts does not.
   [[nodiscard]] __device__ __forceinline__ float refer_to(float another, int i) {
-    const float factor = softmax::rescale_factor(max[i], another);
+    const float factor = another == -softmax::kNegInf ? another - another : softmax::rescale_factor(max[i], another);
     max[i] = another;
     return factor;
   }
