@@ -54,8 +54,8 @@ std::int64_t KvPool::bytes_for(DType dtype, std::int64_t elements, std::int64_t 
 
 std::int64_t bytes_to_hold(const ProblemSpec& spec, std::int64_t copies) {
   const std::int64_t rows = spec.batch() * spec.q_tokens * spec.q_heads;
-  return KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies) + 2 * spec.query_elements() * bytes_of(spec.dtype) +
-         rows * static_cast<std::int64_t>(sizeof(float));
+  return KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies) +
+         (spec.query_elements() + spec.output_elements()) * bytes_of(spec.dtype) + rows * static_cast<std::int64_t>(sizeof(float));
 }
 
 DecodeProblem::DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::uint64_t seed)
@@ -63,14 +63,14 @@ DecodeProblem::DecodeProblem(const ProblemSpec& spec, const KvPool& pool, std::u
       pool_(pool),
       shape_(spec),
       q_(spec.query_elements() * bytes_of(spec.dtype), pool.place()),
-      o_(q_.bytes(), pool.place()),
+      o_(spec.output_elements() * bytes_of(spec.dtype), pool.place()),
       lse_(spec.batch() * spec.q_tokens * spec.q_heads * static_cast<std::int64_t>(sizeof(float)), pool.place()),
       problem_(shape_.problem()) {
   NormalNumbers(spec.dtype, pool.place()).fill(q_.data(), spec.query_elements(), seed_of(seed, Stream::kQ));
   problem_.q.data = q_.data();
   if (problem_.kv_capacity > 0) {  // no request has a key: no K, no V
     problem_.k.data = pool.k();
-    problem_.v.data = pool.v();
+    problem_.v.data = spec.values_in_keys ? pool.k() : pool.v();
   }
   problem_.o.data = o_.data();
   problem_.lse.data = reinterpret_cast<float*>(lse_.data());
@@ -86,7 +86,7 @@ Problem DecodeProblem::problem_on(std::int64_t copy) const {
   Problem problem = problem_;
   if (problem.kv_capacity == 0) return problem;
   problem.k.data = pool_.k(copy);
-  problem.v.data = pool_.v(copy);
+  problem.v.data = spec_.values_in_keys ? pool_.k(copy) : pool_.v(copy);
   return problem;
 }
 

@@ -22,6 +22,8 @@ inline void add_problem(Json& json, const ProblemSpec& spec) {
   json["q_heads"] = spec.q_heads;
   json["kv_heads"] = spec.kv_heads;
   json["head_dim"] = spec.head_dim;
+  if (spec.value_dim != 0) json["value_dim"] = spec.value_dim;
+  if (spec.values_in_keys) json["values_in_keys"] = true;
   json["dtype"] = name_of(spec.dtype);
   json["layout"] = name_of(spec.layout);
   json["n_q"] = spec.q_tokens;

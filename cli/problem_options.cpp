@@ -19,7 +19,8 @@ namespace {
 constexpr std::int64_t kMaxTokens = INT32_MAX;
 constexpr const char* kLengthsAllowed =
     "token counts from 0 to 2147483647 with commas between them, as in 1000,37,4k or 8x4096, which is 8 requests";
-constexpr std::int64_t kMaxBatch = 1 << 20;  // of the command, not of the library: lengths are listed in its output
+constexpr std::int32_t kLatentValueDim = 512;  // DeepSeek-V2's, of keys of 576 (arXiv 2405.04434, sec. 2.1)
+constexpr std::int64_t kMaxBatch = 1 << 20;    // of the command, not of the library: lengths are listed in its output
 
 /// Each is listed in a schedule, and so kept.
 constexpr std::int64_t kMaxOutputs = 1 << 24;
@@ -36,7 +37,8 @@ void require_countable(const ProblemSpec& spec) {
     throw BadArgument("--page-tokens", std::to_string(spec.page_tokens), "up to 2147483647 pages in all");
   const std::int64_t tokens = round_up(spec.longest_kv_tokens(), std::max(spec.page_tokens, 1));
   const auto elements = [&](std::int64_t of_a_request, std::int32_t heads) {
-    return checked_product(checked_product(spec.batch(), of_a_request), checked_product(heads, spec.head_dim));
+    return checked_product(checked_product(spec.batch(), of_a_request),
+                           checked_product(heads, std::max(spec.head_dim, spec.dims_of_value())));
   };
   for (const std::int64_t count : {elements(tokens, spec.kv_heads), elements(spec.q_tokens, spec.q_heads)}) {
     if (count < 0 || count > kMaxElements) throw BadArgument("the requests have more than 2^58 elements of K, or of q");
@@ -123,6 +125,11 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->transform(in_range("--head-dim", 1, kMaxHeadDim))
       ->capture_default_str()
       ->group(group);
+  app.add_option("--value-dim", value_dim_, "Dims of a value; 0: as --head-dim, and 512 of 576 with --latent")
+      ->transform(in_range("--value-dim", 0, kMaxHeadDim))
+      ->group(group);
+  app.add_flag("--latent", latent_, "Values are the first dims of keys, in the same memory: multi-head latent attention")
+      ->group(group);
   add_choice(app, "--dtype", dtype_, kDTypeChoices, "Element type; bf16 by default")->group(group);
   app.add_option("--n-q", q_tokens_, "Query tokens of each request")
       ->transform(in_range("--n-q", 1, 1 << 20))
@@ -173,6 +180,8 @@ ProblemSpec ProblemOptions::spec() const {
                    .q_heads = q_heads_,
                    .kv_heads = kv_heads_,
                    .head_dim = head_dim_,
+                   .value_dim = value_dim_,
+                   .values_in_keys = latent_,
                    .dtype = dtype_,
                    .q_tokens = q_tokens_,
                    .causal = causal_ == "on" || (causal_ == "auto" && q_tokens_ > 1),
@@ -182,6 +191,11 @@ ProblemSpec ProblemOptions::spec() const {
                    .softcap = softcap_,
                    .alibi = alibi_,
                    .sinks = sinks_};
+  if (latent_ && value_dim_ == 0 && head_dim_ == kMaxHeadDim) spec.value_dim = kLatentValueDim;
+  if (latent_ && spec.dims_of_value() >= head_dim_) {
+    throw BadArgument("--value-dim", std::to_string(value_dim_),
+                      "below --head-dim, which is " + std::to_string(head_dim_) + ", with --latent");
+  }
   for (const DType dtype : kScaledDTypes) {
     if (kv_dtype_ == name_of(dtype)) spec.kv_dtype = dtype;
   }

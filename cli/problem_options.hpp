@@ -35,6 +35,8 @@ class ProblemOptions {
   std::int32_t q_heads_ = 32;
   std::int32_t kv_heads_ = 8;
   std::int32_t head_dim_ = 128;
+  std::int32_t value_dim_ = 0;
+  bool latent_ = false;
   DType dtype_ = DType::kBFloat16;
   std::int32_t q_tokens_ = 1;
   std::string causal_ = "auto";

@@ -28,10 +28,11 @@ std::int64_t ProblemSpec::pages() const {
 std::int64_t ProblemSpec::stored_elements() const {
   std::int64_t tokens = packed() ? kv_tokens() : batch() * longest_kv_tokens();
   if (page_tokens > 0) tokens = pages() * page_tokens;
-  return tokens * kv_heads * head_dim;
+  return tokens * kv_heads * std::max(head_dim, dims_of_value());
 }
 
 std::int64_t ProblemSpec::query_elements() const { return batch() * q_tokens * q_heads * head_dim; }
+std::int64_t ProblemSpec::output_elements() const { return batch() * q_tokens * q_heads * dims_of_value(); }
 
 std::int64_t ProblemSpec::kv_bytes() const {
   std::int64_t seen = 0;
@@ -39,7 +40,8 @@ std::int64_t ProblemSpec::kv_bytes() const {
     const KeySpan span = keys_seen(reach(), tokens, q_tokens, 0, q_tokens - 1);
     seen += span.end - span.begin;
   }
-  return 2 * seen * kv_heads * head_dim * bytes_of(kv_type());
+  const std::int64_t dims = head_dim + (values_in_keys ? 0 : dims_of_value());
+  return seen * kv_heads * dims * bytes_of(kv_type());
 }
 
 std::int64_t ProblemSpec::products() const {
@@ -50,7 +52,7 @@ std::int64_t ProblemSpec::products() const {
       pairs += span.end - span.begin;
     }
   }
-  return 2 * pairs * q_heads * head_dim;
+  return pairs * q_heads * (head_dim + dims_of_value());
 }
 
 const char* name_of(Layout layout) {
@@ -82,6 +84,7 @@ std::string describe(const ProblemSpec& spec) {
   std::string text =
       fmt::format("{} of {} tokens ({} in all), {}/{} heads of {}, {} {}", counted(spec.batch(), "request"), tokens,
                   grouped(spec.kv_tokens()), spec.q_heads, spec.kv_heads, spec.head_dim, name_of(spec.dtype), name_of(spec.layout));
+  if (spec.value_dim != 0) text += fmt::format(", values of {}{}", spec.value_dim, spec.values_in_keys ? " in the keys" : "");
   if (spec.kv_dtype) text += fmt::format(", K and V {}", name_of(*spec.kv_dtype));
   if (spec.page_tokens > 0) text += fmt::format(", pages of {}", grouped(spec.page_tokens));
   if (spec.window_left >= 0) text += fmt::format(", {} to the left", grouped(spec.window_left));
@@ -93,8 +96,8 @@ std::string describe(const ProblemSpec& spec) {
 
 namespace {
 
-Strides kv_strides(const ProblemSpec& spec) {
-  const std::int64_t d = spec.head_dim;
+/// Of K, or of V: rows of so many dims.
+Strides kv_strides(const ProblemSpec& spec, std::int64_t d) {
   const std::int64_t heads = spec.kv_heads;
   const std::int64_t capacity = spec.page_tokens > 0 ? spec.page_tokens : spec.longest_kv_tokens();
   switch (spec.layout) {
@@ -117,13 +120,15 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
 }  // namespace
 
 ProblemShape::ProblemShape(const ProblemSpec& spec) : lengths_(spec.packed() ? cumulative(spec.kv_lens) : spec.kv_lens) {
-  const std::int64_t d = spec.head_dim;
-  const Strides query{.sequence = std::int64_t{spec.q_tokens} * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
+  const auto query_strides = [&](std::int64_t d) {
+    return Strides{.sequence = spec.q_tokens * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
+  };
   problem_ = {.batch = spec.batch(), .q_heads = spec.q_heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim};
-  problem_.q = {.dtype = spec.dtype, .strides = query};
-  problem_.o = {.dtype = spec.dtype, .strides = query};
-  problem_.k = {.dtype = spec.kv_type(), .strides = kv_strides(spec)};
-  problem_.v = problem_.k;
+  problem_.value_dim = spec.value_dim;
+  problem_.q = {.dtype = spec.dtype, .strides = query_strides(spec.head_dim)};
+  problem_.o = {.dtype = spec.dtype, .strides = query_strides(spec.dims_of_value())};
+  problem_.k = {.dtype = spec.kv_type(), .strides = kv_strides(spec, spec.head_dim)};
+  problem_.v = {.dtype = spec.kv_type(), .strides = kv_strides(spec, spec.values_in_keys ? spec.head_dim : spec.dims_of_value())};
   problem_.lse = {.sequence_stride = std::int64_t{spec.q_tokens} * spec.q_heads, .head_stride = 1, .token_stride = spec.q_heads};
   problem_.q_tokens = spec.q_tokens;
   problem_.kv_capacity = spec.longest_kv_tokens();

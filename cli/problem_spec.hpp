@@ -21,6 +21,8 @@ struct ProblemSpec {
   std::int32_t q_heads = 32;
   std::int32_t kv_heads = 8;
   std::int32_t head_dim = 128;
+  std::int32_t value_dim = 0;   // of a value; 0: head_dim
+  bool values_in_keys = false;  // values are the first dims of keys, in the same memory: multi-head latent attention
   DType dtype = DType::kBFloat16;
   std::int32_t q_tokens = 1;
   bool causal = false;
@@ -36,14 +38,16 @@ struct ProblemSpec {
 
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(kv_lens.size()); }
   [[nodiscard]] std::int32_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] std::int32_t dims_of_value() const { return value_dim != 0 ? value_dim : head_dim; }
   [[nodiscard]] DType kv_type() const { return kv_dtype.value_or(dtype); }
   [[nodiscard]] Reach reach() const { return {.left = window_left, .right = causal ? 0 : window_right}; }
   [[nodiscard]] std::int64_t pages() const;  // of all sequences
   [[nodiscard]] bool packed() const { return layout == Layout::kHsd || layout == Layout::kShd; }
   [[nodiscard]] std::int64_t kv_tokens() const;  // of all sequences
   [[nodiscard]] std::int32_t longest_kv_tokens() const;
-  [[nodiscard]] std::int64_t stored_elements() const;  // of K, padding included; V has as many
+  [[nodiscard]] std::int64_t stored_elements() const;  // of K or V, whichever has more, padding included
   [[nodiscard]] std::int64_t query_elements() const;
+  [[nodiscard]] std::int64_t output_elements() const;
   [[nodiscard]] std::int64_t kv_bytes() const;  // of K and V, without padding and what no window shows: what a call must read
   [[nodiscard]] std::int64_t products() const;  // multiply-adds with an element of K or V
 

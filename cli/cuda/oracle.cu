@@ -2,6 +2,7 @@
 // warps take tokens in turn; plain loads, no tiles, no schedule. `lean doctor` holds it against the host's oracle. Scales of fp8
 // K/V are 1, and what small queries may lose beside fp8 keys is left out of the facts: numbers drawn here have none so small.
 // Serves the command's rules of scores: a causal limit, windows, softcap, ALiBi, sinks.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "cli/cuda/check.hpp"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
+#include "problem/preconditions.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cli::gpu {
@@ -152,7 +154,8 @@ struct BlockState {
 
 template <typename TKv, int kLaneDims>
 __device__ void see_tokens(WarpState<kLaneDims>& state, const double (&q)[kLaneDims], const HeadView<TKv>& k,
-                           const HeadView<TKv>& v, const RowRules& rules, std::int64_t begin, int tokens, int head_dim) {
+                           const HeadView<TKv>& v, const RowRules& rules, std::int64_t begin, int tokens, int head_dim,
+                           int value_dim) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   double scores[kTokens];
   double biases[kTokens];
@@ -179,7 +182,7 @@ __device__ void see_tokens(WarpState<kLaneDims>& state, const double (&q)[kLaneD
     double values[kLaneDims];
     for (int i = 0; i < kLaneDims; ++i) {
       const int dim = lane + i * kWarpThreads;
-      values[i] = dim < head_dim ? v(begin + t, dim) : 0.0;
+      values[i] = dim < value_dim ? v(begin + t, dim) : 0.0;
     }
     state.add(exp(scores[t] - m), biases[t], values);
   }
@@ -266,10 +269,11 @@ __global__ void __launch_bounds__(kThreads) answer_row(const Problem problem, co
   }
   WarpState<kLaneDims> state;
   for (std::int64_t t = seen.begin + threadIdx.x / kWarpThreads * kTokens; t < seen.end; t += kWarps * kTokens) {
-    see_tokens(state, q_row, k, v, rules, t, static_cast<int>(min(std::int64_t{kTokens}, seen.end - t)), problem.head_dim);
+    const auto tokens = static_cast<int>(min(std::int64_t{kTokens}, seen.end - t));
+    see_tokens(state, q_row, k, v, rules, t, tokens, problem.head_dim, value_dim_of(problem));
   }
   merge_warps(state, sink, block);
-  store(block, sink, row, max(0, seen.end - seen.begin), problem.head_dim, answer);
+  store(block, sink, row, max(0, seen.end - seen.begin), value_dim_of(problem), answer);
 }
 
 struct Release {
@@ -297,10 +301,10 @@ class DeviceArray {
 using Kernel = void (*)(Problem, double, AnswerView);
 
 template <typename TQ, typename TKv>
-Kernel kernel_for(std::int32_t head_dim) {
-  if (head_dim <= 2 * kWarpThreads) return answer_row<TQ, TKv, 2>;
-  if (head_dim <= 4 * kWarpThreads) return answer_row<TQ, TKv, 4>;
-  if (head_dim <= 8 * kWarpThreads) return answer_row<TQ, TKv, 8>;
+Kernel kernel_for(std::int32_t widest) {
+  if (widest <= 2 * kWarpThreads) return answer_row<TQ, TKv, 2>;
+  if (widest <= 4 * kWarpThreads) return answer_row<TQ, TKv, 4>;
+  if (widest <= 8 * kWarpThreads) return answer_row<TQ, TKv, 8>;
   static_assert(kMaxDims <= 18 * kWarpThreads);
   return answer_row<TQ, TKv, 18>;
 }
@@ -308,10 +312,11 @@ Kernel kernel_for(std::int32_t head_dim) {
 /// K and V are of the queries' type, or of one with scales.
 Kernel kernel_of(const Problem& problem) {
   Kernel kernel = nullptr;
+  const std::int32_t widest = std::max(problem.head_dim, value_dim_of(problem));
   with_query_dtype(problem.q.dtype, [&]<DType kQ>() {
     with_dtype(problem.k.dtype, [&]<DType kKv>() {
       if constexpr (kKv == kQ || traits_of(kKv).scaled) {
-        kernel = kernel_for<typename StorageOf<kQ>::type, typename StorageOf<kKv>::type>(problem.head_dim);
+        kernel = kernel_for<typename StorageOf<kQ>::type, typename StorageOf<kKv>::type>(widest);
       }
     });
   });
@@ -322,11 +327,11 @@ Kernel kernel_of(const Problem& problem) {
 reference::Answer empty_answer(const Problem& problem) {
   reference::Answer answer;
   answer.q_heads = problem.q_heads;
-  answer.value_dim = problem.head_dim;
+  answer.value_dim = value_dim_of(problem);
   const std::int64_t sequence_rows = std::int64_t{problem.q_tokens} * problem.q_heads;
   for (std::int64_t b = 0; b <= problem.batch; ++b) answer.first_row.push_back(b * sequence_rows);
   const auto rows = static_cast<std::size_t>(answer.rows());
-  const std::size_t elements = rows * static_cast<std::size_t>(problem.head_dim);
+  const std::size_t elements = rows * static_cast<std::size_t>(answer.value_dim);
   answer.o.resize(elements);
   answer.abs_weighted.resize(elements);
   answer.squares.resize(elements);

@@ -82,6 +82,18 @@ class OneStyle(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertEqual(done.stderr, "lean: benchmark: no such command; `lean --help` lists what there is\n")
 
+    def test_values_narrower_than_keys(self):
+        for more in (("--value-dim", "5"), ("--latent", "--value-dim", "6"), ("--latent", "--value-dim", "6", "--page-tokens", "16")):
+            done = lean("run", *SMALL, "--repeat", "1", "--json", *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            line = lines_of(done.stdout)[0]
+            self.assertEqual((line["value_dim"], line.get("values_in_keys", False)), (int(more[more.index("--value-dim") + 1]), "--latent" in more))
+        for more in (("--latent",), ("--latent", "--value-dim", "8")):
+            done = lean("run", *SMALL, *more)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertIn("below --head-dim, which is 8, with --latent", done.stderr)
+        self.assertEqual(json.loads(lean("schedule", "--lens", "64", "--q-heads", "16", "--kv-heads", "1", "--head-dim", "576", "--latent", "--json").stdout)["value_dim"], 512)
+
     def test_what_is_of_a_trace_goes_with_one(self):
         for option, value in (("--batch", "3"), ("--pick", "spread")):
             done = lean("schedule", "--lens", "5", option, value)
@@ -289,8 +301,8 @@ class Suites(unittest.TestCase):
     # Fields of a row that are an option of `lean run`.
     WORDS = {"q_heads": "--q-heads", "kv_heads": "--kv-heads", "head_dim": "--head-dim", "dtype": "--dtype", "layout": "--layout",
              "n_q": "--n-q", "kv_dtype": "--kv-dtype", "page_tokens": "--page-tokens", "window_left": "--window-left",
-             "window_right": "--window-right", "softcap": "--softcap"}
-    FLAGS = {"alibi": "--alibi", "sinks": "--sinks"}
+             "window_right": "--window-right", "softcap": "--softcap", "value_dim": "--value-dim"}
+    FLAGS = {"alibi": "--alibi", "sinks": "--sinks", "values_in_keys": "--latent"}
     ABOUT = {"row", "suite", "tier", "missing", "kv_bytes", "lens", "causal"}
 
     def setUp(self):
