@@ -138,7 +138,11 @@ __device__ __forceinline__ void merge_rows_jointly(std::int32_t record_index) {
     const fixup::Counter left = resets ? fixup::leave_last_merge<DeviceAtomic>(*run.counter, share) : 0;
     if constexpr (kConfig.latent()) {
       const MergeRun in_registers = run;
-      RowMerge<kConfig>(shared, record, in_registers, share).run();
+      if (record.contributors <= BlockMerge<kConfig>::kMostParts) {
+        BlockMerge<kConfig>(shared, record_index, in_registers, share).run();
+      } else {
+        RowMerge<kConfig>(shared, record, in_registers, share).run();
+      }
     } else {
       merge_rows<kConfig>(run, record_index, share);
     }
@@ -157,7 +161,8 @@ __device__ __forceinline__ void merge_rows_jointly(std::int32_t record_index) {
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_step_share(const MergeRun& run, std::int32_t record_index, const fixup::MergeShare& share) {
   if constexpr (BlockMerge<kConfig>::kServes) {
-    if (run.parts <= BlockMerge<kConfig>::kMostParts) return BlockMerge<kConfig>(run, record_index, share).run();
+    if (run.parts <= BlockMerge<kConfig>::kMostParts)
+      return BlockMerge<kConfig>(cta_memory<kConfig>().shared, record_index, run, share).run();
   }
   if (kConfig.fewest_joint_parts() <= fixup::kMaxOneLevel && run.parts <= fixup::kMaxOneLevel) {
     merge_share<kConfig>(run, record_index, share);
