@@ -1,4 +1,4 @@
-// The merge of a block of 64 rows of a latent call, 8 of them a warp's: a row's state, its place in the output and what it is multiplied
+// The merge of many parts of 64 rows of a latent call, 8 of them a warp's: a row's state, its place in the output and what it is multiplied
 // by are worked out once, and those of all the warp's rows side by side, a row a lane; then slices are loaded, added up and stored, and
 // nothing else. With 128 rows and two parts, merging slice by slice (parts.cuh) took 17 to 20 us, all of it instructions
 // (docs/notebook/chunks-prefill-append.md). The bits are the same. Of the few parts of 128 rows of a chunk lane_merge.cuh is faster.
