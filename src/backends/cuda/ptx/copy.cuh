@@ -87,9 +87,10 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
 [[nodiscard]] __device__ __forceinline__ uint4 load_past_l1_16(const void* global, bool exists) {
   uint4 x;
   asm volatile(
-      "{ .reg .pred exists; setp.ne.u32 exists, %5, 0;\n"
+      "{ .reg .pred exists; .reg .b64 policy; setp.ne.u32 exists, %5, 0;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
       "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-      "@exists ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+      "@exists ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy; }"
       : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
       : "l"(global), "r"(static_cast<std::uint32_t>(exists))
       : "memory");
