@@ -25,7 +25,7 @@ std::atomic<std::uint64_t> g_sink{0};
 ReadCeiling::ReadCeiling(const DecodeProblem& problem, std::int32_t threads)
     : k_(static_cast<const std::byte*>(problem.problem().k.data)),
       v_(static_cast<const std::byte*>(problem.problem().v.data)),
-      bytes_(problem.spec().kv_bytes() / 2 / 8 * 8),
+      bytes_(problem.spec().kv_bytes() / (k_ == v_ ? 1 : 2) / 8 * 8),
       threads_(std::min(threads, thread_count())),
       kernel_(&read_kernels()[0]) {
   double best_us = std::numeric_limits<double>::max();
@@ -43,8 +43,8 @@ void ReadCeiling::run() const { read(*kernel_); }
 void ReadCeiling::read(const ReadKernel& kernel) const {
   on_threads(threads_, [&](std::int32_t thread) {
     const Range part = part_of(bytes_, kCacheLineBytes, thread, threads_);
-    const std::uint64_t folded =
-        kernel.read(k_ + part.begin, part.end - part.begin) ^ kernel.read(v_ + part.begin, part.end - part.begin);
+    std::uint64_t folded = kernel.read(k_ + part.begin, part.end - part.begin);
+    if (v_ != k_) folded ^= kernel.read(v_ + part.begin, part.end - part.begin);
     g_sink.fetch_xor(folded, std::memory_order_relaxed);
   });
 }

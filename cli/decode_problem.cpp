@@ -36,25 +36,26 @@ Buffer move_to_device(const T*& pointer, const std::vector<T>& values) {
 
 }  // namespace
 
-KvPool::KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place, std::int64_t copies)
+KvPool::KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place, std::int64_t copies, std::int32_t tensors)
     : dtype_(dtype),
       copies_(copies),
+      tensors_(tensors),
       tensor_bytes_(padded_tensor_bytes(dtype, elements, place)),
-      memory_(2 * copies * tensor_bytes_, place) {
+      memory_(tensors * copies * tensor_bytes_, place) {
   const NormalNumbers numbers(dtype, place);
   for (std::int64_t copy = 0; copy < copies; ++copy) {
     numbers.fill(k(copy), elements, seed_of(seed, Stream::kK, copy));
-    numbers.fill(v(copy), elements, seed_of(seed, Stream::kV, copy));
+    if (tensors > 1) numbers.fill(v(copy), elements, seed_of(seed, Stream::kV, copy));
   }
 }
 
-std::int64_t KvPool::bytes_for(DType dtype, std::int64_t elements, std::int64_t copies) {
-  return 2 * copies * padded_tensor_bytes(dtype, elements, Place::kDevice);
+std::int64_t KvPool::bytes_for(DType dtype, std::int64_t elements, std::int64_t copies, std::int32_t tensors) {
+  return tensors * copies * padded_tensor_bytes(dtype, elements, Place::kDevice);
 }
 
 std::int64_t bytes_to_hold(const ProblemSpec& spec, std::int64_t copies) {
   const std::int64_t rows = spec.batch() * spec.q_tokens * spec.q_heads;
-  return KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies) +
+  return KvPool::bytes_for(spec.kv_type(), spec.stored_elements(), copies, spec.kv_tensors()) +
          (spec.query_elements() + spec.output_elements()) * bytes_of(spec.dtype) + rows * static_cast<std::int64_t>(sizeof(float));
 }
 

@@ -14,22 +14,24 @@ namespace lean::cli {
 /// on the host and on the GPU; every copy has its own.
 class KvPool {
  public:
-  /// `elements` of K and as many of V in every copy.
-  KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place = Place::kHost, std::int64_t copies = 1);
+  /// `elements` of K and as many of V in every copy; with one tensor V is K.
+  KvPool(DType dtype, std::int64_t elements, std::uint64_t seed, Place place = Place::kHost, std::int64_t copies = 1,
+         std::int32_t tensors = 2);
 
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] Place place() const { return memory_.place(); }
   [[nodiscard]] std::int64_t copies() const { return copies_; }
-  [[nodiscard]] std::byte* k(std::int64_t copy = 0) const { return memory_.data() + 2 * copy * tensor_bytes_; }
-  [[nodiscard]] std::byte* v(std::int64_t copy = 0) const { return k(copy) + tensor_bytes_; }
+  [[nodiscard]] std::byte* k(std::int64_t copy = 0) const { return memory_.data() + tensors_ * copy * tensor_bytes_; }
+  [[nodiscard]] std::byte* v(std::int64_t copy = 0) const { return k(copy) + (tensors_ - 1) * tensor_bytes_; }
 
   /// What a pool takes.
-  [[nodiscard]] static std::int64_t bytes_for(DType dtype, std::int64_t elements, std::int64_t copies);
+  [[nodiscard]] static std::int64_t bytes_for(DType dtype, std::int64_t elements, std::int64_t copies, std::int32_t tensors = 2);
 
  private:
   DType dtype_;
   std::int64_t copies_;
-  std::int64_t tensor_bytes_;  // of K, padded
+  std::int32_t tensors_;       // of a copy
+  std::int64_t tensor_bytes_;  // of one, padded
   Buffer memory_;              // K and V of copy 0, of copy 1 ..
 };
 

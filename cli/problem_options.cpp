@@ -193,7 +193,7 @@ ProblemSpec ProblemOptions::spec() const {
                    .sinks = sinks_};
   if (latent_ && value_dim_ == 0 && head_dim_ == kMaxHeadDim) spec.value_dim = kLatentValueDim;
   if (latent_ && spec.dims_of_value() >= head_dim_) {
-    throw BadArgument("--value-dim", std::to_string(value_dim_),
+    throw BadArgument("--value-dim", std::to_string(spec.dims_of_value()),
                       "below --head-dim, which is " + std::to_string(head_dim_) + ", with --latent");
   }
   for (const DType dtype : kScaledDTypes) {

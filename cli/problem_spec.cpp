@@ -121,7 +121,7 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
 
 ProblemShape::ProblemShape(const ProblemSpec& spec) : lengths_(spec.packed() ? cumulative(spec.kv_lens) : spec.kv_lens) {
   const auto query_strides = [&](std::int64_t d) {
-    return Strides{.sequence = spec.q_tokens * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
+    return Strides{.sequence = std::int64_t{spec.q_tokens} * spec.q_heads * d, .head = d, .token = spec.q_heads * d};
   };
   problem_ = {.batch = spec.batch(), .q_heads = spec.q_heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim};
   problem_.value_dim = spec.value_dim;

@@ -39,6 +39,7 @@ struct ProblemSpec {
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(kv_lens.size()); }
   [[nodiscard]] std::int32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] std::int32_t dims_of_value() const { return value_dim != 0 ? value_dim : head_dim; }
+  [[nodiscard]] std::int32_t kv_tensors() const { return values_in_keys ? 1 : 2; }
   [[nodiscard]] DType kv_type() const { return kv_dtype.value_or(dtype); }
   [[nodiscard]] Reach reach() const { return {.left = window_left, .right = causal ? 0 : window_right}; }
   [[nodiscard]] std::int64_t pages() const;  // of all sequences

@@ -118,7 +118,7 @@ class RunCommand final : public Command {
     const std::int64_t copies = place == Place::kDevice ? copies_for(spec.kv_bytes()) : 1;
     require_memory(place, bytes_to_hold(spec, copies), "ask for fewer or shorter requests, or fewer heads");
     progress.say("making K and V");
-    const KvPool pool(spec.kv_type(), spec.stored_elements(), seed_, place, copies);
+    const KvPool pool(spec.kv_type(), spec.stored_elements(), seed_, place, copies, spec.kv_tensors());
     const DecodeProblem problem(spec, pool, seed_);
     const PreparedCall call(problem, options);
     RunResult result{.spec = spec, .options = options, .map = map_of(problem.shape(), options)};

@@ -142,6 +142,7 @@ void require_simulated(const ProblemSpec& spec) {
     throw BadArgument("--window-left and --window-right: the model was fitted without windows");
   if (spec.softcap != 0.0F || spec.alibi || spec.sinks)
     throw BadArgument("--softcap, --alibi and --sinks: the model was fitted without them");
+  if (spec.values_in_keys) throw BadArgument("--latent: the model was fitted on values in memory of their own");
   if (spec.value_dim != 0)
     throw BadArgument("--value-dim", std::to_string(spec.value_dim), "0: the model was fitted on values as wide as keys");
   if (spec.head_dim % 8 != 0 || spec.head_dim > kWidestCudaHead) {

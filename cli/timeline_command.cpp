@@ -220,7 +220,7 @@ class TimelineCommand final : public Command {
     const Place place = place_of(where.backend);
     require_memory(place, bytes_to_hold(spec, 1), "ask for fewer or shorter requests, or fewer heads");
     progress.say("making K and V");
-    const KvPool pool(spec.kv_type(), spec.stored_elements(), kBenchSeed, place);
+    const KvPool pool(spec.kv_type(), spec.stored_elements(), kBenchSeed, place, 1, spec.kv_tensors());
     const DecodeProblem problem(spec, pool, kBenchSeed);
     progress.say("computing the fp64 answers to check against");
     const Oracle oracle(problem);

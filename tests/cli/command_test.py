@@ -91,7 +91,7 @@ class OneStyle(unittest.TestCase):
         for more in (("--latent",), ("--latent", "--value-dim", "8")):
             done = lean("run", *SMALL, *more)
             self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-            self.assertIn("below --head-dim, which is 8, with --latent", done.stderr)
+            self.assertIn("--value-dim = 8: below --head-dim, which is 8, with --latent", done.stderr)
         self.assertIn("values of 512 in the keys", lean("run", "--lens", "64", "--q-heads", "16", "--kv-heads", "1", "--head-dim", "576", "--latent", "--repeat", "1").stdout)
 
     def test_what_is_of_a_trace_goes_with_one(self):
@@ -278,6 +278,8 @@ class Simulations(unittest.TestCase):
                                  (("--measured", "/dev/null"), "result files with calls of lean"),
                                  (("--kv-dtype", "fp8_e4m3"), "--kv-dtype = fp8_e4m3: auto"),
                                  (("--head-dim", "100"), "--head-dim = 100: a multiple of 8 up to 256"),
+                                 (("--value-dim", "64"), "--value-dim = 64: 0: the model was fitted on values as wide as keys"),
+                                 (("--latent", "--head-dim", "576"), "--latent: the model was fitted on values in memory of their own"),
                                  (("--dtype", "fp32"), "--dtype = fp32: fp16 or bf16")):
             done = lean("simulate", *arguments)
             with self.subTest(arguments=arguments):

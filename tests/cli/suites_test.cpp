@@ -26,6 +26,25 @@ const BenchRow* find(const std::vector<BenchRow>& rows, const std::string& id) {
   return found == rows.end() ? nullptr : &*found;
 }
 
+/// What a call has to read, and multiply, where values are narrower than keys, or a part of them.
+TEST(ProblemSpec, CountsNarrowAndLatentValues) {
+  ProblemSpec spec{.kv_lens = {10, 30}, .q_heads = 4, .kv_heads = 2, .head_dim = 24, .value_dim = 16, .q_tokens = 2};
+  EXPECT_EQ(spec.kv_bytes(), 40 * 2 * (24 + 16) * 2);
+  EXPECT_EQ(spec.products(), 2 * 40 * 4 * (24 + 16));
+  EXPECT_EQ(spec.output_elements(), 2 * 2 * 4 * 16);
+  EXPECT_EQ(spec.kv_tensors(), 2);
+  spec.values_in_keys = true;
+  EXPECT_EQ(spec.kv_bytes(), 40 * 2 * 24 * 2);
+  EXPECT_EQ(spec.products(), 2 * 40 * 4 * (24 + 16));
+  EXPECT_EQ(spec.kv_tensors(), 1);
+  const ProblemShape shape(spec);
+  EXPECT_EQ(shape.problem().value_dim, 16);
+  EXPECT_EQ(shape.problem().v.strides.token, shape.problem().k.strides.token);
+  EXPECT_EQ(shape.problem().o.strides.head, 16);
+  spec = {.kv_lens = {1}, .q_heads = 2048, .kv_heads = 1, .head_dim = 8, .q_tokens = 1 << 20};
+  EXPECT_EQ(ProblemShape(spec).problem().q.strides.sequence, std::int64_t{1} << 34);
+}
+
 TEST(Suites, EveryIdNamesOneRow) {
   const std::vector<BenchRow> rows = rows_of(all_suites());
   std::set<std::string> ids;
