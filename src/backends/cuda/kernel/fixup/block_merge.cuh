@@ -76,8 +76,8 @@ class BlockMerge {
 #pragma unroll
     for (int i = 0; i < kLaneParts; ++i) {
       weighed.weights[i] = fixup::part_weight(parts[i].m, whole.m);
-      const float weight = parts[i].l * weighed.weights[i];
-      whole.l = i == 0 ? weight : whole.l + weight;
+      const float weighs = __fmul_rn(parts[i].l, weighed.weights[i]);  // rounded, as where lanes have a part each
+      whole.l = i == 0 ? weighs : whole.l + weighs;
     }
 #pragma unroll
     for (int lanes = kWarpThreads / 2; lanes >= kRows; lanes /= 2) whole.l = whole.l + ptx::across(whole.l, lanes);
