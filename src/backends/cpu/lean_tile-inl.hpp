@@ -1,7 +1,8 @@
 // LeanTile on a CPU, written once for all instruction sets: LeanAttention, Alg. 1, lines 14-26. Included by highway_targets.cpp
 // once per target and by scalar_target.cpp; not a header that compiles alone.
 //
-// K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read. Register plan: scores
+// K and V are read once, in the order of memory: a few tokens meet all rows before the next ones are read, and where there is one row
+// a token is read after the other. Register plan: scores
 // keep kRows x kTokens sums and reduce them four at a time; accumulate keeps kRows x kTokens weights and adds that many tokens to
 // each vector of the tile's sum it loads. K and V are converted to fp32 as they are loaded; two vectors of bf16 at a time, even
 // elements by a shift and odd ones by a mask, which is half the work of widening them.
@@ -64,6 +65,33 @@ HWY_INLINE void ask_lines(const std::byte* const* rows, std::int32_t d) {
   LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ask_for(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
 }
 
+/// Lane sums of one query's products with one key; beside each line of the key, that of the row to ask for is asked for.
+template <typename T>
+HWY_INLINE Vec products_of(const float* query, const StorageOf<T>* key, const std::byte* later, std::int32_t dims) {
+  const F32 f32;
+  Vec sum = hn::Zero(f32);
+  const auto add = [&](std::int32_t d, const Vec& x) HWY_ATTR { sum = hn::MulAdd(hn::Load(f32, query + d), x, sum); };
+  const auto add_pair = [&](std::int32_t d) HWY_ATTR {
+    add(d, load_of_pair<T, 0>(key + d));
+    add(d + kLanes, load_of_pair<T, 1>(key + d));
+  };
+  constexpr std::int32_t kPairLanes = 2 * kLanes;
+  std::int32_t d = 0;
+  for (; d + kElementsPerLine<T> <= dims; d += kElementsPerLine<T>) {
+    ask_for(later + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+    if constexpr (kElementsPerLine<T> == kLanes) {
+      add(d, Element<T>::load(key + d));
+    } else {
+      LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) add_pair(d + i);
+    }
+  }
+  if (d < dims) ask_for(later + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+  for (; Element<T>::kPairs && d + kPairLanes <= dims; d += kPairLanes) add_pair(d);
+  for (; d + kLanes <= dims; d += kLanes) add(d, Element<T>::load(key + d));
+  if (d < dims) add(d, Element<T>::load_first(key + d, dims - d));
+  return sum;
+}
+
 /// Scores of kRows rows with kTokens tokens; tokens past the end repeat the last one and are masked later. Rows of s
 /// are written in groups of four: what a group writes past kTokens is overwritten by the next block or never read.
 template <typename T, int kRows, int kTokens>
@@ -79,6 +107,11 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   }
   const float* queries = q.f32.row(row);
   Vec acc[std::size_t{kRows * kTokens}];
+  if constexpr (kRows == 1) {  // a key is not read for others: memory is read in its order, which hardware prefetchers follow
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[t] = products_of<T>(queries, keys[t], later[t], k.dims);
+    LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) store_lane_sums(acc + t, s.row(row) + token + t);
+    return;
+  }
   LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) acc[i] = hn::Zero(f32);
   const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
     Vec key[std::size_t{kTokens}];
@@ -276,6 +309,19 @@ HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std:
   }
   float* out = sums.row(row);
   std::int32_t d = 0;
+  constexpr std::int32_t kRunVectors = kManyRegisters ? 8 : 4;
+  for (; kRows == 1 && d + kRunVectors * kLanes <= v.dims; d += kRunVectors * kLanes) {  // in the order of memory, as scores are
+    add_tokens<1, kTokens, kRunVectors, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
+      LEAN_UNROLL for (int i = 0; i < kRunVectors; i += 2) {
+        const std::int32_t pair = d + i * kLanes;
+        for (std::int32_t e = 0; kAsks && e < 2 * kLanes; e += kElementsPerLine<T>) {
+          if ((pair + e) % kElementsPerLine<T> == 0) ask_for(later[t] + static_cast<std::size_t>(pair + e) * sizeof(StorageOf<T>));
+        }
+        value[i] = load_of_pair<T, 0>(values[t] + pair);
+        value[i + 1] = load_of_pair<T, 1>(values[t] + pair);
+      }
+    });
+  }
   for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // sums lie in the same order: restore_values()
     for (std::int32_t i = 0; kAsks && i < 2 * kLanes; i += kElementsPerLine<T>) {
       if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kTokens>(later, d + i);
