@@ -65,31 +65,39 @@ HWY_INLINE void ask_lines(const std::byte* const* rows, std::int32_t d) {
   LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ask_for(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
 }
 
-/// Lane sums of one query's products with one key; beside each line of the key, that of the row to ask for is asked for.
-template <typename T>
-HWY_INLINE Vec products_of(const float* query, const StorageOf<T>* key, const std::byte* later, std::int32_t dims) {
+/// Lane sums of the products of kRows rows with kTokens keys, [row][token]; beside a line of each key, that of the row to ask for is
+/// asked for.
+template <typename T, int kRows, int kTokens>
+HWY_INLINE void lane_sums(const float* queries, std::int32_t stride, const StorageOf<T>* const* keys, const std::byte* const* later,
+                          std::int32_t dims, Vec* acc) {
   const F32 f32;
-  Vec sum = hn::Zero(f32);
-  const auto add = [&](std::int32_t d, const Vec& x) HWY_ATTR { sum = hn::MulAdd(hn::Load(f32, query + d), x, sum); };
-  const auto add_pair = [&](std::int32_t d) HWY_ATTR {
-    add(d, load_of_pair<T, 0>(key + d));
-    add(d + kLanes, load_of_pair<T, 1>(key + d));
+  LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) acc[i] = hn::Zero(f32);
+  const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
+    Vec key[std::size_t{kTokens}];
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Vec query = hn::Load(f32, queries + r * stride + d);
+      LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
+    }
+  };
+  const auto step_pair = [&](std::int32_t d) HWY_ATTR {  // queries lie in the same order: order_query()
+    step(d, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 0>(p); });
+    step(d + kLanes, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 1>(p - kLanes); });
   };
   constexpr std::int32_t kPairLanes = 2 * kLanes;
   std::int32_t d = 0;
   for (; d + kElementsPerLine<T> <= dims; d += kElementsPerLine<T>) {
-    ask_for(later + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+    ask_lines<T, kTokens>(later, d);
     if constexpr (kElementsPerLine<T> == kLanes) {
-      add(d, Element<T>::load(key + d));
+      step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
     } else {
-      LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) add_pair(d + i);
+      LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) step_pair(d + i);
     }
   }
-  if (d < dims) ask_for(later + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
-  for (; Element<T>::kPairs && d + kPairLanes <= dims; d += kPairLanes) add_pair(d);
-  for (; d + kLanes <= dims; d += kLanes) add(d, Element<T>::load(key + d));
-  if (d < dims) add(d, Element<T>::load_first(key + d, dims - d));
-  return sum;
+  if (d < dims) ask_lines<T, kTokens>(later, d);
+  for (; Element<T>::kPairs && d + kPairLanes <= dims; d += kPairLanes) step_pair(d);
+  for (; d + kLanes <= dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
+  if (d < dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, dims - d); });
 }
 
 /// Scores of kRows rows with kTokens tokens; tokens past the end repeat the last one and are masked later. Rows of s
@@ -108,37 +116,12 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   const float* queries = q.f32.row(row);
   Vec acc[std::size_t{kRows * kTokens}];
   if constexpr (kRows == 1) {  // a key is not read for others: memory is read in its order, which hardware prefetchers follow
-    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[t] = products_of<T>(queries, keys[t], later[t], k.dims);
-    LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) store_lane_sums(acc + t, s.row(row) + token + t);
-    return;
-  }
-  LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) acc[i] = hn::Zero(f32);
-  const auto step = [&](std::int32_t d, const auto& load) HWY_ATTR {
-    Vec key[std::size_t{kTokens}];
-    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) key[t] = load(keys[t] + d);
-    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-      const Vec query = hn::Load(f32, queries + r * q.f32.stride + d);
-      LEAN_UNROLL for (int t = 0; t < kTokens; ++t) acc[r * kTokens + t] = hn::MulAdd(query, key[t], acc[r * kTokens + t]);
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+      lane_sums<T, 1, 1>(queries, q.f32.stride, keys + t, later + t, k.dims, acc + t);
     }
-  };
-  const auto step_pair = [&](std::int32_t d) HWY_ATTR {  // queries lie in the same order: order_query()
-    step(d, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 0>(p); });
-    step(d + kLanes, [](const StorageOf<T>* p) HWY_ATTR { return load_of_pair<T, 1>(p - kLanes); });
-  };
-  constexpr std::int32_t kPairLanes = 2 * kLanes;
-  std::int32_t d = 0;
-  for (; d + kElementsPerLine<T> <= k.dims; d += kElementsPerLine<T>) {
-    ask_lines<T, kTokens>(later, d);
-    if constexpr (kElementsPerLine<T> == kLanes) {
-      step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
-    } else {
-      LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) step_pair(d + i);
-    }
+  } else {
+    lane_sums<T, kRows, kTokens>(queries, q.f32.stride, keys, later, k.dims, acc);
   }
-  if (d < k.dims) ask_lines<T, kTokens>(later, d);
-  for (; Element<T>::kPairs && d + kPairLanes <= k.dims; d += kPairLanes) step_pair(d);
-  for (; d + kLanes <= k.dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
-  if (d < k.dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, k.dims - d); });
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) {
       Vec four[4];
