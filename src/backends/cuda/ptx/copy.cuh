@@ -83,7 +83,7 @@ __device__ __forceinline__ void async_copy_16(std::uint32_t shared, const void* 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16U : 0U) : "memory");
 }
 
-/// 16 bytes into registers, past the L1; 0 where `exists` is false, and `global` is not read then.
+/// 16 bytes into registers, past the L1, and the first to leave the L2; 0 where `exists` is false, and `global` is not read then.
 [[nodiscard]] __device__ __forceinline__ uint4 load_past_l1_16(const void* global, bool exists) {
   uint4 x;
   asm volatile(

@@ -48,6 +48,7 @@ class BlockMerge {
   static constexpr int kParts = 2;  // whose elements of all these rows are under way at once
   static constexpr int kPartLanes = kWarpThreads / kRows;
   static constexpr int kLaneParts = kMostParts / kPartLanes;
+  static_assert(kLaneParts == 2 && kPartLanes % kParts == 0);
 
   /// A lane's share of what a warp knows of its rows: lane r of every kRows ends row r, and has of it what every kPartLanes-th part weighs,
   /// from the lane's own on.
@@ -127,7 +128,6 @@ class BlockMerge {
   std::int32_t dim_;    // the thread's first
   std::int32_t begin_;  // its first row
   std::int32_t end_;
-  static_assert(!kServes || (kLaneParts == 2 && kPartLanes % kParts == 0));
 };
 
 }  // namespace lean::cuda
