@@ -174,7 +174,7 @@ std::vector<Case> shapes_of_every_tile(DType dtype) {
   return cases;
 }
 
-/// q k is 400 in one dim, and only times the scale beyond fp32: a row that sees it is NaN, and where it is -400 that key weighs 0.
+/// q k is 400 in one dim, and only times the scale beyond fp32: a row that sees it is NaN.
 TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
   for (const DType dtype : dtypes()) {
     for (const Case& shape : shapes_of_every_tile(dtype)) {
@@ -196,11 +196,50 @@ TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
           if (!c.values_in_keys) {  // where it is one, the value changed too
             EXPECT_EQ(row_of(built, 1, 0, token), mean) << reproducer(c);
           }
-          built.set_k({1, 0, key, 2}, -400.0);
+        }
+      }
+    }
+  }
+}
+
+/// A row's scores are one dim of its keys times a scale, so far apart that the largest alone has a weight: the row is the mean of the
+/// values that share it, whatever the scale and on either side of 0. One key's score is -inf under the largest of scales.
+TEST(Conformance, R09_FarScoresLeaveTheLargestAlone) {
+  for (const DType dtype : dtypes()) {
+    for (const Case& shape : shapes_of_every_tile(dtype)) {
+      for (const CpuIsa isa : available_isas()) {
+        for (const auto& [sign, scale] : {std::pair{1.0, 1e8F}, {1.0, 3e8F}, {-1.0, 1e12F}, {1.0, 1e36F}}) {
+          if (reduced() && sign > 0.0) continue;
+          Case c = shape;
+          c.isa = isa;
+          c.scale = scale;
+          const TestExecutor executor(c.executor);
+          TestProblem built(c);
+          if (!served(built, options_of(c, executor))) continue;
+          const std::int64_t token = c.n_q[0] - 1;
+          built.set_q({1, 1, token, 2}, sign);
+          for (std::int64_t t = 0; t < c.lens[1]; ++t) {  // all on the same side of 0
+            built.set_k({1, 0, t, 2}, -(std::abs(built.k({1, 0, t, 2})) + 1.0));
+          }
+          built.set_k({1, 0, 333, 2}, -400.0 * sign);
           built.remember();
           ASSERT_TRUE(run(built, options_of(c, executor)));
-          const RowBits finite = row_of(built, 1, 1, token);
-          EXPECT_TRUE(std::all_of(finite.begin(), finite.end(), [](float x) { return std::isfinite(x); })) << reproducer(c);
+          double largest = -kInf;
+          for (std::int64_t t = 0; t < c.lens[1]; ++t) largest = std::max(largest, sign * built.k({1, 0, t, 2}));
+          const RowBits row = row_of(built, 1, 1, token);
+          EXPECT_TRUE(std::isfinite(row[0])) << reproducer(c);
+          const std::int32_t dims = c.value_dim != 0 ? c.value_dim : c.head_dim;
+          for (std::int32_t i = 0; i < dims; ++i) {
+            double sum = 0.0;
+            int count = 0;
+            for (std::int64_t t = 0; t < c.lens[1]; ++t) {
+              if (sign * built.k({1, 0, t, 2}) != largest) continue;
+              sum += c.values_in_keys ? built.k({1, 0, t, i}) : built.v({1, 0, t, i});
+              ++count;
+            }
+            EXPECT_NEAR(row[static_cast<std::size_t>(i) + 1], sum / count, 0.01 * std::abs(sum / count) + 0.01)
+                << i << " of " << reproducer(c);
+          }
         }
       }
     }

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/load/stage_columns.cuh"
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
+#include "backends/cuda/kernel/tile/fused_weights.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
 #include "backends/cuda/kernel/tile/product_lane.cuh"
@@ -280,8 +281,8 @@ class SwappedTile : ProductLane {
     for (int i = 0; i < 4 * kColumns; ++i) {
       const int own = row_index(i);
       const float scale = scales ? scale_of(own) : 1.0F;
-      outgrows = outgrows || !(score(i) * scale <= max_[own] + kMaxSlack);
-      weights[i / 4][i % 4] = ptx::exp2_approx(fmaf(score(i), scale, -shift(own)));
+      outgrows = outgrows || !(score(i) * scale <= fused_limit(max_[own]));
+      weights[i / 4][i % 4] = ptx::exp2_approx(fmaf(score(i), scale, -fused_shift(max_[own])));
     }
 #pragma unroll
     for (int column = 0; column < kColumns; column += 2) {
@@ -297,11 +298,8 @@ class SwappedTile : ProductLane {
     return outgrows;
   }
 
-  /// What is subtracted from a row's scores: of an empty row, whose maximum is -inf, 0, which leaves its scores at -inf.
-  [[nodiscard]] __device__ __forceinline__ float shift(int own) const { return max_[own] == softmax::kNegInf ? 0.0F : max_[own]; }
-
   /// Has rows with a score that is too large refer to their largest, over the lanes and warps of a row, and their sums and O with them: a
-  /// row by itself, whatever others do. No products run.
+  /// row by itself, whatever others do. Settles the scores of far rows (fused_weights.cuh). No products run.
   __device__ __forceinline__ void refer_anew(bool scales) {
     auto& kept = memory_.shared.wide.kept;
 #pragma unroll
@@ -319,14 +317,21 @@ class SwappedTile : ProductLane {
       float largest = softmax::kNegInf;
 #pragma unroll
       for (int i = 0; i < 4; ++i) largest = fmaxf(largest, ptx::load_shared_float(kept[i][row_of(own)]));
-      if (!(largest > max_[own] + kMaxSlack)) continue;
-      const float factor = softmax::rescale_factor(max_[own], largest);
-      max_[own] = largest;
-      sum_[own] = fmaf(sum_[own], factor, largest - largest);  // NaN from a score of +inf on, whose weight may come out as 0
+      if (largest > max_[own] + kMaxSlack) {
+        const float factor = softmax::rescale_factor(max_[own], largest);
+        max_[own] = largest;
+        sum_[own] = fmaf(sum_[own], factor, largest - largest);  // NaN from a score of +inf on, whose weight may come out as 0
 #pragma unroll
-      for (auto& block : o_) {
-        block[own / 2][own % 2] *= factor;
-        block[own / 2][own % 2 + 2] *= factor;
+        for (auto& block : o_) {
+          block[own / 2][own % 2] *= factor;
+          block[own / 2][own % 2 + 2] *= factor;
+        }
+      }
+      if (!is_far(max_[own]) || max_[own] == softmax::kNegInf) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& s = s_[own / 2][own % 2 + 2 * half];
+        s = settled(s, scales ? scale_of(own) : 1.0F, max_[own]);
       }
     }
   }

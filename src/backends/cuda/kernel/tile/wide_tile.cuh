@@ -14,6 +14,7 @@
 #include "backends/cuda/kernel/row_block.cuh"
 #include "backends/cuda/kernel/staged_queries.cuh"
 #include "backends/cuda/kernel/tile/fragment.cuh"
+#include "backends/cuda/kernel/tile/fused_weights.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
 #include "backends/cuda/kernel/tile/product_lane.cuh"
@@ -246,8 +247,9 @@ class WideTile : ProductLane {
           sum_[half] *= factor_[half];
         }
       }
+      settle_far_rows(scale);
     }
-    return {{scale[0], scale[1]}, {-lane_rows_.shift(0), -lane_rows_.shift(1)}};
+    return {{scale[0], scale[1]}, {-fused_shift(lane_rows_.max[0]), -fused_shift(lane_rows_.max[1])}};
   }
 
   /// Scores of so many columns of tokens, from one on, become weights.
@@ -432,7 +434,20 @@ class WideTile : ProductLane {
     }
     const float rows[2] = {ptx::largest_by_bits(largest[0], largest[1], 0.0F) * scale[0],
                            ptx::largest_by_bits(largest[2], largest[3], 0.0F) * scale[of_row(1)]};
-    return !(rows[0] <= lane_rows_.max[0] + kMaxSlack) || !(rows[1] <= lane_rows_.max[1] + kMaxSlack);
+    return !(rows[0] <= fused_limit(lane_rows_.max[0])) || !(rows[1] <= fused_limit(lane_rows_.max[1]));
+  }
+
+  /// Settles the scores of rows that are far (fused_weights.cuh).
+  __device__ __forceinline__ void settle_far_rows(const float (&scale)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float max = lane_rows_.max[half];
+      if (!is_far(max) || max == softmax::kNegInf) continue;
+#pragma unroll
+      for (int j = 0; j < 4 * kScoreColumns; ++j) {
+        if (j % 4 / 2 == half) score(j) = settled(score(j), scale[of_row(half)], max);
+      }
+    }
   }
 
   /// Scores scaled and capped, in the log2 domain.
