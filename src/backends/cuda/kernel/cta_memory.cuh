@@ -52,7 +52,7 @@ struct CtaArrival<true> {
 template <KernelConfig kConfig>
 struct CtaWide {
   CtaWalk walks[2];  // the second is rehearsed: a share that begins and ends inside one output
-  // WideTile::keep_ahead(). Of latent tiles a row of each warpgroup's: what is exchanged; in turns maxima, and sums in places of their own,
+  // Of latent tiles a row of each warpgroup's: what is exchanged; in turns maxima, and sums in places of their own,
   // since one warpgroup gives maxima of the next segment while the other still reads sums of this. Of swapped tiles what each warp has
   // of a row, and the row's maximum.
   float kept[kConfig.swaps_ab() ? 5 : kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
@@ -152,9 +152,8 @@ template <KernelConfig kConfig>
 /// Named barriers; 0 is that of __syncthreads().
 inline constexpr std::uint32_t kConsumerBarrier = 1;
 inline constexpr std::uint32_t kSetupBarrier = 2;  // what is shared is set up
-/// Of many rows: which warpgroup's turn it is to ask for products; one each. Of latent tiles: its scores are known, and weights lie where
-/// the other finds them; in turns the same of one each.
-inline constexpr std::uint32_t kTurnBarrier = 3;
+/// Of latent tiles: scores are known, and weights lie where the other warpgroup finds them; in turns one each.
+inline constexpr std::uint32_t kWeightsBarrier = 3;
 inline constexpr std::uint32_t kGroupBarrier = 5;  // of many rows: a warpgroup's own; one each
 inline constexpr std::uint32_t kWalkBarrier = 7;   // of many rows: kSetupBarrier of the warp that builds a short line
 

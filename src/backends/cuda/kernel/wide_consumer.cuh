@@ -1,8 +1,8 @@
 // The consumers of many rows: two warpgroups, which take the tiles of a segment one after the other. While the values of a tile are
-// multiplied the scores of the next are, and become weights; and while one warpgroup does that the other's products run: they take
-// turns to ask for theirs (FlashAttention-3, arXiv 2407.08608, sec. 3.1 and 3.2). Of latent tiles a warpgroup has half the values' dims,
-// and takes part in all of them: both make scores and weights of the same tile at one time, each of half its tokens, or of a long call's
-// many rows of whole tiles in turn. Of few rows, with factors swapped, one warpgroup does all.
+// multiplied the scores of the next are, and become weights (FlashAttention-3, arXiv 2407.08608, sec. 3.2); and while one warpgroup does
+// that the other's products run, without a barrier that has them ask in turn (sec. 3.1). Of latent tiles a warpgroup has half the values'
+// dims, and takes part in all of them: both make scores and weights of the same tile at one time, each of half its tokens, or of a long
+// call's many rows of whole tiles in turn. Of few rows, with factors swapped, one warpgroup does all.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +46,7 @@ class WideConsumer {
 
  public:
   __device__ __forceinline__ WideConsumer(const DeviceCall& call, CtaMemory<kConfig>& memory)
-      : call_(call), memory_(memory), stages_(ptx::shared_address(memory.ring(call))), stage_(call.load.ring_stages) {
-    if (!kConfig.latent() && group() != 0) ptx::named_barrier_arrive(kTurnBarrier, kConfig.consumer_threads());
-  }
+      : call_(call), memory_(memory), stages_(ptx::shared_address(memory.ring(call))), stage_(call.load.ring_stages) {}
 
   /// Before the first segment comes one of nothing, while producers find out what the first is: a rehearsal. What runs once waits for
   /// its instructions, which come from the L2 line after line; so they have come when they are needed.
@@ -94,7 +92,7 @@ class WideConsumer {
       note<kConfig>(timeline::EventKind::kStreamEnd, records.index);
       ptx::barrier_wait(&shared.contributors_known[records.index], records.phase);
       deliver(call_, records.index, tile);
-      ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads());
+      ptx::barrier_arrive_by_warp(&shared.record_free[records.index], leads_ != 0);
       records.advance();
     }
   }
@@ -107,7 +105,6 @@ class WideConsumer {
   [[nodiscard]] __device__ __forceinline__ static std::int32_t group() {
     return static_cast<std::int32_t>(ptx::thread_index()) / ptx::kWarpgroupThreads;
   }
-  [[nodiscard]] __device__ __forceinline__ static bool leads() { return ptx::thread_index() % kWarpThreads == 0; }
 
   /// What consumer threads stored to shared memory, before products read it.
   __device__ __forceinline__ static void publish_to_products() {
@@ -117,6 +114,7 @@ class WideConsumer {
 
   __device__ __forceinline__ void begin_in_earnest() {
     rehearses_ = 0;
+    leads_ = ptx::opaque(ptx::thread_index() % kWarpThreads == 0 ? 1 : 0);
     stage_ = PipelineState(call_.load.ring_stages);
     if (call_.launch.follows_append) ptx::await_earlier_kernels();  // they rotate the queries
   }
@@ -140,17 +138,15 @@ class WideConsumer {
     await(record, now, stage_);
     const std::uint64_t first_queries = tile.queries_at();
     const std::uint64_t first_keys = tile.keys_at(address_of(stage_));
-    take_turn();
     tile.ask_for_scores(first_queries, first_keys);
-    pass_turn();
+    auto ruled = static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, now));
     tile.template await_scores<0>();
 #pragma unroll 1
     for (bool first = true;; first = false) {
-      const bool ruled = ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, now))) != 0;
       const StagedTile next{now.end(), min(kConfig.tile_tokens, end - now.end())};
       tile.template await_scores<1>();
       free(stage_);
-      const auto weighing = tile.update_softmax(memory_.shared, record, now, ruled);
+      const auto weighing = tile.update_softmax(memory_.shared, record, now, ruled != 0);
       if (kOnePlace && next.tokens <= 0) free_queries();
       tile.template make_weights<0, kAhead>(weighing);
       tile.keep_ahead(memory_.shared);
@@ -175,10 +171,10 @@ class WideConsumer {
         await(record, next, stage_);
         await_whole(record, now, values_stage);
       }
-      take_turn();
       tile.ask_for_scores(queries, keys);
+      // Here it costs nothing: what asks for the values' products waits until most of the scores' have run.
+      ruled = ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, next)));
       tile.ask_for_output(values);
-      pass_turn();
       now = next;
     }
     await_whole(record, now, values_stage);
@@ -200,10 +196,10 @@ class WideConsumer {
       const std::uint64_t queries = tile.queries_at();
       const std::uint32_t stage = address_of(stage_);
       tile.ask_for_scores(queries, tile.keys_at(stage));
+      const bool ruled = ptx::opaque(static_cast<std::uint32_t>(tile.has_rules(memory_.shared, record, now))) != 0;
       tile.template await_scores<0>();
       if (now.end() >= record.token_end) free_queries();
-      tile.template make_weights<0, kColumns>(
-          tile.update_softmax(memory_.shared, record, now, tile.has_rules(memory_.shared, record, now)));
+      tile.template make_weights<0, kColumns>(tile.update_softmax(memory_.shared, record, now, ruled));
       tile.rescale();
       tile.take_weights();
       tile.ask_for_own_output(stage);
@@ -424,23 +420,17 @@ class WideConsumer {
   }
   __device__ __forceinline__ void arrive(std::uint64_t& barrier, bool arrives = true) const {
     if (ptx::kWarpArrivals > 1 && (rehearses_ != 0 || !arrives)) return;  // all lanes' would count
-    ptx::barrier_arrive_by_warp(&barrier, leads() && rehearses_ == 0 && arrives);
+    ptx::barrier_arrive_by_warp(&barrier, leads_ != 0 && arrives);
   }
 
   __device__ __forceinline__ void free(const PipelineState& stage) const { arrive(memory_.shared.stage_free[stage.index]); }
-
-  __device__ __forceinline__ static void take_turn() {
-    ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
-  }
-  __device__ __forceinline__ static void pass_turn() {
-    ptx::named_barrier_arrive(kTurnBarrier + 1 - static_cast<std::uint32_t>(group()), kConfig.consumer_threads());
-  }
 
   const DeviceCall& call_;
   CtaMemory<kConfig>& memory_;
   std::uint32_t stages_;
   PipelineState stage_;          // of the next keys; values lie in the one behind, where they are not the same
   std::uint32_t rehearses_ = 1;  // else 0
+  std::uint32_t leads_ = 0;      // 1 in the lane that arrives for its warp; in a rehearsal in none
 };
 
 }  // namespace lean::cuda

@@ -39,6 +39,11 @@ __device__ __forceinline__ void store_shared_word(std::uint32_t address, std::ui
   return x;
 }
 
+/// A number where it is below 0, else nothing: one that never is has to be known by then all the same.
+__device__ __forceinline__ void store_shared_below_zero(std::uint32_t address, float x) {
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %1, 0f00000000; @p st.shared.f32 [%0], %1; }" ::"r"(address), "f"(x) : "memory");
+}
+
 /// A word that this thread keeps there for itself, and that the compiler is not to keep in a register instead.
 __device__ __forceinline__ void keep_shared(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x));

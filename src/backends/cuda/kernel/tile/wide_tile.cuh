@@ -146,7 +146,7 @@ class WideTile : ProductLane {
     const std::uint32_t own = static_cast<std::uint32_t>(warp() / 4) * kOwnRuns * kPassedRunBytes;
     const std::uint32_t others = kOwnRuns * kPassedRunBytes - own;
     store_weights(place + own, stores);
-    ptx::named_barrier(kTurnBarrier + 1, kConfig.consumer_threads());
+    ptx::named_barrier(kWeightsBarrier + 1, kConfig.consumer_threads());
     load_weights<kOwnRuns>(place + others);
     if constexpr (!kConfig.converts()) ptx::fence_before_copies();  // of the next keys to that place
   }
@@ -162,14 +162,14 @@ class WideTile : ProductLane {
         ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[group][row_of(half)]), __float_as_uint(lane_rows_.max[half]));
       }
     }
-    if (gives) ptx::named_barrier_arrive(kTurnBarrier + static_cast<std::uint32_t>(group), kConfig.consumer_threads());
+    if (gives) ptx::named_barrier_arrive(kWeightsBarrier + static_cast<std::uint32_t>(group), kConfig.consumer_threads());
   }
 
   /// Of a latent tile whose weights the other warpgroup makes: waits for them, takes them, and has sums and O refer to what they do. No
   /// products run.
   __device__ __forceinline__ void take_given_weights(CtaShared<kConfig>& shared, std::uint32_t stage) {
     const std::int32_t giver = 1 - warp() / 4;
-    ptx::named_barrier(kTurnBarrier + static_cast<std::uint32_t>(giver), kConfig.consumer_threads());
+    ptx::named_barrier(kWeightsBarrier + static_cast<std::uint32_t>(giver), kConfig.consumer_threads());
     float max[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) max[half] = ptx::load_shared_float(shared.wide.kept[giver][row_of(half)]);
@@ -196,10 +196,10 @@ class WideTile : ProductLane {
     ptx::pin_registers(o_);
   }
 
-  /// Whether scores of a tile are anything else than its products.
+  /// Whether scores of a tile are anything else than its products: all of it is looked at, so that there are no branches between products.
   [[nodiscard]] __device__ __forceinline__ bool has_rules(const CtaShared<kConfig>& shared, const SegmentRecord& record,
                                                           StagedTile tile) const {
-    return is_capped() || !scales_up() || has_unseen(tile) || has_lacking_pages(shared, record);
+    return is_capped() | !scales_up() | has_unseen(tile) | has_lacking_pages(shared, record);
   }
 
   /// What scores become weights by: a row's scale, which all rows have but those of queries that were converted (of_row()), and shift.
@@ -225,7 +225,7 @@ class WideTile : ProductLane {
       if (has_unseen(tile)) hide_unseen(tile);
     }
     if constexpr (kHalves) {  // both warpgroups' rows are the same: all of them go on once all have their scores
-      rescales_ = ptx::named_barrier_any(kTurnBarrier, kConfig.consumer_threads(), may_outgrow(scale));
+      rescales_ = ptx::named_barrier_any(kWeightsBarrier, kConfig.consumer_threads(), may_outgrow(scale));
     } else {
       rescales_ = __any_sync(ptx::kAllLanes, may_outgrow(scale)) != 0;
     }
@@ -266,11 +266,11 @@ class WideTile : ProductLane {
     }
   }
 
-  /// Has weights made before what is awaited next: the sums of all of them are stored, which is not put off. To no other end.
+  /// Has weights made before what is awaited next, since their sums might be stored; to no other end.
   __device__ __forceinline__ void keep_ahead(CtaShared<kConfig>& shared) {
-    const std::int32_t place = warp() * (kWarpThreads / 4) + quad();
-    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[0][place]), __float_as_uint(sum_[0]));
-    ptx::store_shared_word(ptx::shared_address(&shared.wide.kept[1][place]), __float_as_uint(sum_[1]));
+    const std::uint32_t place = ptx::shared_address(&shared.wide.kept[0][0]);
+    ptx::store_shared_below_zero(place, sum_[0]);
+    ptx::store_shared_below_zero(place, sum_[1]);
   }
 
   /// Has O refer to what weights do. No products run.
@@ -415,12 +415,12 @@ class WideTile : ProductLane {
   /// Which of two scales a lane's row has: one register serves where both have the same.
   [[nodiscard]] static constexpr int of_row(int half) { return kConfig.scaled() ? half : 0; }
   [[nodiscard]] __device__ __forceinline__ bool has_unseen(StagedTile tile) const {
-    return tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end()) || tile.token < last_first_;
+    return (tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end())) | (tile.token < last_first_);
   }
   /// A rehearsed segment has no rows, and no page ids.
   [[nodiscard]] __device__ __forceinline__ bool has_lacking_pages(const CtaShared<kConfig>& shared,
                                                                   const SegmentRecord& record) const {
-    return is_paged(call_.problem.pages) && lacks_pages(shared) && record.rows > 0;
+    return is_paged(call_.problem.pages) & lacks_pages(shared) & (record.rows > 0);
   }
 
   /// Whether a score of this lane's may be too far above what its row's weights refer to. Numbers that are not negative are ordered as
