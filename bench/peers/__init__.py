@@ -25,7 +25,7 @@ class Prepared:
 class Peer:
     """One kernel of one library on one device. The constructor raises ImportError where the library is missing or does not run.
 
-    name: as --peers knows it. impl: "package-version/kernel", as result files have it. devices, dtypes, features: what it takes.
+    name: as --peers knows it. impl: "package-version/kernel", as result files have it. devices, dtypes, features, narrow_values: what it takes.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Peer:
     dtypes: tuple = ("fp16", "bf16")
     kv_dtypes: tuple = ()  # beside the queries' own
     features: tuple = ()
+    narrow_values: bool = False  # takes fewer dims of V than of K
 
     def __init__(self, device: str, threads: int):
         raise NotImplementedError
@@ -51,6 +52,8 @@ class Peer:
             return f"{', '.join(missing)}: not called so here"
         if row.latent:
             return "V as a part of K: no kernel for MLA"
+        if row.narrow_values and not self.narrow_values:
+            return "fewer dims of V than of K: not called so here"
         return self.refuses(row)
 
     def refuses(self, row: Row) -> str | None:

@@ -59,6 +59,7 @@ class FlashAttention3(Peer):
 
     name = "flash-attn-3"
     features = ("window", "softcap")
+    narrow_values = True
 
     def __init__(self, device, threads):
         import flash_attn_interface

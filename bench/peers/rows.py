@@ -38,7 +38,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One problem. n_q: query tokens of each sequence. value_dim < head_dim: V is the head of K, as in MLA."""
+    """One problem. n_q: query tokens of each sequence. value_dim: 0 as head_dim; `latent`: V is the first dims of K, as in MLA."""
 
     row: str
     suite: str
@@ -52,6 +52,7 @@ class Row:
     form: Form = Form("bhsd")
     causal: bool = False
     value_dim: int = 0
+    latent: bool = False
     features: tuple = ()  # of (name, value): window (left, right), softcap, alibi and sinks, whose numbers follow from the heads
     unknown: str = ""  # why no implementation can be asked for it here
     read_bytes: int = 0  # of K and V that a call must read, where that is not all of them
@@ -90,12 +91,13 @@ class Row:
         return self.head_dim ** -0.5
 
     @property
-    def latent(self) -> bool:
-        return self.value_dim < self.head_dim
+    def narrow_values(self) -> bool:
+        return self.value_dim < self.head_dim and not self.latent
 
     @property
     def kv_bytes(self) -> int:
-        return self.read_bytes or sum(self.lens) * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype] * (1 if self.latent else 2)
+        dims = self.head_dim + (0 if self.latent else self.value_dim)
+        return self.read_bytes or sum(self.lens) * self.kv_heads * dims * ELEMENT_BYTES[self.kv_dtype]
 
     def feature(self, name: str, default=None):
         return dict(self.features).get(name, default)
@@ -106,7 +108,8 @@ class Row:
         fields = {"row": self.row, "suite": self.suite, "lens": list(self.lens), "q_heads": self.q_heads, "kv_heads": self.kv_heads,
                   "head_dim": self.head_dim, "dtype": self.dtype, "n_q": one, "causal": self.causal, "kv_bytes": self.kv_bytes}
         fields |= {"kv_dtype": self.kv_dtype} if self.kv_dtype != self.dtype else {}
-        fields |= {"value_dim": self.value_dim} if self.latent else {}
+        fields |= {"value_dim": self.value_dim} if self.value_dim != self.head_dim else {}
+        fields |= {"values_in_keys": True} if self.latent else {}
         return fields | ({"features": dict(self.features)} if self.features else {})
 
 
@@ -170,6 +173,9 @@ def prefill_rows(_trace: str = "") -> list:
     for n_q, context, group, dim, page in plans:
         name = f"prefill {short(n_q)} of {short(context)} {8 * group}/8 d{dim} bf16" + (f" nhd/{page}" if page else "")
         rows.append(Row(name, "prefill", (context,), 8 * group, 8, dim, "bf16", (n_q,), form=Form("nhd", page) if page else Form("bshd"), causal=True))
+    for n_q in (512, 2048):  # DeepSeek's prompts, 128 heads on 8 GPUs
+        rows.append(Row(f"prefill {short(n_q)} of 8k 16/16 d192/128 bf16", "prefill", (8192,), 16, 16, 192, "bf16", (n_q,), form=Form("bshd"),
+                        causal=True, value_dim=128))
     return rows
 
 
@@ -212,7 +218,7 @@ def mixed_rows(trace: str = "") -> list:
 def mla_rows(_trace: str = "") -> list:
     """DeepSeek's latent cache: one K/V head of 576, V its first 512, pages of 64."""
     return [Row(f"mla {batch}x{short(context)} h{heads} n_q{n_q}", "mla", (context,) * batch, heads, 1, 576, "bf16", (n_q,) * batch,
-                form=Form("nhd", 64), causal=n_q > 1, value_dim=512)
+                form=Form("nhd", 64), causal=n_q > 1, value_dim=512, latent=True)
             for heads in (16, 32, 64, 128) for n_q in (1, 2, 4) for batch, context in ((1, 8192), (16, 8192), (64, 4096))]
 
 
@@ -244,4 +250,5 @@ def quick_rows() -> list:
             Row("quick pages", "quick", (100, 33), dtype="bf16", form=Form("nhd", 32), **heads),
             Row("quick chunk 16 of 200", "quick", (200,), dtype="bf16", n_q=(16,), form=Form("bshd"), causal=True, **heads),
             Row("quick 1 x 8 of 64, 2 x 1 of 40", "quick", (64, 40, 40), dtype="bf16", n_q=(8, 1, 1), form=Form("thd"), causal=True, **heads),
-            Row("quick mla", "quick", (90, 64), 4, 1, 96, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=64)]
+            Row("quick chunk 16 of 200, d64/32", "quick", (200,), dtype="bf16", n_q=(16,), form=Form("bshd"), causal=True, value_dim=32, **heads),
+            Row("quick mla", "quick", (90, 64), 4, 1, 96, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=64, latent=True)]

@@ -26,8 +26,8 @@ def pages_of(row: Row, page: int) -> list:
     return [-(-n // page) for n in row.lens]
 
 
-def shape_of(row: Row, form: Form) -> tuple:
-    heads, dim = row.kv_heads, row.head_dim
+def shape_of(row: Row, form: Form, dim: int = 0) -> tuple:
+    heads, dim = row.kv_heads, dim or row.head_dim
     if form.page:
         pages = sum(pages_of(row, form.page))
         return (pages, heads, form.page, dim) if form.kind == "hnd" else (pages, form.page, heads, dim)
@@ -73,9 +73,7 @@ class Tensors:
 
     def __init__(self, row: Row, form: Form, pool: Pool, copies: int):
         self.row, self.form, self.device, self.copies = row, form, pool.device, copies
-        shape = shape_of(row, form)
-        elements = math.prod(shape)
-        self.k, self.v = ([buffer[i * elements:(i + 1) * elements].view(shape) for i in range(copies)] for buffer in pool.buffers)
+        self.k, self.v = (self.views(buffer, shape_of(row, form, dim)) for buffer, dim in zip(pool.buffers, (row.head_dim, row.value_dim)))
         if row.latent:
             self.v = [k[..., :row.value_dim] for k in self.k]
         generator = torch.Generator().manual_seed(7)
@@ -88,6 +86,10 @@ class Tensors:
             self.page_ids, self.page_starts = ids.to(self.device), torch.tensor([0, *self.pages]).cumsum(0).int()
             self.last_page_lens = torch.tensor([(n - 1) % form.page + 1 for n in row.lens], dtype=torch.int32)
             self.table = torch.nn.utils.rnn.pad_sequence(ids.split(self.pages), batch_first=True).to(self.device)
+
+    def views(self, buffer: torch.Tensor, shape: tuple) -> list:
+        elements = math.prod(shape)
+        return [buffer[i * elements:(i + 1) * elements].view(shape) for i in range(self.copies)]
 
     @functools.cached_property
     def kv_starts(self) -> torch.Tensor:
@@ -122,8 +124,8 @@ class Tensors:
         row, kind = self.row, self.form.kind
         n, begin = row.longest if self.form.padded else row.lens[b], sum(row.lens[:b])
         if kind == "blocks":
-            elements = row.kv_heads * row.head_dim
-            return x[begin * elements:(begin + n) * elements].view(row.kv_heads, n, row.head_dim)
+            dim = x.numel() // (sum(row.lens) * row.kv_heads)
+            return x[begin * row.kv_heads * dim:(begin + n) * row.kv_heads * dim].view(row.kv_heads, n, dim)
         return {"bhsd": lambda: x[b, :, :n], "bshd": lambda: x[b, :n].transpose(0, 1), "htd": lambda: x[:, begin:begin + n],
                 "thd": lambda: x[begin:begin + n].transpose(0, 1)}[kind]()
 

@@ -80,6 +80,12 @@ def test_own_suites_have_rows_of_different_names(tmp_path):
 def test_a_latent_cache_is_counted_once():
     row = suites.mla_rows()[0]
     assert row.kv_bytes == 8192 * 576 * 2 and row.value_dim == 512
+    assert row.fields()["values_in_keys"] and "values_in_keys" not in suites.prefill_rows()[-1].fields()
+
+
+def test_values_of_fewer_dims_are_counted_as_they_are():
+    row = suites.prefill_rows()[-1]
+    assert row.narrow_values and row.kv_bytes == 8192 * 16 * (192 + 128) * 2 and row.fields()["value_dim"] == 128
 
 
 def test_copies_are_cold_and_fit():
@@ -447,10 +453,11 @@ GPU_ROWS = [Row("even", "test", (70, 70), 8, 2, 128, "bf16"), Row("one", "test",
             Row("uneven", "test", (70, 5, 33), 8, 2, 128, "bf16", form=Form("htd")),
             Row("pages", "test", (70, 5), 8, 2, 128, "bf16", form=Form("hnd", 16)), Row("chunk", "test", (70,), 8, 2, 64, "bf16", (9,), causal=True),
             Row("mixed", "test", (70, 33, 20), 8, 2, 64, "bf16", (9, 1, 1), form=Form("thd"), causal=True),
-            Row("mla", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=512),
-            Row("mla-fp8", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), "fp8_e4m3", form=Form("nhd", 64), causal=True, value_dim=512)]
+            Row("narrow", "test", (70,), 8, 2, 64, "bf16", (9,), form=Form("bshd"), causal=True, value_dim=32),
+            Row("mla", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), form=Form("nhd", 64), causal=True, value_dim=512, latent=True),
+            Row("mla-fp8", "test", (70, 9), 4, 1, 576, "bf16", (2, 2), "fp8_e4m3", form=Form("nhd", 64), causal=True, value_dim=512, latent=True)]
 #: peer -> the rows that it takes of these
-TAKEN = {"flash-attn-2": "even one uneven chunk mixed", "flash-attn-3": "even one uneven pages chunk mixed", "flashinfer-cc": "even one uneven pages",
+TAKEN = {"flash-attn-2": "even one uneven chunk mixed", "flash-attn-3": "even one uneven pages chunk mixed narrow", "flashinfer-cc": "even one uneven pages",
          "flashinfer-tc": "even one uneven pages", "flashinfer-batch": "even one uneven pages chunk mixed", "flashinfer-single": "one",
          "flashinfer-xqa": "even one uneven pages", "flashinfer-prefill": "chunk mixed", "flash-mla": "mla", "flash-mla-fp8": "mla-fp8", "flashinfer-mla": "mla",
          "hpc-ops": "even one uneven pages"}
