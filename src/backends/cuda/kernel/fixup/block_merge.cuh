@@ -77,7 +77,7 @@ class BlockMerge {
 #pragma unroll
     for (int i = 0; i < kLaneParts; ++i) {
       weighed.weights[i] = fixup::part_weight(parts[i].m, whole.m);
-      const float weighs = parts[i].l * weighed.weights[i];  // rounded, as where lanes have a part each
+      const float weighs = __fmul_rn(parts[i].l, weighed.weights[i]);  // rounded, as where lanes have a part each
       whole.l = i == 0 ? weighs : whole.l + weighs;
     }
 #pragma unroll

@@ -9,8 +9,8 @@
 
 namespace lean::cuda {
 
-/// In the log2 domain. Below it a unit in the last place is 16: weights are 2^8 too large at most, where a score may not also be larger
-/// by kMaxSlack; above it 32, more than kMaxSlack, so that nothing is larger than a maximum.
+/// In the log2 domain. Below it a unit in the last place is 16 at most, so that products lie 8 above their rounded values at most, where
+/// these may not lie above the maximum; of 8, 4 above, where they may by kMaxSlack: weights are below 2^12, and fit fp16.
 inline constexpr float kFar = 0x1p28F;
 
 /// Whether the fma cannot serve a row; of an empty one, whose maximum is -inf, it could not either.
@@ -20,11 +20,11 @@ inline constexpr float kFar = 0x1p28F;
 [[nodiscard]] __device__ __forceinline__ float fused_shift(float max) { return is_far(max) ? 0.0F : max; }
 
 /// The largest score that leaves a row as it is: none in a row that is far or empty, which is to be looked at whatever it is.
-[[nodiscard]] __device__ __forceinline__ float fused_limit(float max) { return is_far(max) ? softmax::kNegInf : max + kMaxSlack; }
+[[nodiscard]] __device__ __forceinline__ float fused_limit(float max) { return is_far(max) ? softmax::kNegInf : slack_limit(max); }
 
-/// A score of a far row, settled; NaN stays.
+/// A score of a far row, settled; NaN stays. Two roundings, as the maximum had.
 [[nodiscard]] __device__ __forceinline__ float settled(float score, float scale, float max) {
-  const float below = score * scale - max;  // two roundings, as everywhere but in a written fma (--fmad=false)
+  const float below = __fsub_rn(__fmul_rn(score, scale), max);
   return below < 0.0F ? softmax::kNegInf : below;
 }
 

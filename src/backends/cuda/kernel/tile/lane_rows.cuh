@@ -16,6 +16,10 @@ namespace lean::cuda {
 /// a factor of 2^kMaxSlack, and fit fp16, and nothing is scaled anew (FlashAttention-4 does so too).
 inline constexpr float kMaxSlack = 8.0F;
 
+/// The largest score that leaves a row as it is. Rounded down: beyond 2^27, where a unit in the last place is 16, a tie would be the next
+/// number for every other maximum.
+[[nodiscard]] __device__ __forceinline__ float slack_limit(float max) { return __fadd_rd(max, kMaxSlack); }
+
 template <KernelConfig kConfig>
 struct LaneRows {
   std::int32_t limit[2];     // tokens of the sequence from here on are not seen
@@ -45,7 +49,7 @@ struct LaneRows {
 
   /// Whether a score is too far above what its row's weights refer to.
   [[nodiscard]] __device__ __forceinline__ bool outgrows(const float (&largest)[2], int i) const {
-    return largest[i] > max[i] + kMaxSlack;
+    return largest[i] > slack_limit(max[i]);
   }
   /// Whether that is so of any row of the warp; `largest`: of the lane's own scores.
   [[nodiscard]] __device__ __forceinline__ bool any_outgrows(const float (&largest)[2]) const {

@@ -317,7 +317,7 @@ class SwappedTile : ProductLane {
       float largest = softmax::kNegInf;
 #pragma unroll
       for (int i = 0; i < 4; ++i) largest = fmaxf(largest, ptx::load_shared_float(kept[i][row_of(own)]));
-      if (largest > max_[own] + kMaxSlack) {
+      if (largest > slack_limit(max_[own])) {
         const float factor = softmax::rescale_factor(max_[own], largest);
         max_[own] = largest;
         sum_[own] = fmaf(sum_[own], factor, largest - largest);  // NaN from a score of +inf on, whose weight may come out as 0
