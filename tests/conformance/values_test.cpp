@@ -202,45 +202,88 @@ TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
   }
 }
 
-/// A row's scores are one dim of its keys times a scale, so far apart that the largest alone has a weight: the row is the mean of the
-/// values that share it, whatever the scale and on either side of 0. One key's score is -inf under the largest of scales.
+/// Scores so far apart that the largest alone have weights.
+struct FarScores {
+  double sign = 1.0;
+  float scale = 1.0F;
+  bool mixed = false;  // on both sides of 0
+};
+
+/// A row's scores are one dim of its keys times a scale, the largest of two tokens in different tiles: the row is the mean of their
+/// values, its log-sum-exp their score, and other rows of its block stay as they are. One key lies far below, at -inf under the largest
+/// of scales.
 TEST(Conformance, R09_FarScoresLeaveTheLargestAlone) {
   for (const DType dtype : dtypes()) {
     for (const Case& shape : shapes_of_every_tile(dtype)) {
       for (const CpuIsa isa : available_isas()) {
-        for (const auto& [sign, scale] : {std::pair{1.0, 1e8F}, {1.0, 3e8F}, {-1.0, 1e12F}, {1.0, 1e36F}}) {
-          if (reduced() && sign > 0.0) continue;
+        for (const FarScores& far : {FarScores{1.0, 1e8F}, {1.0, 3e8F}, {-1.0, 1e12F}, {1.0, 1e36F, true}}) {
+          if (far.sign > 0.0 && (reduced() || isa != available_isas().back())) continue;
           Case c = shape;
           c.isa = isa;
-          c.scale = scale;
+          c.scale = far.scale;
           const TestExecutor executor(c.executor);
           TestProblem built(c);
           if (!served(built, options_of(c, executor))) continue;
           const std::int64_t token = c.n_q[0] - 1;
-          built.set_q({1, 1, token, 2}, sign);
-          for (std::int64_t t = 0; t < c.lens[1]; ++t) {  // all on the same side of 0
+          const double largest = far.mixed ? 8.0 : far.sign > 0.0 ? -0.5 : 8.0;
+          for (std::int64_t t = 0; t < c.lens[1] && !far.mixed; ++t) {
             built.set_k({1, 0, t, 2}, -(std::abs(built.k({1, 0, t, 2})) + 1.0));
           }
-          built.set_k({1, 0, 333, 2}, -400.0 * sign);
+          for (const std::int64_t t : {200, 400}) built.set_k({1, 0, t, 2}, largest * far.sign);
+          built.set_k({1, 0, 333, 2}, -400.0 * far.sign);
+          built.remember();
+          RowBits mean;
+          if (far.mixed) {
+            ASSERT_TRUE(run(built, options_of(c, executor)));
+            mean = row_of(built, 1, 0, token);
+          }
+          built.set_q({1, 1, token, 2}, far.sign);
           built.remember();
           ASSERT_TRUE(run(built, options_of(c, executor)));
-          double largest = -kInf;
-          for (std::int64_t t = 0; t < c.lens[1]; ++t) largest = std::max(largest, sign * built.k({1, 0, t, 2}));
+          if (far.mixed) {
+            EXPECT_EQ(row_of(built, 1, 0, token), mean) << reproducer(c);
+          }
           const RowBits row = row_of(built, 1, 1, token);
-          EXPECT_TRUE(std::isfinite(row[0])) << reproducer(c);
+          const double score = largest * static_cast<double>(far.scale);
+          EXPECT_NEAR(row[0], score, 1e-6 * std::abs(score) + 1.0) << reproducer(c);
           const std::int32_t dims = c.value_dim != 0 ? c.value_dim : c.head_dim;
           for (std::int32_t i = 0; i < dims; ++i) {
-            double sum = 0.0;
-            int count = 0;
-            for (std::int64_t t = 0; t < c.lens[1]; ++t) {
-              if (sign * built.k({1, 0, t, 2}) != largest) continue;
-              sum += c.values_in_keys ? built.k({1, 0, t, i}) : built.v({1, 0, t, i});
-              ++count;
-            }
-            EXPECT_NEAR(row[static_cast<std::size_t>(i) + 1], sum / count, 0.01 * std::abs(sum / count) + 0.01)
+            const auto value = [&](std::int64_t t) { return c.values_in_keys ? built.k({1, 0, t, i}) : built.v({1, 0, t, i}); };
+            const double expected = (value(200) + value(400)) / 2;
+            EXPECT_NEAR(row[static_cast<std::size_t>(i) + 1], expected, 0.01 * std::abs(expected) + 0.01)
                 << i << " of " << reproducer(c);
           }
         }
+      }
+    }
+  }
+}
+
+/// One key's score is the next number in fp32 above another's, of maxima with an even and an odd last place where that is 16, twice what
+/// leaves a row as it is: whichever it refers to, its weights fit fp16.
+TEST(Conformance, R09_TheNextScoreAboveAFarOneLeavesARowFinite) {
+  for (const DType dtype : dtypes()) {
+    for (const Case& shape : shapes_of_every_tile(dtype)) {
+      if (shape.kv_type != KvType::kAsQueries) continue;
+      for (int more = 0; more < 4; ++more) {
+        Case c = shape;
+        c.scale = 1e8F;
+        for (int i = 0; i < more; ++i) c.scale = std::nextafter(c.scale, 2e8F);
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        const std::int64_t token = c.n_q[0] - 1;
+        built.set_q({1, 1, token, 2}, 1.0);
+        built.set_q({1, 1, token, 3}, 0x1p-12);
+        for (std::int64_t t = 0; t < c.lens[1]; ++t) {
+          built.set_k({1, 0, t, 2}, t == 5 || t == 400 ? 1.0 : 0.0);
+          built.set_k({1, 0, t, 3}, t == 400 ? 0x1p-11 : 0.0);
+        }
+        built.remember();
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        const RowBits row = row_of(built, 1, 1, token);
+        EXPECT_TRUE(std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) << reproducer(c);
+        EXPECT_NEAR(row[0], static_cast<double>(c.scale), 1e-6 * static_cast<double>(c.scale)) << reproducer(c);
       }
     }
   }
