@@ -175,13 +175,13 @@ inline constexpr KernelRow kWide90[] = {
     {kWideTile,    2, 192, 128, 64,  8, 40,   kWarpgroups192},
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
-    {kLatentTile,  2, 576, 64,  64,  8, 0,    kLatent},
+    {kLatentTile,  2, 576, 64,  64,  8, 24,   kLatent},
     {kLatentTurns, 2, 576, 64,  64,  8, 140,  kInTurns},
     {kLatentFp8Tile, 2, 576, 64, 64, 8, 8,    kLatentFp8},
     {kLatentSwapped, 2, 576, 16, 64, 4, 0,    kSwapped},
     {kLatentSwapped, 2, 576, 32, 64, 4, 0,    kSwapped},
     {kLatentFp8Swapped, 2, 576, 16, 64, 4, 0, kSwappedFp8},
-    {kLatentFp8Swapped, 2, 576, 32, 64, 4, 0, kSwappedFp8},
+    {kLatentFp8Swapped, 2, 576, 32, 64, 4, 16, kSwappedFp8},
 };
 // clang-format on
 
