@@ -16,6 +16,9 @@ inline constexpr float kFar = 0x1p28F;
 /// Whether the fma cannot serve a row; of an empty one, whose maximum is -inf, it could not either.
 [[nodiscard]] __device__ __forceinline__ bool is_far(float max) { return !(fabsf(max) < kFar); }
 
+/// Whether a row's scores are to be settled before they become weights: an empty row has none.
+[[nodiscard]] __device__ __forceinline__ bool settles(float max) { return is_far(max) && max != softmax::kNegInf; }
+
 /// What is subtracted from a row's scores: of a row that is far or empty, whose scores are 0 and -inf, 0.
 [[nodiscard]] __device__ __forceinline__ float fused_shift(float max) { return is_far(max) ? 0.0F : max; }
 

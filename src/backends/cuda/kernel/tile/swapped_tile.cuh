@@ -327,7 +327,7 @@ class SwappedTile : ProductLane {
           block[own / 2][own % 2 + 2] *= factor;
         }
       }
-      if (!is_far(max_[own]) || max_[own] == softmax::kNegInf) continue;
+      if (!settles(max_[own])) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& s = s_[own / 2][own % 2 + 2 * half];

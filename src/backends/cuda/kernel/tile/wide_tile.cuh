@@ -442,7 +442,7 @@ class WideTile : ProductLane {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float max = lane_rows_.max[half];
-      if (!is_far(max) || max == softmax::kNegInf) continue;
+      if (!settles(max)) continue;
 #pragma unroll
       for (int j = 0; j < 4 * kScoreColumns; ++j) {
         if (j % 4 / 2 == half) score(j) = settled(score(j), scale[of_row(half)], max);
