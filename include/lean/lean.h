@@ -112,7 +112,7 @@ typedef struct lean_problem {
   int32_t reserved0;
   int64_t page_count;
   const int32_t* block_table;
-  int64_t block_table_stride;
+  int64_t block_table_stride; /* elements; for several sequences at least ceil(kv_capacity / page_tokens) */
   const int32_t* page_indptr;
   const int32_t* page_indices;
 

@@ -76,7 +76,7 @@ struct PagedKv {
   std::int32_t page_tokens = 0;                // tokens a page holds; 0: K/V is not paged
   std::int64_t page_count = 0;                 // pages in the pool; valid ids are [0, page_count)
   const std::int32_t* block_table = nullptr;   // [B, block_table_stride]
-  std::int64_t block_table_stride = 0;         // elements; not 0 for several sequences
+  std::int64_t block_table_stride = 0;         // elements; for several sequences ceil(kv_capacity / page_tokens) or more
   const std::int32_t* page_indptr = nullptr;   // [B + 1], CSR form
   const std::int32_t* page_indices = nullptr;  // [page_indptr[B]]
 };

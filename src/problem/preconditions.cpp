@@ -304,6 +304,11 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return p.pages.block_table_stride; },
                  [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || p.batch <= 1 || !has_keys(p) ||
                                            p.pages.block_table_stride > 0; }},
+    Precondition<Problem>{kInvalid, "kv_capacity",
+                 "a row of pages.block_table has fewer pages: allowed up to block_table_stride x page_tokens",
+                 [](P p) noexcept -> std::int64_t { return p.kv_capacity; },
+                 [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || p.batch <= 1 || !has_keys(p) ||
+                                           ceil_div(p.kv_capacity, p.pages.page_tokens) <= p.pages.block_table_stride; }},
     Precondition<Problem>{kInvalid, "kv_lengths", "must be given with pages.block_table: rows of a table are longer than sequences",
                  [](P p) noexcept -> std::int64_t { return as_int(p.kv_lengths); },
                  [](P p) noexcept { return !paged(p) || p.pages.block_table == nullptr || !has_keys(p) ||

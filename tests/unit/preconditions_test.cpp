@@ -231,6 +231,16 @@ const std::vector<Breaker>& breakers() {
          make_paged(p);
          p.pages.block_table_stride = 0;
        }},
+      {"kv_capacity", "fewer pages",
+       [](Problem& p) {
+         make_paged(p);  // 7 pages of 16 tokens
+         p.kv_capacity = 113;
+       }},
+      {"kv_capacity", "fewer pages",
+       [](Problem& p) {
+         make_paged(p);
+         p.pages.block_table_stride = 1;
+       }},
       {"kv_lengths", "with pages.block_table",
        [](Problem& p) {
          make_paged(p);
@@ -407,6 +417,8 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       [](Problem& p) { make_appending(p), make_packed(p), p.kv_lengths = nullptr; },
       [](Problem& p) { make_paged(p); },
       [](Problem& p) { make_paged(p), p.batch = 1, p.pages.block_table_stride = 0; },
+      [](Problem& p) { make_paged(p), p.kv_capacity = 7 * 16; },  // as many pages as a row has
+      [](Problem& p) { make_paged(p), p.kv_capacity = INT32_MAX, p.pages.page_tokens = INT32_MAX / 7 + 1; },
       [](Problem& p) { p.pages = {.page_tokens = 1, .page_count = INT32_MAX, .page_indptr = kInts, .page_indices = kInts}; },
       [](Problem& p) { p.batch = 0, p.q.data = p.k.data = p.v.data = p.o.data = nullptr; },
       [](Problem& p) { p.kv_capacity = 0, p.k.data = p.v.data = nullptr; },
