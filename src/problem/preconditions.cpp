@@ -24,6 +24,7 @@ constexpr std::int64_t kMaxLineWork = std::int64_t{1} << 46;
 constexpr std::int64_t as_int(DType dtype) noexcept { return static_cast<std::int64_t>(dtype); }
 std::int64_t as_int(const void* pointer) noexcept { return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer)); }
 bool aligned(const void* data, DType dtype) noexcept { return aligned_to(data, bytes_of(dtype)); }
+bool aligned(const std::int32_t* data) noexcept { return aligned_to(data, sizeof(std::int32_t)); }
 
 bool has_queries(P p) noexcept { return p.batch > 0 && (p.cu_q_tokens == nullptr || p.total_q_tokens > 0); }
 bool has_keys(P p) noexcept { return has_queries(p) && p.kv_capacity > 0 && (p.cu_kv_tokens == nullptr || p.total_kv_tokens > 0); }
@@ -123,6 +124,18 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "lse.data", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.lse.data); },
                  [](P p) noexcept { return aligned(p.lse.data, DType::kFloat32); }},
+    Precondition<Problem>{kInvalid, "cu_q_tokens", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.cu_q_tokens); },
+                 [](P p) noexcept { return aligned(p.cu_q_tokens); }},
+    Precondition<Problem>{kInvalid, "cu_kv_tokens", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.cu_kv_tokens); },
+                 [](P p) noexcept { return aligned(p.cu_kv_tokens); }},
+    Precondition<Problem>{kInvalid, "kv_lengths", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.kv_lengths); },
+                 [](P p) noexcept { return aligned(p.kv_lengths); }},
+    Precondition<Problem>{kInvalid, "kv_left_pad", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.kv_left_pad); },
+                 [](P p) noexcept { return aligned(p.kv_left_pad); }},
     Precondition<Problem>{kInvalid, "o.data", "must not be q.data: outputs may be written before the last query is read",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
                  [](P p) noexcept { return p.o.data == nullptr || p.o.data != p.q.data; }},
@@ -219,6 +232,15 @@ constexpr std::array kRows = {
                  [](P p) noexcept -> std::int64_t { return as_int(p.pages.block_table); },
                  [](P p) noexcept { return !paged(p) || (p.pages.block_table != nullptr) !=
                                            (p.pages.page_indptr != nullptr && p.pages.page_indices != nullptr); }},
+    Precondition<Problem>{kInvalid, "pages.block_table", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.pages.block_table); },
+                 [](P p) noexcept { return !paged(p) || aligned(p.pages.block_table); }},
+    Precondition<Problem>{kInvalid, "pages.page_indptr", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.pages.page_indptr); },
+                 [](P p) noexcept { return !paged(p) || aligned(p.pages.page_indptr); }},
+    Precondition<Problem>{kInvalid, "pages.page_indices", "must be aligned to its element size",
+                 [](P p) noexcept -> std::int64_t { return as_int(p.pages.page_indices); },
+                 [](P p) noexcept { return !paged(p) || aligned(p.pages.page_indices); }},
     Precondition<Problem>{kInvalid, "pages.page_count", "allowed 1 to 2147483647 with paged K/V, 0 too where kv_capacity is 0",
                  [](P p) noexcept -> std::int64_t { return p.pages.page_count; },
                  [](P p) noexcept { return !paged(p) || (p.pages.page_count >= (has_keys(p) ? 1 : 0) && p.pages.page_count <= kMaxInt32); }},
@@ -256,7 +278,7 @@ constexpr std::array kRows = {
                  [](P p) noexcept { return p.append.cached_lengths == nullptr || appends(p); }},
     Precondition<Problem>{kInvalid, "append.cached_lengths", "must be aligned to its element size",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
-                 [](P p) noexcept { return aligned(p.append.cached_lengths, DType::kFloat32); }},
+                 [](P p) noexcept { return aligned(p.append.cached_lengths); }},
     Precondition<Problem>{kInvalid, "append.cached_lengths", "needs kv_lengths, another array, which the call writes",
                  [](P p) noexcept -> std::int64_t { return as_int(p.append.cached_lengths); },
                  [](P p) noexcept { return p.append.cached_lengths == nullptr ||

@@ -40,6 +40,8 @@ void make_paged(Problem& p) {
   p.kv_lengths = kInts;
 }
 
+void make_listed(Problem& p) { p.pages = {.page_tokens = 16, .page_count = 10, .page_indptr = kInts, .page_indices = kInts}; }
+
 void make_appending(Problem& p) {
   p.kv_lengths = kInts;
   p.append = {.k = p.q, .v = p.q, .rotary_cos = kFloats, .rotary_sin = kFloats, .rotary_dim = 2};
@@ -116,6 +118,10 @@ const std::vector<Breaker>& breakers() {
       {"v.data", "aligned", [](Problem& p) { p.v.data = off_by(1, p.v.data); }},
       {"o.data", "aligned", [](Problem& p) { p.o.data = off_by(1, p.o.data); }},
       {"lse.data", "aligned", [](Problem& p) { p.lse.data = static_cast<float*>(off_by(2, p.lse.data)); }},
+      {"cu_q_tokens", "aligned", [](Problem& p) { make_packed(p), p.cu_q_tokens = off_by_one_byte(kInts); }},
+      {"cu_kv_tokens", "aligned", [](Problem& p) { make_packed(p), p.cu_kv_tokens = off_by_one_byte(kInts); }},
+      {"kv_lengths", "aligned", [](Problem& p) { p.kv_lengths = static_cast<const std::int32_t*>(off_by(2, kInts)); }},
+      {"kv_left_pad", "aligned", [](Problem& p) { p.kv_left_pad = off_by_one_byte(kInts); }},
       {"o.data", "not be q.data", [](Problem& p) { p.o.data = memory[0]; }},
       {"o.data", "k.data or v.data", [](Problem& p) { p.o.data = memory[1]; }},
       {"o.data", "k.data or v.data", [](Problem& p) { p.o.data = memory[2]; }},
@@ -216,6 +222,9 @@ const std::vector<Breaker>& breakers() {
          p.pages.block_table = nullptr;
          p.pages.page_indices = kInts;
        }},
+      {"pages.block_table", "aligned", [](Problem& p) { make_paged(p), p.pages.block_table = off_by_one_byte(kInts); }},
+      {"pages.page_indptr", "aligned", [](Problem& p) { make_listed(p), p.pages.page_indptr = off_by_one_byte(kInts); }},
+      {"pages.page_indices", "aligned", [](Problem& p) { make_listed(p), p.pages.page_indices = off_by_one_byte(kInts); }},
       {"pages.page_count", "1 to 2147483647",
        [](Problem& p) {
          make_paged(p);
