@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <climits>
+#include <vector>
 
 #include "base/int_math.hpp"
 #include "support/reduced.hpp"
 #include "support/run_and_check.hpp"
 #include "support/sweeps.hpp"
 #include "support/tables.hpp"
+#include "support/test_workspace.hpp"
 
 namespace lean::support {
 namespace {
@@ -80,6 +82,25 @@ TEST(Conformance, R27_TailsOfTablesAreNotRead) {
         EXPECT_TRUE(run_and_check({.lens = lens, .page_tokens = page_tokens, .csr = csr, .guard = Guard::kPage}));
       }
     }
+  }
+}
+
+/// Where a window begins in a page that ends near 2^31, a tile's last token and the page's size together pass it.
+TEST(Conformance, R28_APageMayBeAsLongAsASequence) {
+  if (on_cuda()) GTEST_SKIP() << "one token of K and V stands for all, in the CPU's memory";
+  constexpr std::int32_t kDims = 64, kPages[] = {0, 1}, kMostTokens = INT_MAX;
+  std::vector<float> row(kDims, 1.0F), o(kDims);
+  for (const std::int32_t page_tokens : {INT_MAX - 100, INT_MAX - 29, INT_MAX}) {
+    Problem p{.batch = 1, .q_heads = 1, .kv_heads = 1, .head_dim = kDims, .kv_capacity = kMostTokens, .kv_lengths = &kMostTokens};
+    p.q = p.k = p.v = {.data = row.data(), .strides = {.token = 0}};
+    p.o = {.data = o.data()};
+    p.scores.window_left = 200;
+    p.pages = {.page_tokens = page_tokens, .page_count = 2, .block_table = kPages, .block_table_stride = 2};
+    const Options options{.workers = 1};
+    const TestWorkspace workspace(p, options);
+    std::fill(o.begin(), o.end(), 0.0F);
+    ASSERT_EQ(decode(p, options, workspace.get()).code, StatusCode::kOk);
+    EXPECT_EQ(o, row) << page_tokens;
   }
 }
 

@@ -74,7 +74,7 @@ void KvTiles::find_pages(KvTile& tile) noexcept {
   std::int64_t page = tile.token / pages.page_tokens;
   std::int64_t in_page = tile.token - page * pages.page_tokens;
   for (std::int32_t t = 0; t < tile.tokens; ++page, in_page = 0) {
-    const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, t + pages.page_tokens - in_page));
+    const auto page_end = static_cast<std::int32_t>(min_of(tile.tokens, std::int64_t{t} + pages.page_tokens - in_page));
     const bool seen = tile.token + page_end > seen_.begin;
     const std::int32_t id = seen ? page_ids_[page] : -1;
     if (!in_pool(pages, id)) {
