@@ -15,17 +15,24 @@
 
 namespace lean::fixup {
 
-/// Number of a call among those that ranks make together: each is one more than the last, and may wrap.
+/// Number of a call among those that ranks make together: from 1 to kEpochs, each one more than the last, and then 1 again. Memory that
+/// is all zero holds a word of no call.
 using Epoch = std::uint32_t;
+
+/// An even number: the last call of a round and the first of the next have different slots too.
+inline constexpr Epoch kEpochs = 0U - 2U;
 
 /// Slots of a sender at a receiver: the receiver may still read one while the sender, a call ahead, fills the other.
 inline constexpr Epoch kExchangeSlots = 2;
 
 [[nodiscard]] LEAN_HD constexpr Epoch exchange_slot(Epoch epoch) noexcept { return epoch % kExchangeSlots; }
 
-/// Whether a word that shows `seen` has come to `wanted`; holds over a wrap.
-[[nodiscard]] LEAN_HD constexpr bool has_reached(Epoch seen, Epoch wanted) noexcept {
-  return static_cast<std::int32_t>(seen - wanted) >= 0;
+/// A rank that is ahead is so by fewer calls. A word further on is one of long ago.
+inline constexpr Epoch kMostAhead = Epoch{1} << 16;
+
+/// Whether a word that shows `seen` is of a call after `wanted`, also where numbers have begun again between them.
+[[nodiscard]] LEAN_HD constexpr bool is_ahead(Epoch seen, Epoch wanted) noexcept {
+  return seen != 0 && seen != wanted && seen - wanted < kMostAhead;
 }
 
 /// What ended an exchange.
@@ -63,7 +70,7 @@ struct CallCount {
   static constexpr std::uint64_t kSteps = std::uint64_t{1} << 20;
 
   [[nodiscard]] static LEAN_HD constexpr Epoch epoch_after(std::uint64_t count) noexcept {
-    return static_cast<Epoch>(count / kSteps) + 1;
+    return static_cast<Epoch>(count / kSteps % kEpochs) + 1;
   }
   /// Of taker `index` of `takers`, at most kSteps.
   [[nodiscard]] static LEAN_HD constexpr std::uint64_t share_of(std::int64_t index, std::int64_t takers) noexcept {
@@ -108,7 +115,7 @@ template <typename TSystem, typename TPlace>
                                             typename TSystem::Word& word) noexcept {
   word = TSystem::load(from);  // pairs with send()
   while (word.epoch != epoch) {
-    if (has_reached(word.epoch, epoch)) return ExchangeFault::kPeerAhead;
+    if (is_ahead(word.epoch, epoch)) return ExchangeFault::kPeerAhead;
     if (patience.is_over()) return ExchangeFault::kPeerLate;
     TSystem::relax();
     word = TSystem::load(from);

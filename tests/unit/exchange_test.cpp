@@ -28,6 +28,9 @@ constexpr std::int32_t kWords = 6;                 // of a partial
 constexpr std::int64_t kLong_ns = 60'000'000'000;  // a wait that ends only when the protocol is wrong
 constexpr std::int64_t kShort_ns = 20'000'000;
 
+/// Number of the call that comes after so many others.
+Epoch epoch_of(std::uint64_t before) { return CallCount::epoch_after(before * CallCount::kSteps); }
+
 Word word_of(Epoch epoch, std::int32_t rank, std::int32_t i) {
   const std::uint64_t key = (std::uint64_t{epoch} << 16) + static_cast<std::uint64_t>(rank * 100 + i);
   return {.data = static_cast<std::uint32_t>(support::mix(key)), .epoch = epoch};
@@ -104,36 +107,69 @@ struct Group {
     if (collect_at(rank, epoch, kLong_ns, key).fault != ExchangeFault::kNone) ++wrong;
   }
 
-  void run(Epoch first, Epoch calls, std::uint64_t seed) {
+  /// Calls after so many others.
+  void run(std::uint64_t before, Epoch calls, std::uint64_t seed) {
     std::vector<std::thread> threads;
     for (std::int32_t rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([this, rank, first, calls, seed] {
-        for (Epoch i = 0; i < calls && wrong == 0; ++i) call(rank, first + i, seed);
+      threads.emplace_back([this, rank, before, calls, seed] {
+        for (Epoch i = 0; i < calls && wrong == 0; ++i) call(rank, epoch_of(before + i), seed);
       });
     }
     for (std::thread& thread : threads) thread.join();
   }
 };
 
-void run_calls(std::int32_t ranks, Epoch first, Epoch calls) {
+void run_calls(std::int32_t ranks, std::uint64_t before, Epoch calls) {
   Group group(ranks);
+  const Epoch last = before > 0 ? epoch_of(before - 1) : 0;
   for (Memory& memory : group.memory) {
     for (Epoch slot = 0; slot < kExchangeSlots; ++slot) {  // what the call before left, or one before the memory was used
       for (std::int32_t rank = 0; rank < ranks; ++rank) {
-        for (std::int32_t i = 0; i < kWords; ++i) ThreadSystem::store(memory.at(slot, rank, i), {.data = 0, .epoch = first - 1});
+        for (std::int32_t i = 0; i < kWords; ++i) ThreadSystem::store(memory.at(slot, rank, i), {.data = 0, .epoch = last});
       }
     }
   }
-  group.run(first, calls, static_cast<std::uint64_t>(ranks));
+  group.run(before, calls, static_cast<std::uint64_t>(ranks));
   EXPECT_EQ(group.wrong, 0) << ranks << " ranks";
   EXPECT_EQ(group.merged_words, std::int64_t{calls} * ranks * kWords) << ranks << " ranks";
 }
 
 TEST(Exchange, R47_EveryRankMergesThisCallsPartialsInRankOrderForAnyDelay) {
-  for (std::int32_t ranks = 1; ranks <= kMostRanks; ++ranks) run_calls(ranks, 1, full_or_reduced(2'000U, 300U));
+  for (std::int32_t ranks = 1; ranks <= kMostRanks; ++ranks) run_calls(ranks, 0, full_or_reduced(2'000U, 300U));
 }
 
-TEST(Exchange, R47_EpochsWrap) { run_calls(3, 0U - 50U, 100); }
+TEST(Exchange, R47_EpochsWrap) { run_calls(3, kEpochs - 50U, 100); }
+
+TEST(Exchange, R47_NoCallHasTheNumberOfMemoryThatIsZeroAndNeighboursNeverShareASlot) {
+  for (const std::uint64_t round : {1U, 2U, 1000U}) {
+    for (std::uint64_t call = round * kEpochs - 3; call < round * kEpochs + 3; ++call) {
+      EXPECT_NE(epoch_of(call), 0U) << call;
+      EXPECT_NE(exchange_slot(epoch_of(call)), exchange_slot(epoch_of(call + 1))) << call;
+    }
+    EXPECT_EQ(epoch_of(round * kEpochs), 1U);
+  }
+}
+
+/// A block is written by calls of so many rows alone: its words may be of any call, or of none.
+TEST(Exchange, R47_AWordThatManyCallsHaveNotWrittenIsWaitedFor) {
+  const auto met = [](Epoch left_there, Epoch wanted) {
+    std::uint64_t place = 0;
+    ThreadSystem::store(place, {.data = 7, .epoch = left_there});
+    Patience<ThreadSystem> patience(0);
+    Word word;
+    return receive<ThreadSystem>(place, wanted, patience, word);
+  };
+  constexpr Epoch kHalf = Epoch{1} << 31;
+  for (const Epoch wanted : {Epoch{2}, kHalf - 1, kHalf, kHalf + 1, kHalf + 7, kEpochs - 1, kEpochs})
+    EXPECT_EQ(met(0, wanted), ExchangeFault::kPeerLate) << "memory of zeros, call " << wanted;
+  for (const Epoch wanted : {Epoch{6}, kHalf + 4, kHalf + 5, kHalf + 6, kHalf + 7, kEpochs - kMostAhead})
+    EXPECT_EQ(met(5, wanted), ExchangeFault::kPeerLate) << "a word of call 5, call " << wanted;
+  for (const Epoch calls : {Epoch{1}, Epoch{2}, Epoch{1000}}) {  // before the numbers begin again, and after
+    EXPECT_EQ(met(kEpochs, calls), ExchangeFault::kPeerLate) << calls;
+    EXPECT_EQ(met(calls, kEpochs), ExchangeFault::kPeerAhead) << calls;
+    EXPECT_EQ(met(kHalf + calls, kHalf), ExchangeFault::kPeerAhead) << calls;
+  }
+}
 
 TEST(Exchange, R47_ALateRankIsACodeWithinTheLimitAndTheNextCallIsRight) {
   Group group(3);
