@@ -42,6 +42,16 @@ std::int64_t line_work(P p) noexcept {
   return checked_product(checked_product(q_tokens, p.q_heads), ceil_div(p.kv_capacity, 16) + 1);
 }
 
+/// The most packed rows of a kv head that any lengths give it; -1 when they leave 64 bits.
+std::int64_t rows_of_head(P p) noexcept {
+  const std::int32_t q_tokens =
+      p.cu_q_tokens != nullptr ? static_cast<std::int32_t>(min_of(p.q_tokens, p.total_q_tokens)) : p.q_tokens;
+  return checked_product(q_tokens, p.q_heads / p.kv_heads);
+}
+
+/// Rows of all sequences, were each as long as the capacities let one be: what workspaces and launches are laid out for.
+std::int64_t row_capacity(P p) noexcept { return checked_product(checked_product(p.batch, p.q_tokens), p.q_heads); }
+
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 constexpr auto kTooLarge = StatusCode::kTooLarge;
 
@@ -167,6 +177,13 @@ constexpr std::array kRows = {
     Precondition<Problem>{kTooLarge, "batch x q_heads x q_tokens x kv_capacity", "at most 2^46 row-tile pairs",
                  [](P p) noexcept -> std::int64_t { return p.batch; },
                  [](P p) noexcept { return line_work(p) >= 0 && line_work(p) <= kMaxLineWork; }},
+    Precondition<Problem>{kTooLarge, "q_tokens x q_heads / kv_heads", "at most 2147483647 rows of a kv head",
+                 [](P p) noexcept -> std::int64_t { return p.q_tokens; },
+                 [](P p) noexcept { return rows_of_head(p) >= 0 && rows_of_head(p) <= kMaxInt32; }},
+    Precondition<Problem>{kTooLarge, "batch x q_heads x q_tokens", "at most 2^46 rows, which times kv_capacity must fit 63 bits",
+                 [](P p) noexcept -> std::int64_t { return p.batch; },
+                 [](P p) noexcept { return row_capacity(p) >= 0 && row_capacity(p) <= kMaxLineWork &&
+                                           checked_product(row_capacity(p), p.kv_capacity) >= 0; }},
     Precondition<Problem>{kInvalid, "o.strides", "no two axes may meet: outputs must not overlap",
                  [](P p) noexcept -> std::int64_t { return p.o.strides.token; },
                  [](P p) noexcept { return !has_queries(p) || distinct(query_extents(p, value_dim_of(p)), p.o.strides); }},

@@ -57,6 +57,14 @@ void make_packed(Problem& p) {
   p.lse.head_stride = 4;
 }
 
+/// Few rows, and 2^46 by what a sequence may have.
+void make_most_rows(Problem& p) {
+  make_packed(p);
+  p.q_heads = p.kv_heads = 1;
+  p.batch = 1 << 16;
+  p.q_tokens = 1 << 30;
+}
+
 void* off_by(std::size_t bytes, void* data) { return static_cast<std::byte*>(data) + bytes; }
 const void* off_by(std::size_t bytes, const void* data) { return static_cast<const std::byte*>(data) + bytes; }
 
@@ -156,6 +164,33 @@ const std::vector<Breaker>& breakers() {
        [](Problem& p) {
          p.batch = p.q_tokens = p.kv_capacity = INT32_MAX;  // leaves 64 bits
          p.q_heads = 1 << 30;
+       }},
+      {"q_tokens x q_heads / kv_heads", "rows of a kv head",
+       [](Problem& p) {
+         p.batch = 1;
+         p.q_tokens = 1 << 30;  // times two query heads a kv head
+       }},
+      {"q_tokens x q_heads / kv_heads", "rows of a kv head",
+       [](Problem& p) {
+         make_packed(p);
+         p.total_q_tokens = p.q_tokens = 1 << 30;
+         p.lse.head_stride = 1 << 30;
+       }},
+      {"batch x q_heads x q_tokens", "2^46 rows",
+       [](Problem& p) {
+         make_most_rows(p);
+         ++p.q_tokens;
+       }},
+      {"batch x q_heads x q_tokens", "2^46 rows",
+       [](Problem& p) {
+         make_packed(p);
+         p.batch = p.q_tokens = INT32_MAX;
+         p.q_heads = p.kv_heads = 1 << 10;  // leaves 64 bits
+       }},
+      {"batch x q_heads x q_tokens", "63 bits",
+       [](Problem& p) {
+         make_most_rows(p);
+         p.kv_capacity = 1 << 17;
        }},
       {"o.strides", "no two axes may meet", [](Problem& p) { p.o.strides.head = p.o.strides.dim; }},
       {"o.strides", "no two axes may meet", [](Problem& p) { p.o.strides.token = -p.o.strides.head; }},
@@ -424,6 +459,10 @@ TEST(Preconditions, WhatLiesJustInsideIsAllowed) {
       },
       [](Problem& p) { make_packed(p); },
       [](Problem& p) { make_appending(p), make_packed(p), p.kv_lengths = nullptr; },
+      [](Problem& p) { make_most_rows(p); },
+      [](Problem& p) { make_most_rows(p), p.kv_capacity = (1 << 17) - 1; },
+      [](Problem& p) { p.batch = p.q_heads = p.kv_heads = 1, p.q_tokens = INT32_MAX; },
+      [](Problem& p) { make_packed(p), p.q_tokens = INT32_MAX; },  // no sequence has more than all have
       [](Problem& p) { make_paged(p); },
       [](Problem& p) { make_paged(p), p.batch = 1, p.pages.block_table_stride = 0; },
       [](Problem& p) { make_paged(p), p.kv_capacity = 7 * 16; },  // as many pages as a row has
