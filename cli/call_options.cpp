@@ -77,6 +77,7 @@ void require_accepted(const Status& status) {
                                     {"head_dim", "--head-dim"},
                                     {"q_tokens", "--n-q"},
                                     {"q.dtype", "--dtype"},
+                                    {"scores.softcap", "--softcap"},
                                     {"batch", "--lens"}};
   if (status.ok()) return;
   const std::string_view message = status.message;

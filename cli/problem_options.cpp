@@ -26,6 +26,19 @@ constexpr std::int64_t kMaxBatch = 1 << 20;    // of the command, not of the lib
 constexpr std::int64_t kMaxOutputs = 1 << 24;
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 58;  // of K, and of q: bytes of all tensors together fit 63 bits
 
+/// 0, or what the library takes: below, a score's quotient by it leaves fp32.
+CLI::Validator softcap_in_range() {
+  constexpr float kLeast = 1e-30F, kMost = 1e30F;
+  const std::string allowed = "0 or a number from " + number_text(kLeast) + " to " + number_text(kMost);
+  const auto check = [=](std::string& text) {
+    const float value = number_in("--softcap", text, 0.0F, kMost);
+    if (value != 0.0F && value < kLeast) throw BadArgument("--softcap", text, allowed);
+    text = number_text(value);
+    return std::string();
+  };
+  return {check, allowed, "--softcap"};
+}
+
 void require_countable(const ProblemSpec& spec) {
   const std::int64_t blocks = ceil_div(std::int64_t{spec.group()} * spec.q_tokens, tile::kMaxRowBlock);
   const std::int64_t outputs = checked_product(checked_product(spec.batch(), spec.kv_heads), blocks);
@@ -157,7 +170,7 @@ void ProblemOptions::add_to(CLI::App& app) {
       ->transform(in_range("--window-right", -1, INT32_MAX))
       ->group(group);
   app.add_option("--softcap", softcap_, "Scores become softcap tanh(s / softcap); 0: as they are")
-      ->transform(in_range("--softcap", 0.0F, 1e30F))
+      ->transform(softcap_in_range())
       ->group(group);
   app.add_flag("--alibi", alibi_, "ALiBi with slopes 2^(-8 (h + 1) / heads)")->group(group);
   app.add_flag("--sinks", sinks_, "An attention sink of logit 0 for each query head")->group(group);

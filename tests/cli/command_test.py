@@ -45,6 +45,7 @@ class OneStyle(unittest.TestCase):
             self.refused("a whole number from 1 to ", "run", "--head-dim", value)
         for value in ("-1", "nan", "inf", "1e31", "x"):
             self.refused("a number from 0 to 1e+30", "run", "--softcap", value)
+        self.refused("0 or a number from 1e-30 to 1e+30", "run", "--softcap", "1e-35")
         for value in ("-1", "0", "nan"):
             self.refused("a number from 0.001 to 1e+09", "bench", "--max-seconds", value)
         self.refused("a whole number from 0 to 18446744073709551615", "run", "--seed", "-1")
