@@ -180,7 +180,7 @@ bool take_tile(Walk& walk, const Batch& batch, const Coefficients& times, L2& l2
 /// The walks of a line that is dealt out level, as the kernel walks it; none of one that is not.
 std::vector<Walk> level_walks_of(const Batch& batch) {
   using Rules = schedule::LineRules<ListedWork, std::int32_t, schedule::StairShape<kRows, kTileTokens>>;
-  const Rules rules({batch.works.data()}, {batch.shape, schedule::stair_width_of(batch.shape)}, batch.model,
+  const Rules rules({batch.works.data()}, {batch.shape, schedule::short_stair_step_of(batch.shape)}, batch.model,
                     schedule::Measure::kCost);
   const auto sums = rules.sum_sequences(0, batch.shape.batch);
   const auto plan = schedule::make_stair_plan(sums, batch.model, kTileTokens, batch.workers);

@@ -31,32 +31,64 @@ struct TileSpan {
   std::int32_t count = 1;
 };
 
+/// The sum of (step * i + offset) / width over all i < count, numbers that are not negative: whole steps are summed at once, and what is
+/// left of them is the same sum with step and width changing places, as in Euclid's algorithm.
+template <typename TInt>
+[[nodiscard]] LEAN_HD constexpr TInt sum_of_quotients(TInt count, TInt step, TInt offset, TInt width) noexcept {
+  TInt sum = 0;
+  while (count > 0) {
+    const TInt whole = quotient(step, width);
+    const TInt level = quotient(offset, width);
+    if (whole > 0) sum += (count * (count - 1) >> 1) * whole;  // else there may be more than the square of has room
+    sum += count * level;
+    step -= whole * width;
+    offset -= level * width;
+    const TInt end = step * count + offset;
+    count = quotient(end, width);
+    offset = end - count * width;
+    const TInt before = width;
+    width = step;
+    step = before;
+  }
+  return sum;
+}
+
 /// The tiles of a sequence's full row blocks where each sees as far to the right as a causal limit lets its last row, and all of
-/// what lies before: a stair, of which every sum is known without a walk. Block i has (i + offset) / width tiles, at least 1 and at
-/// most `highest`. In 64 bits, or in 32 with a width whose reciprocal is known (StairShape).
+/// what lies before: a stair, of which every sum is known without a walk. Block i has ((i << rise_log2) + offset) / width tiles, at least
+/// 1 and at most `highest`. In 64 bits, or in 32 with a width whose reciprocal is known (StairShape).
 template <typename TInt, typename TWidth>
 struct BasicTileStair {
   TInt offset = 0;
-  TWidth width{};  // blocks of a step
+  TWidth width{};  // blocks of 1 << rise_log2 steps
   TInt highest = 1;
+  std::int32_t rise_log2 = 0;
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(TInt block) const noexcept {
-    const TInt steps = quotient(max_of(TInt{0}, block + offset), width);
+    const TInt steps = quotient(max_of(TInt{0}, (block << rise_log2) + offset), width);
     return static_cast<std::int32_t>(max_of(TInt{1}, min_of(steps, highest)));
   }
   /// The first block with so many tiles, if there were no end of blocks.
   [[nodiscard]] LEAN_HD constexpr TInt first_with(TInt tiles) const noexcept {
-    return max_of(TInt{0}, tiles * value_of(width) - offset);
+    const TInt rise = TInt{1} << rise_log2;
+    return max_of(TInt{0}, (tiles * value_of(width) - offset + rise - 1) >> rise_log2);
+  }
+  /// Tiles of the first block that has two or more, of a stair that has one.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t fewest_from_two() const noexcept {
+    return rise_log2 == 0 ? 2 : tiles(first_with(2));
   }
   /// Tiles of the first `blocks` together.
   [[nodiscard]] LEAN_HD constexpr TInt tiles_before(TInt blocks) const noexcept {
     const TInt rises = min_of(first_with(1), blocks);
     const TInt flat = min_of(first_with(highest), blocks);
-    const TInt between = flat > rises ? below(flat + offset) - below(rises + offset) : 0;
-    return rises + between + (blocks - max_of(rises, flat)) * highest;
+    return rises + (flat > rises ? between(rises, flat) : 0) + (blocks - max_of(rises, flat)) * highest;
   }
 
  private:
+  /// Tiles of the blocks [first, end), of a tile or more each.
+  [[nodiscard]] LEAN_HD constexpr TInt between(TInt first, TInt end) const noexcept {
+    if (rise_log2 == 0) return below(end + offset) - below(first + offset);
+    return sum_of_quotients(end - first, TInt{1} << rise_log2, (first << rise_log2) + offset, TInt{value_of(width)});
+  }
   /// Of all j < x, j / width together.
   [[nodiscard]] LEAN_HD constexpr TInt below(TInt x) const noexcept {
     const TInt steps = quotient(x, width);
@@ -68,6 +100,21 @@ struct BasicTileStair {
 
 /// width 0: the blocks are no such stair.
 using TileStair = BasicTileStair<std::int64_t, std::int64_t>;
+
+/// How a stair rises: by 1 << rise_log2 tiles in `width` row blocks, numbers without a common divisor. With E what a block's last row
+/// sees, it has ceil(E / tile_tokens) tiles, and E grows by q_rows / group from block to block: nested divisions are one, by
+/// group * tile_tokens. `q_rows` is a power of two.
+struct StairStep {
+  std::int64_t width = 1;
+  std::int32_t rise_log2 = 0;
+};
+[[nodiscard]] LEAN_HD constexpr StairStep stair_step_of(std::int64_t group_tokens, std::int32_t q_rows) noexcept {
+  StairStep step{.width = group_tokens};
+  std::int32_t rows = q_rows;
+  for (; rows > 1 && step.width % 2 == 0; rows /= 2) step.width /= 2;
+  for (; rows > 1; rows /= 2) ++step.rise_log2;
+  return step;
+}
 
 struct LineShape {
   static constexpr bool kOneBlock = false;
@@ -110,16 +157,15 @@ struct LineShape {
     return {.first = first, .count = max_of<std::int32_t>(1, past_last - first)};
   }
 
-  /// The stair of a sequence's full row blocks, if they are one. With E what a block's last row sees, it has ceil(E / tile_tokens)
-  /// tiles, and E grows by q_rows / group from block to block: where q_rows divides group * tile_tokens, nested divisions are one.
+  /// The stair of a sequence's full row blocks, if they are one.
   [[nodiscard]] LEAN_HD constexpr TileStair stair_of(const SequenceWork& work) const noexcept {
-    const std::int64_t step = std::int64_t{group} * tile_tokens;
-    const std::int64_t width = quotient(step, std::int64_t{q_rows});
     const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
-    if (reach.left >= 0 || reach.right < 0 || width * q_rows != step || first_end < 0) return {};
-    return {.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows}),
-            .width = width,
-            .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))};
+    if (reach.left >= 0 || reach.right < 0 || (q_rows & (q_rows - 1)) != 0 || first_end < 0) return {};
+    const StairStep step = stair_step_of(std::int64_t{group} * tile_tokens, q_rows);
+    return {.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows >> step.rise_log2}),
+            .width = step.width,
+            .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens})),
+            .rise_log2 = step.rise_log2};
   }
 
   /// True when every row block of a sequence has the same number of tiles.
@@ -127,6 +173,16 @@ struct LineShape {
     return !reach.limited() || row_blocks(work) <= 1;
   }
 };
+
+/// StairStep in 32 bits, with the reciprocal of its width.
+struct ShortStairStep {
+  Divisor width;
+  std::int32_t rise_log2 = 0;
+};
+[[nodiscard]] constexpr ShortStairStep short_stair_step_of(const LineShape& shape) noexcept {
+  const StairStep step = stair_step_of(std::int64_t{shape.group} * shape.tile_tokens, shape.q_rows);
+  return {Divisor(static_cast<std::int32_t>(step.width)), step.rise_log2};
+}
 
 /// The shape of a line on which every kv head of a sequence is one output: its packed rows fit one row block, whose last row sees
 /// the last token. What LineShape finds by divisions is known here, so that a GPU's walk stays short.

@@ -22,19 +22,13 @@ namespace lean::schedule {
 /// the whole call; `q_capacity` and `kv_capacity`: tokens of a sequence.
 [[nodiscard]] constexpr bool is_stair(const LineShape& shape, const CostModel& model, std::int64_t outputs, std::int64_t q_capacity,
                                       std::int64_t kv_capacity, std::int32_t workers) noexcept {
-  const std::int64_t step = std::int64_t{shape.group} * shape.tile_tokens;
-  const std::int64_t width = step / shape.q_rows;
-  if (shape.reach.left >= 0 || model.row_units != 0 || width * shape.q_rows != step) return false;
+  const std::int64_t width = stair_step_of(std::int64_t{shape.group} * shape.tile_tokens, shape.q_rows).width;
+  if (shape.reach.left >= 0 || model.row_units != 0) return false;
   const std::int64_t keys = kv_capacity + q_capacity + max_of(0, shape.reach.right) + shape.tile_tokens;
   if (keys > INT32_MAX / shape.group - shape.q_rows) return false;
   const std::int64_t highest = keys / shape.tile_tokens + 1;
   if (highest > INT32_MAX / highest || highest * highest > INT32_MAX / width) return false;
   return narrow_units(outputs, kv_capacity, shape, model, workers);
-}
-
-/// Row blocks until one has a tile more.
-[[nodiscard]] constexpr Divisor stair_width_of(const LineShape& shape) noexcept {
-  return Divisor(shape.group * shape.tile_tokens / shape.q_rows);
 }
 
 /// A LineShape of which that is true. Of a sequence all row blocks follow from its stair, the last too, since its last row sees as
@@ -50,11 +44,11 @@ struct StairShape {
   std::int32_t kv_heads = 0;
   std::int32_t group = 0;
   std::int32_t reach_right = -1;
-  Divisor width;
+  ShortStairStep step;
 
-  /// `blocks_a_step`: stair_width_of() the shape.
-  LEAN_HD constexpr StairShape(const LineShape& shape, const Divisor& blocks_a_step) noexcept
-      : batch(shape.batch), kv_heads(shape.kv_heads), group(shape.group), reach_right(shape.reach.right), width(blocks_a_step) {}
+  /// `step_of_shape`: short_stair_step_of() the shape.
+  LEAN_HD constexpr StairShape(const LineShape& shape, const ShortStairStep& step_of_shape) noexcept
+      : batch(shape.batch), kv_heads(shape.kv_heads), group(shape.group), reach_right(shape.reach.right), step(step_of_shape) {}
 
   [[nodiscard]] LEAN_HD constexpr std::int32_t row_blocks(const SequenceWork& work) const noexcept {
     return quotient(work.q_tokens * group + kRows - 1, kRows);
@@ -69,12 +63,12 @@ struct StairShape {
   /// LineShape::stair_of() has the formula. Where all rows see all keys the first block has the most tiles already.
   [[nodiscard]] LEAN_HD constexpr Stair stair_of(const SequenceWork& work) const noexcept {
     const std::int32_t highest = max_of(1, quotient(work.kv_tokens + kTileTokens - 1, kTileTokens));
-    const std::int32_t everything = highest * width.value();
-    if (reach_right < 0) return {.offset = everything, .width = width, .highest = highest};
+    const std::int32_t everything = highest * step.width.value();
+    if (reach_right < 0) return {.offset = everything, .width = step.width, .highest = highest, .rise_log2 = step.rise_log2};
     const std::int32_t first_end = work.kv_tokens - work.q_tokens + reach_right + kTileTokens;
     static_assert((kRows & (kRows - 1)) == 0);
-    const std::int32_t offset = (first_end * group + kRows - 1) >> kRowsLog2;  // rounded down, below 0 too
-    return {.offset = min_of(offset, everything), .width = width, .highest = highest};
+    const std::int32_t offset = (first_end * group + kRows - 1) >> (kRowsLog2 - step.rise_log2);  // rounded down, below 0 too
+    return {.offset = min_of(offset, everything), .width = step.width, .highest = highest, .rise_log2 = step.rise_log2};
   }
 
  private:

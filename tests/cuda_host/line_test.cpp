@@ -33,7 +33,7 @@ TEST(CudaHost, R20_CallsOfManyRowsWalkIn32BitsWhereTheyFit) {
   };
   const cuda::LaunchPlan short_one = launch_of(chunk(8192));
   EXPECT_TRUE(short_one.flat && short_one.short_line);
-  EXPECT_EQ(short_one.stair_width.value(), 4);
+  EXPECT_EQ(short_one.stair_step.width.value(), 4);
   Problem many = chunk(8192);
   many.batch = 33;
   EXPECT_TRUE(launch_of(many).flat && !launch_of(many).short_line);

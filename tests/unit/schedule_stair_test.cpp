@@ -69,7 +69,7 @@ void expect_same_walks(Case c, std::int32_t grid, Stream& random, Counted& count
   checks::ListedLine line(lengths, c.shape, c.model, Measure::kCost);
   line.build();
   using StairRules = Rules<kRows, kTileTokens>;
-  const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
+  const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, short_stair_step_of(c.shape)), c.model, Measure::kCost);
   const BasicStairSums<std::int32_t> sums = rules.sum_sequences(0, c.shape.batch);
   ASSERT_NO_FATAL_FAILURE(expect_same_sums(line.sums(), sums));
   const Plan plan = make_plan(line.sums(), Policy::lean(), c.model, kTileTokens, grid);
@@ -140,7 +140,7 @@ LevelWalks level_walks(Case c, std::int32_t grid, Stream& random) {
   c.shape.tile_tokens = kTileTokens;
   const ListedLengths lengths{c.works.data()};
   using StairRules = Rules<kRows, kTileTokens>;
-  const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
+  const StairRules rules(lengths, StairShape<kRows, kTileTokens>(c.shape, short_stair_step_of(c.shape)), c.model, Measure::kCost);
   LevelWalks walks;
   walks.sums = rules.sum_sequences(0, c.shape.batch);
   walks.plan = make_stair_plan(walks.sums, c.model, kTileTokens, grid);
@@ -289,7 +289,7 @@ TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
     if (line.outputs == 0) continue;
     const LevelWalks walks = level_walks<16, 8>(c, grid, random);
     const ListedLengths lengths{c.works.data()};
-    const Rules<16, 8> rules(lengths, StairShape<16, 8>(c.shape, stair_width_of(c.shape)), c.model, Measure::kCost);
+    const Rules<16, 8> rules(lengths, StairShape<16, 8>(c.shape, short_stair_step_of(c.shape)), c.model, Measure::kCost);
     std::int32_t known = 0;
     for (std::int32_t worker = 0; worker < grid; ++worker) {
       BasicSegment<std::int32_t> segment;
@@ -395,13 +395,13 @@ TEST(ScheduleStair, GivesTheSegmentsOfTheGeneralWalk) {
     c.shape.group = static_cast<std::int32_t>(random.one_of({1, 2, 3, 4, 7, 8, 16}));
     c.shape.reach = any_stair_reach(random);
     const auto grid = static_cast<std::int32_t>(random.between(1, 200));
-    if (round % 3 == 0) {
-      ASSERT_NO_FATAL_FAILURE((expect_same_walks<8, 8>(c, grid, random, counted))) << "round " << round;
-    } else if (round % 3 == 1) {
-      ASSERT_NO_FATAL_FAILURE((expect_same_walks<4, 16>(c, grid, random, counted))) << "round " << round;
-    } else {
-      if (c.shape.group % 2 != 0) c.shape.group *= 2;
-      ASSERT_NO_FATAL_FAILURE((expect_same_walks<16, 8>(c, grid, random, counted))) << "round " << round;
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    switch (round % 5) {
+      case 0: ASSERT_NO_FATAL_FAILURE((expect_same_walks<8, 8>(c, grid, random, counted))); break;
+      case 1: ASSERT_NO_FATAL_FAILURE((expect_same_walks<4, 16>(c, grid, random, counted))); break;
+      case 2: ASSERT_NO_FATAL_FAILURE((expect_same_walks<16, 8>(c, grid, random, counted))); break;
+      case 3: ASSERT_NO_FATAL_FAILURE((expect_same_walks<16, 12>(c, grid, random, counted))); break;
+      default: ASSERT_NO_FATAL_FAILURE((expect_same_walks<32, 6>(c, grid, random, counted)));
     }
   }
   EXPECT_GT(counted.segments, full_or_reduced(300'000, 30'000));
@@ -422,8 +422,11 @@ TEST(ScheduleStair, GivesTheSegmentsOfEverySmallCall) {
                  .shape = {.kv_heads = 2, .group = group, .reach = {.right = right}},
                  .model = model};
           const std::int32_t grid = 1 + (q_tokens * 7 + kv_tokens) % 9;
-          ASSERT_NO_FATAL_FAILURE((expect_same_walks<4, 4>(c, grid, random, counted)))
-              << q_tokens << " queries of " << kv_tokens << " tokens, group " << group << ", right " << right;
+          SCOPED_TRACE(testing::Message() << q_tokens << " queries of " << kv_tokens << " tokens, group " << group << ", right "
+                                          << right);
+          ASSERT_NO_FATAL_FAILURE((expect_same_walks<4, 4>(c, grid, random, counted)));
+          ASSERT_NO_FATAL_FAILURE((expect_same_walks<4, 3>(c, grid, random, counted)));
+          ASSERT_NO_FATAL_FAILURE((expect_same_walks<8, 2>(c, grid, random, counted)));
         }
       }
     }
@@ -447,57 +450,73 @@ TEST(ScheduleStair, GivesTheSegmentsOfChunksOfPrompts) {
       work.kv_tokens = work.q_tokens + static_cast<std::int32_t>(random.chance(30) ? 0 : random.between(0, 60'000));
     }
     c.shape.kv_heads = static_cast<std::int32_t>(scope == cuda::Scope::kLatentTile ? 1 : random.between(1, 8));
-    c.shape.group = static_cast<std::int32_t>(random.one_of({1, 4, 7, 16, 128}));
+    c.shape.group = static_cast<std::int32_t>(random.one_of({1, 2, 4, 6, 7, 16, 128}));
     c.shape.reach = any_stair_reach(random);
+    SCOPED_TRACE(testing::Message() << "round " << round);
     if (scope == cuda::Scope::kLatentTile) {
-      ASSERT_NO_FATAL_FAILURE((expect_same_walks<64, 64>(c, 132, random, counted))) << "round " << round;
+      ASSERT_NO_FATAL_FAILURE((expect_same_walks<64, 64>(c, 132, random, counted)));
     } else {
-      ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 128>(c, 132, random, counted))) << "round " << round;
+      ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 128>(c, 132, random, counted)));
+      ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 96>(c, 132, random, counted)));
+      ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 64>(c, 132, random, counted)));
     }
   }
   EXPECT_GT(counted.shared, full_or_reduced(20'000, 2'000));
 }
 
-LineShape wide_shape(std::int32_t kv_heads, std::int32_t group) {
-  return {.batch = 1, .kv_heads = kv_heads, .group = group, .q_rows = 128, .tile_tokens = 128, .reach = {.right = 0}};
+LineShape wide_shape(std::int32_t kv_heads, std::int32_t group, std::int32_t tile_tokens = 128) {
+  return {.batch = 1, .kv_heads = kv_heads, .group = group, .q_rows = 128, .tile_tokens = tile_tokens, .reach = {.right = 0}};
 }
 
-/// At the capacities at which 32 bits end, and one tile beyond, both walks still agree where the line is taken as a stair.
-TEST(ScheduleStair, R20_IsTakenUpToWhat32BitsHoldAndNoFurther) {
-  Stream random(83);
+struct Edges {
+  std::int64_t calls = 0;
+  std::int64_t level_lines = 0;
+};
+
+/// The largest call that is taken as a stair, and one tile beyond.
+template <std::int32_t kTileTokens>
+void expect_taken_up_to_its_edge(std::int32_t kv_heads, std::int32_t group, std::int32_t q_tokens, Stream& random, Edges& edges) {
   const CostModel model =
       cuda::cost_model(cuda::config_of(cuda::Architecture::kSm90, {DType::kBFloat16, 128}, 128, cuda::Scope::kWideTile));
-  std::int64_t edges = 0;
-  std::int64_t level_lines = 0;
+  const LineShape shape = wide_shape(kv_heads, group, kTileTokens);
+  const std::int64_t outputs = std::int64_t{kv_heads} * ceil_div(std::int64_t{q_tokens} * group, 128);
+  const auto taken = [&](std::int64_t kv_tokens) { return is_stair(shape, model, outputs, q_tokens, kv_tokens, 132); };
+  ASSERT_FALSE(taken(INT32_MAX));
+  std::int64_t low = 0;
+  for (std::int64_t high = INT32_MAX; high - low > 1;) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (taken(middle) ? low : high) = middle;
+  }
+  if (low < q_tokens) return;
+  ++edges.calls;
+  Counted counted;
+  const auto kv_tokens = static_cast<std::int32_t>(low);
+  SCOPED_TRACE(testing::Message() << q_tokens << " queries of " << kv_tokens << " tokens, " << kv_heads << " heads of " << group
+                                  << ", tiles of " << kTileTokens);
+  const Case c{.works = {{q_tokens, kv_tokens}}, .shape = shape, .model = model};
+  ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, kTileTokens>(c, 132, random, counted)));
+  EXPECT_GT(counted.segments, 0);
+  const LevelWalks walks = level_walks<128, kTileTokens>(c, 132, random);
+  if (walks.plan.level_parts == 0) return;
+  ++edges.level_lines;
+  ASSERT_NO_FATAL_FAILURE((expect_level<128, kTileTokens>(c, 132, walks)));
+}
+
+/// At the capacities at which 32 bits end both walks still agree where the line is taken as a stair.
+TEST(ScheduleStair, R20_IsTakenUpToWhat32BitsHoldAndNoFurther) {
+  Stream random(83);
+  Edges edges;
   for (const std::int32_t kv_heads : {1, 8, 32}) {
     for (const std::int32_t group : {1, 4, 7, 128}) {
-      const LineShape shape = wide_shape(kv_heads, group);
       for (const std::int32_t q_tokens : {128, 16'384}) {
-        const std::int64_t outputs = std::int64_t{kv_heads} * ceil_div(std::int64_t{q_tokens} * group, 128);
-        const auto taken = [&](std::int64_t kv_tokens) { return is_stair(shape, model, outputs, q_tokens, kv_tokens, 132); };
-        ASSERT_FALSE(taken(INT32_MAX));
-        std::int64_t low = 0;
-        for (std::int64_t high = INT32_MAX; high - low > 1;) {
-          const std::int64_t middle = low + (high - low) / 2;
-          (taken(middle) ? low : high) = middle;
-        }
-        if (low < q_tokens) continue;
-        ++edges;
-        Counted counted;
-        const auto kv_tokens = static_cast<std::int32_t>(low);
-        Case c{.works = {{q_tokens, kv_tokens}}, .shape = shape, .model = model};
-        ASSERT_NO_FATAL_FAILURE((expect_same_walks<128, 128>(c, 132, random, counted)))
-            << q_tokens << " queries of " << kv_tokens << " tokens, " << kv_heads << " heads of " << group;
-        EXPECT_GT(counted.segments, 0);
-        if (const LevelWalks walks = level_walks<128, 128>(c, 132, random); walks.plan.level_parts > 0) {
-          ++level_lines;
-          ASSERT_NO_FATAL_FAILURE((expect_level<128, 128>(c, 132, walks)));
-        }
+        ASSERT_NO_FATAL_FAILURE(expect_taken_up_to_its_edge<128>(kv_heads, group, q_tokens, random, edges));
+        ASSERT_NO_FATAL_FAILURE(expect_taken_up_to_its_edge<96>(kv_heads, group, q_tokens, random, edges));
+        ASSERT_NO_FATAL_FAILURE(expect_taken_up_to_its_edge<64>(kv_heads, group, q_tokens, random, edges));
       }
     }
   }
-  EXPECT_GE(edges, 12);
-  EXPECT_GE(level_lines, 6);
+  EXPECT_GE(edges.calls, 36);
+  EXPECT_GE(edges.level_lines, 18);
 }
 
 TEST(ScheduleStair, WhatIsNoStairIsNotTaken) {
@@ -515,9 +534,20 @@ TEST(ScheduleStair, WhatIsNoStairIsNotTaken) {
   CostModel of_rows = model;
   of_rows.row_units = 1;  // a last row block that is not full would cost less
   EXPECT_FALSE(is_stair(shape, of_rows, 1024, 4096, 131'072, 132));
-  shape.group = 3;
-  shape.tile_tokens = 16;  // 128 rows see 42 2/3 tokens more, no whole number of tiles to a whole number of blocks
-  EXPECT_FALSE(is_stair(shape, model, 1024, 4096, 131'072, 132));
+}
+
+/// 128 rows see 42 2/3 tokens more: 8 tiles in 3 blocks.
+TEST(ScheduleStair, RisesByAnyNumberOfTilesInAnyNumberOfBlocks) {
+  const LineShape shape = wide_shape(8, 3, 16);
+  const TileStair stair = shape.stair_of({.q_tokens = 4096, .kv_tokens = 4096});
+  EXPECT_EQ(stair.width, 3);
+  EXPECT_EQ(stair.rise_log2, 3);
+  std::int64_t before = 0;
+  for (std::int32_t block = 0; block < 96; ++block) {
+    ASSERT_EQ(stair.tiles_before(block), before) << block;
+    ASSERT_EQ(stair.tiles(block), ceil_div(((block + 1) * 128 - 1) / 3 + 1, 16)) << block;
+    before += stair.tiles(block);
+  }
 }
 
 }  // namespace

@@ -294,7 +294,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
   launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
                 (entry.config.wide() && is_stair(entry, shape, plan.options));
-  if (launch.flat && entry.config.stairs()) launch.stair_width = schedule::stair_width_of(launch.line);
+  if (launch.flat && entry.config.stairs()) launch.stair_step = schedule::short_stair_step_of(launch.line);
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);

@@ -48,10 +48,10 @@ struct LaunchPlan {
   const KernelEntry* any_call = nullptr;  // serves these queries whatever is asked; null: the build has none
   const KernelEntry* kernel = nullptr;    // serves them in this call; null: the call is plain
   schedule::LineShape line{};
-  bool flat = false;          // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
-  Divisor stair_width{};      // of a stair
-  bool short_line = false;    // and warps build it
-  schedule::EvenLine even{};  // and what is known of it, where it may be even
+  bool flat = false;  // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
+  schedule::ShortStairStep stair_step{};  // of a stair
+  bool short_line = false;                // and warps build it
+  schedule::EvenLine even{};              // and what is known of it, where it may be even
   schedule::EvenStair even_stair{};
   TileRules rules{};
   Ring ring{};

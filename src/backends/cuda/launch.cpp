@@ -67,7 +67,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
                    .alike = alike_shares(launch.outputs, problem.kv_heads, launch.workers),
                    .chunk_tiles = chunk_tiles_of(plan, launch),
-                   .stair_width = launch.stair_width,
+                   .stair_step = launch.stair_step,
                    .flat = launch.flat,
                    .short_line = launch.short_line,
                    .cumulative = has_cumulative_lengths(problem),

@@ -66,18 +66,18 @@ struct AlikeShares {
 
 /// plan: what is known of the line before the lengths are, and of where its segments may be cut.
 struct PlanArgs {
-  QueryRange queries;                 // sequences of this launch
-  Policy policy;                      // how the line is dealt out
-  schedule::EvenLine even;            // of a short line
-  schedule::EvenStair even_stair;     // of many rows
-  std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
-  AlikeShares alike;                  // for warm_l2()
-  std::int32_t chunk_tiles = 0;       // fixed_chunk: tiles of a chunk; else 0
-  Divisor stair_width;                // schedule::stair_width_of(), of many rows
-  bool flat = false;                  // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
-  bool short_line = false;            // flat, and built by warps
-  bool cumulative = false;            // lengths are, of some kind
-  bool spares_workers = true;         // cuda::spares_workers()
+  QueryRange queries;                   // sequences of this launch
+  Policy policy;                        // how the line is dealt out
+  schedule::EvenLine even;              // of a short line
+  schedule::EvenStair even_stair;       // of many rows
+  std::int32_t kv_heads_inverse = 0;    // 2^kOutputInverseBits / kv heads, rounded up
+  AlikeShares alike;                    // for warm_l2()
+  std::int32_t chunk_tiles = 0;         // fixed_chunk: tiles of a chunk; else 0
+  schedule::ShortStairStep stair_step;  // of many rows
+  bool flat = false;                    // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
+  bool short_line = false;              // flat, and built by warps
+  bool cumulative = false;              // lengths are, of some kind
+  bool spares_workers = true;           // cuda::spares_workers()
 };
 
 /// load: how K, V and queries come into shared memory. The first copy needs its rows and the ring's sizes.

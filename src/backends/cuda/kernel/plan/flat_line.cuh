@@ -18,7 +18,7 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatShape<kConfig> flat_shape_of(const DeviceCall& call) {
   if constexpr (kConfig.stairs()) {
     static_assert(cost_model(kConfig).row_units == 0);  // schedule::is_stair()
-    return FlatShape<kConfig>(call.shape, call.plan.stair_width);
+    return FlatShape<kConfig>(call.shape, call.plan.stair_step);
   } else {
     return FlatShape<kConfig>(call.shape);
   }
