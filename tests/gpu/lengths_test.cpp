@@ -2,9 +2,13 @@
 // where their allocation ends.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <string>
+#include <vector>
 
+#include "fixup/workspace.hpp"
 #include "gpu/device_run.hpp"
 #include "support/tables.hpp"
 
@@ -122,6 +126,61 @@ TEST(Lengths, R25_AnEntryIsNamedWhereNoSequenceHasKeys) {
     const std::string entry = "kv_lengths[" + std::to_string(round % 2) + "] = " + std::to_string(-1 - round) + ": ";
     EXPECT_EQ(std::string(sticky_status(call.workspace(), options).message).find(entry), 0U) << entry;
   }
+}
+
+constexpr std::int32_t kOverlapping = 220;     // sequences,
+constexpr std::int32_t kPackedTokens = 16384;  // each with all queries or none
+constexpr std::int32_t kLongest = 131072;
+
+/// Every sequence reads the same keys. Outputs, if 110 sequences have all the queries, cost more than 32 bits hold.
+Problem overlapping_problem(const DeviceBuffer& rows, const DeviceBuffer& values, const DeviceBuffer& out,
+                            const DeviceBuffer& cumulative, const DeviceBuffer& lengths) {
+  Problem p;
+  p.batch = kOverlapping, p.q_heads = 32, p.kv_heads = 8, p.head_dim = 128;
+  p.q_tokens = kPackedTokens, p.total_q_tokens = kPackedTokens, p.kv_capacity = kLongest;
+  const Strides packed{.sequence = 0, .head = 128, .token = 32 * 128, .dim = 1};
+  const Strides keys{.sequence = 0, .head = std::int64_t{kLongest} * 128, .token = 128, .dim = 1};
+  p.q = {.data = rows.data(), .dtype = DType::kBFloat16, .strides = packed};
+  p.k = {.data = rows.data(), .dtype = DType::kBFloat16, .strides = keys};
+  p.v = {.data = values.data(), .dtype = DType::kBFloat16, .strides = keys};
+  p.o = {.data = out.data(), .dtype = DType::kBFloat16, .strides = packed};
+  p.cu_q_tokens = cumulative.as<std::int32_t>();
+  p.kv_lengths = lengths.as<std::int32_t>();
+  p.scores.causal = true;
+  return p;
+}
+
+/// Queries that are many sequences' at once may be more outputs than a line of 32 bits counts: such a call is reported, and leaves the
+/// workspace as it has to be for the next.
+TEST(Lengths, R24_QueriesOfManySequencesAtOnceLeaveCountersAtZero) {
+  const DeviceBuffer rows(std::size_t{8} * kLongest * 128 * 2);
+  const DeviceBuffer values(rows.size_bytes());
+  const DeviceBuffer out(std::size_t{kPackedTokens} * 32 * 128 * 2);
+  const DeviceBuffer cumulative((kOverlapping + 1) * sizeof(std::int32_t));
+  const DeviceBuffer lengths(kOverlapping * sizeof(std::int32_t));
+  std::vector<std::int32_t> starts(kOverlapping + 1);
+  for (std::size_t i = 0; i < starts.size(); ++i) starts[i] = i % 2 == 0 ? 0 : kPackedTokens;
+  cumulative.copy_from(starts.data());
+  lengths.copy_from(std::vector<std::int32_t>(kOverlapping, kLongest).data());
+  rows.fill(std::byte{0});
+  values.fill(std::byte{0});
+  const Problem problem = overlapping_problem(rows, values, out, cumulative, lengths);
+  const Stream stream;
+  Options options = options_of({});
+  options.workers = 0;
+  options.stream = stream.get();
+  const WorkspaceSize size = workspace_size(problem, options);
+  demand(size.status);
+  const DeviceBuffer state(size.state_bytes);
+  const DeviceBuffer scratch(size.scratch_bytes);
+  state.fill(std::byte{0});
+  const Workspace workspace{state.data(), size.state_bytes, scratch.data(), size.scratch_bytes};
+  demand(decode(problem, options, workspace));
+  EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
+  std::vector<std::byte> left(state.size_bytes());
+  state.copy_to(left.data());
+  const auto counters = left.begin() + fixup::kStateHeaderBytes;
+  EXPECT_EQ(std::count(counters, left.end(), std::byte{0}), left.end() - counters);
 }
 
 }  // namespace

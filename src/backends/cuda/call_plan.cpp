@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <span>
 
 #include "backends/cuda/append.hpp"
@@ -239,9 +240,11 @@ std::int64_t most_outputs(const KernelEntry& entry, const Problem& shape) noexce
   return min_of(outputs, (blocks + shape.batch) * shape.kv_heads);
 }
 
-/// Whatever the lengths: row blocks are a stair under the policy that most calls ask for, and 32 bits count them.
+/// Whatever the lengths: row blocks are a stair under the policy that most calls ask for, and 32 bits count them. Cumulative lengths that
+/// overlap have more outputs than that, up to the capacity, which 32 bits hold too: so a kernel sees that there are too many.
 bool is_stair(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
   return options.policy.kind == Policy::Kind::kLean &&
+         schedule::output_capacity(shape, entry.config.q_rows) <= std::numeric_limits<std::int32_t>::max() &&
          schedule::is_stair(line_of(entry, shape), cost_model(entry.config), most_outputs(entry, shape), shape.q_tokens,
                             shape.kv_capacity, options.workers);
 }
@@ -294,7 +297,10 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   const bool walks_flat = entry.config.any_call() && plan.options.policy.kind == Policy::Kind::kLean;
   launch.flat = entry.config.step() || (walks_flat && is_flat(entry, shape, plan.options)) ||
                 (entry.config.wide() && is_stair(entry, shape, plan.options));
-  if (launch.flat && entry.config.stairs()) launch.stair_step = schedule::short_stair_step_of(launch.line);
+  if (launch.flat && entry.config.stairs()) {
+    launch.stair_step = schedule::short_stair_step_of(launch.line);
+    launch.most_outputs = static_cast<std::int32_t>(most_outputs(entry, shape));
+  }
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);

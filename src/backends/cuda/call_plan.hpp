@@ -50,6 +50,7 @@ struct LaunchPlan {
   schedule::LineShape line{};
   bool flat = false;  // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
   schedule::ShortStairStep stair_step{};  // of a stair
+  std::int32_t most_outputs = 0;          // of a stair: more have only lengths that overlap
   bool short_line = false;                // and warps build it
   schedule::EvenLine even{};              // and what is known of it, where it may be even
   schedule::EvenStair even_stair{};

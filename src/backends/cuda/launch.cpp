@@ -68,6 +68,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
                    .alike = alike_shares(launch.outputs, problem.kv_heads, launch.workers),
                    .chunk_tiles = chunk_tiles_of(plan, launch),
                    .stair_step = launch.stair_step,
+                   .most_outputs = launch.most_outputs,
                    .flat = launch.flat,
                    .short_line = launch.short_line,
                    .cumulative = has_cumulative_lengths(problem),

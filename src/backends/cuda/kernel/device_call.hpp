@@ -74,6 +74,7 @@ struct PlanArgs {
   AlikeShares alike;                    // for warm_l2()
   std::int32_t chunk_tiles = 0;         // fixed_chunk: tiles of a chunk; else 0
   schedule::ShortStairStep stair_step;  // of many rows
+  std::int32_t most_outputs = 0;        // of many rows: for so many 32 bits hold every sum
   bool flat = false;                    // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
   bool short_line = false;              // flat, and built by warps
   bool cumulative = false;              // lengths are, of some kind

@@ -30,14 +30,16 @@ template <KernelConfig kConfig, bool kCumulative>
           cost_model(kConfig), schedule::Measure::kCost};
 }
 
-/// A flat line's policy is lean, or fixed_chunk in the variant for it.
+/// A flat line's policy is lean, or fixed_chunk in the variant for it. Packed queries of which some are several sequences' may be more
+/// outputs than 32 bits hold the costs of: nobody has work then, the call writes nothing, and its counters stay 0.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatPlan<kConfig> flat_plan(const DeviceCall& call, const FlatSums<kConfig>& sums) {
   const std::int32_t grid = workers_of_launch<kConfig>(call);
   if constexpr (kConfig.stairs()) {
     schedule::CostModel model = cost_model(kConfig);
     if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
-    return schedule::make_stair_plan(sums, model, kConfig.tile_tokens, grid);
+    const bool fits = sums.outputs <= call.plan.most_outputs;
+    return schedule::make_stair_plan(fits ? sums : FlatSums<kConfig>{}, model, kConfig.tile_tokens, grid);
   } else {
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
