@@ -258,9 +258,10 @@ class WideConsumer {
   };
 
   /// The warpgroups make a segment's weights in turn, a tile each, and each multiplies those of all tiles, in their order: so what an
-  /// output's maximum grew to is known to both in the same order. While one makes weights of its scores, the other multiplies those of
-  /// the tile before and goes on to the scores of the tile behind. The queries' one place is free once both have their last scores. In a
-  /// rehearsal either makes weights, and neither waits for the other's.
+  /// output's maximum grew to is known to both in the same order. While one makes weights of its scores, the other has multiplied those
+  /// of its own tile and nothing to do until they come: so it asks for what scores of the tile behind the stage's first part gives, and
+  /// for the rest behind the given weights' products, whose end lets go of a stage. Sums are added up once the weights are given. The
+  /// queries' one place is free once both have their last scores. In a rehearsal either makes weights, and neither waits for the other's.
   __device__ __forceinline__ void take_latent_tiles_in_turns(const SegmentRecord& record, WideTile<kConfig>& tile) {
     StagedTile own = tile_at(record, record.token_begin);
     if (own.tokens <= 0) return free_queries();
@@ -292,11 +293,12 @@ class WideConsumer {
 #pragma unroll 1
     while (true) {
       const std::uint32_t stage = address_of(stage_);
-      tile.template make_weights<0, kColumns>(tile.update_softmax(memory_.shared, record, own, ruled));
+      tile.template make_weights<0, kColumns, false>(tile.update_softmax(memory_.shared, record, own, ruled));
       tile.take_weights();
       tile.give_weights(memory_.shared, stage, rehearses_ == 0);
       tile.rescale();
       tile.ask_for_output(tile.values_at(stage));
+      tile.sum_weights();
       const StagedTile others = behind(own, turns.end);
       own = behind(others, turns.end);
       arrive(memory_.shared.queries_free, own.tokens <= 0);
@@ -306,31 +308,38 @@ class WideConsumer {
       free_part(stage_, group());
       stage_.advance();
       if (others.tokens <= 0) return;
-      ask_for_given_output(turns, tile, others, stage_);
-      if (own.tokens <= 0) break;
       const PipelineState others_stage = stage_;
       stage_.advance();
-      ask_for_own_scores(turns, tile, own);
+      if (own.tokens > 0) ask_for_first_scores(turns, tile, own);
+      ask_for_given_output(turns, tile, others, others_stage);
+      if (own.tokens <= 0) {
+        tile.await_output();
+        free_part(others_stage, group());
+        return;
+      }
+      ask_for_last_scores(turns, tile, own);
       ruled = has_rules();
-      tile.template await_scores<2>();
+      tile.template await_scores<1>();
       free_part(others_stage, group());
       tile.template await_scores<0>();
     }
-    tile.await_output();
-    free_part(stage_, group());
-    stage_.advance();
   }
 
   /// Asks for the scores of the tile in stage_, part after part as they come. What one that is not whole lacks is cleared first, as by
   /// await_whole(), by this warpgroup alone.
   __device__ __forceinline__ void ask_for_own_scores(const Turns& turns, WideTile<kConfig>& tile, StagedTile own) {
-    const std::uint64_t queries = tile.queries_at();
-    const std::uint64_t keys = tile.keys_at(address_of(stage_));
+    ask_for_first_scores(turns, tile, own);
+    ask_for_last_scores(turns, tile, own);
+  }
+  /// What the first part of the stage adds to them, and what the last.
+  __device__ __forceinline__ void ask_for_first_scores(const Turns& turns, WideTile<kConfig>& tile, StagedTile own) {
     if (own.tokens != kConfig.tile_tokens) clear_rest_of(own, stage_);
     await_part(turns.in_boxes, own, stage_, 0);
-    tile.template ask_for_scores<0, kConfig.part_column(1)>(queries, keys);
+    tile.template ask_for_scores<0, kConfig.part_column(1)>(tile.queries_at(), tile.keys_at(address_of(stage_)));
+  }
+  __device__ __forceinline__ void ask_for_last_scores(const Turns& turns, WideTile<kConfig>& tile, StagedTile own) {
     await_part(turns.in_boxes, own, stage_, 1);
-    tile.template ask_for_scores<kConfig.part_column(1)>(queries, keys);
+    tile.template ask_for_scores<kConfig.part_column(1)>(tile.queries_at(), tile.keys_at(address_of(stage_)));
   }
 
   /// Asks for the products of the weights that the other warpgroup gives, which it does once both parts of the stage have come.

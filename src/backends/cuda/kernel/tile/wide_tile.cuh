@@ -252,8 +252,8 @@ class WideTile : ProductLane {
     return {{scale[0], scale[1]}, {-fused_shift(lane_rows_.max[0]), -fused_shift(lane_rows_.max[1])}};
   }
 
-  /// Scores of so many columns of tokens, from one on, become weights.
-  template <int kFirst, int kCount>
+  /// Scores of so many columns of tokens, from one on, become weights, which are summed up unless sum_weights() is to follow.
+  template <int kFirst, int kCount, bool kSums = true>
   __device__ __forceinline__ void make_weights(const Weighing& weighing) {
     float scale[2] = {weighing.scale[0], weighing.scale[1]};
 #pragma unroll
@@ -262,8 +262,13 @@ class WideTile : ProductLane {
       // that they are taken of is there.
       if (j % 16 == 0 && j > 4 * kFirst) scale[0] = fmaxf(scale[0], -score(j - 16));
       score(j) = ptx::exp2_approx(fmaf(score(j), scale[of_row(j % 4 / 2)], weighing.shift[j % 4 / 2]));
-      sum_[j % 4 / 2] += score(j);
+      if (kSums) sum_[j % 4 / 2] += score(j);
     }
+  }
+  /// Adds a tile's weights up.
+  __device__ __forceinline__ void sum_weights() {
+#pragma unroll
+    for (int j = 0; j < 4 * kScoreColumns; ++j) sum_[j % 4 / 2] += score(j);
   }
 
   /// Has weights made before what is awaited next, since their sums might be stored; to no other end.
