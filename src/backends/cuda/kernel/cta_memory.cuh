@@ -118,7 +118,7 @@ struct CtaMemory {
   alignas(kQueriesAlignment<kConfig>)
       std::byte queries[kConfig.query_places()][kConfig.queries_ahead() ? kConfig.q_rows * kQueryRowBytes<kConfig> : 16];
   alignas(kExchangeAlignment<kConfig>) float exchange[kConfig.exchange_floats()];  // queries without a place, parts of results
-  alignas(kRestAlignment<kConfig>) std::byte rest[128];
+  alignas(kRestAlignment<kConfig>) std::byte rest[kRestAlignment<kConfig>];        // it ends where this does
 
   [[nodiscard]] __device__ __forceinline__ std::byte* queries_of(std::int32_t record_index) {
     return queries[kConfig.query_places() == 1 ? 0 : record_index];
@@ -168,7 +168,9 @@ __device__ __forceinline__ void consumer_sync() {
 template <KernelConfig kConfig>
 [[nodiscard]] constexpr std::int64_t shared_bytes(bool flat) noexcept {
   constexpr std::int64_t kRowBytes = kConfig.wide() ? 0 : kConfig.stage_row_bytes(kConfig.head_dim);
-  return static_cast<std::int64_t>(offsetof(CtaMemory<kConfig>, rest)) + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
+  static_assert(alignof(CtaMemory<kConfig>) == kRestAlignment<kConfig>, "nothing lies behind the rest");
+  constexpr std::int64_t kBeforeRest = sizeof(CtaMemory<kConfig>) - sizeof(CtaMemory<kConfig>::rest);
+  return kBeforeRest + CtaMemory<kConfig>::line_bytes(flat) + kRowBytes;
 }
 
 }  // namespace lean::cuda
