@@ -65,7 +65,8 @@ inline constexpr Reason kWarpgroups{"many rows: two warpgroups of 64, the produc
                                     "experiments/h100-wide-tile.jsonl"};
 inline constexpr Reason kWarpgroups96{"a quarter of 128 dims is not multiplied for nothing", "h200-prefill.jsonl"};
 inline constexpr Reason kWarpgroups192{
-    "64 tokens: tall boxes of any page, and registers for scores and weights beside sums of 192 dims", "h200-prefill.jsonl"};
+    "96 tokens: what a warpgroup does once a tile is a third less than of 64, and four tiles fit beside the queries",
+    "experiments/h200-taller-tiles.jsonl"};
 inline constexpr Reason kWarpgroups256{
     "64 tokens: two of keys and two of values fit beside the queries, and whole boxes of any page", "h200-prefill.jsonl"};
 inline constexpr Reason kFewValues{"values of 128 dims are not filled up to the keys' 192, and leave room for tiles of 128 tokens",
@@ -172,7 +173,7 @@ inline constexpr KernelRow kWide90[] = {
     {kWideTile,    2, 64,  128, 128, 8, 16,   kWarpgroups},
     {kWideTile,    2, 96,  128, 128, 8, 28,   kWarpgroups96},
     {kWideTile,    2, 128, 128, 128, 8, 64,   kWarpgroups},
-    {kWideTile,    2, 192, 128, 64,  8, 40,   kWarpgroups192},
+    {kWideTile,    2, 192, 128, 96,  8, 64,   kWarpgroups192},
     {kFewValuesTile, 2, 192, 128, 128, 8, 64, kFewValues},
     {kWideTile,    2, 256, 128, 64,  8, 144,  kWarpgroups256},
     {kLatentTile,  2, 576, 64,  64,  8, 24,   kLatent},

@@ -88,7 +88,7 @@ bool takes_boxes(const Problem& problem) noexcept {
 }
 
 std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noexcept {
-  const std::int32_t most = min_of(tile_tokens, kMostBoxRows);
+  const std::int32_t most = min_of(tile_tokens & -tile_tokens, kMostBoxRows);
   return is_paged(problem.pages) ? std::gcd(problem.pages.page_tokens, most) : most;
 }
 

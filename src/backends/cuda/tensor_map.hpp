@@ -33,7 +33,7 @@ struct TensorMaps {
 /// boxes.
 [[nodiscard]] bool takes_boxes(const Problem& problem) noexcept;
 
-/// Rows of a tall box: all of a tile, or as many as divide pages into boxes.
+/// Rows of a tall box, a power of two: as many as divide a tile into boxes, and pages.
 [[nodiscard]] std::int32_t tall_box_rows(const Problem& problem, std::int32_t tile_tokens) noexcept;
 
 /// `column_bytes`: of a stage's columns. False: the driver has no tensor maps, or does not take these.

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernel_config.hpp"
 #include "backends/cuda/tensor_map.hpp"
+#include "base/int_math.hpp"
 #include "problem/sequence.hpp"
 
 namespace lean::cuda {
@@ -51,8 +52,8 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig>
 struct LaneBox {
   static constexpr std::int32_t kOfColumn = kConfig.tile_tokens / kBoxRows;
-  static constexpr std::int32_t kOfWarp = kOfColumn * kConfig.columns() / kConfig.producer_warps();
-  static_assert(!kConfig.in_columns() || kOfWarp * kConfig.producer_warps() == kOfColumn * kConfig.columns());
+  static constexpr std::int32_t kAll = kOfColumn * kConfig.columns();
+  static constexpr std::int32_t kOfWarp = ceil_div(kAll, kConfig.producer_warps());
 
   std::int32_t row = kConfig.tile_tokens;  // of a lane that has none
   std::int32_t column = 0;
@@ -61,6 +62,7 @@ struct LaneBox {
     const auto own_lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
     if (own_lane >= kOfWarp) return;
     const std::int32_t box = (static_cast<std::int32_t>(threadIdx.x) / kWarpThreads - kConfig.consumer_warps) * kOfWarp + own_lane;
+    if (kAll % kOfWarp != 0 && box >= kAll) return;  // the last warp has fewer
     row = box % kOfColumn * kBoxRows;
     column = box / kOfColumn;
   }
