@@ -27,14 +27,15 @@ def decode(q: Array, k: Array, v: Array, **arguments: Any) -> Any:
         out = arguments["out"] = framework.output(q, v)
     if return_lse:
         return_lse = flag("return_lse", return_lse)
-    if lse is None and return_lse:
+    made_lse = lse is None and return_lse
+    if made_lse:
         shape = lse_shape(q.shape, arguments.get("cu_seqlens_q") is not None, arguments.get("layout", "bhsd"))
         lse = arguments["lse"] = framework.empty_float32(q, shape)
     _core.decode(framework, q, k, v, arguments)
     if written and framework.wrote is not None:
         framework.wrote(written)
-    if made_out and framework.finish is not None:
-        out = framework.finish(out)
+    if framework.finish is not None:
+        out, lse = (framework.finish(out) if made_out else out), (framework.finish(lse) if made_lse else lse)
     return (out, lse) if return_lse else out
 
 

@@ -112,6 +112,7 @@ struct Kind {
   bool of_torch = false;
   bool without_memory = false;  // a torch subclass that stands for other tensors
   bool masked = false;          // numpy.ma
+  bool changes = true;          // false: of JAX, whose arrays never do, though their capsules do not say so
 };
 
 const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
@@ -130,12 +131,15 @@ bool derives_from(PyTypeObject* type, const char* module_name, const char* name)
   if (module == nullptr) return false;
   const Reference base = attribute(module, name);
   if (base == nullptr || !PyType_Check(base.get())) return false;
-  return PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base.get())) != 0;
+  const int answer = PyObject_IsSubclass(reinterpret_cast<PyObject*>(type), base.get());  // jax.Array is an abstract class
+  if (answer < 0) throw ErrorIsSet{};
+  return answer == 1;
 }
 
 Kind kind_of_type(PyTypeObject* type) {
   Kind kind{.type = type, .api = exchange_api(type)};
   kind.masked = derives_from(type, "numpy.ma", "MaskedArray");
+  kind.changes = !derives_from(type, "jax", "Array");
   kind.of_torch = derives_from(type, "torch", "Tensor");
   if (kind.of_torch) {
     const Reference own = attribute(reinterpret_cast<PyObject*>(type), "__torch_dispatch__");
@@ -361,6 +365,7 @@ Array read_array(PyObject* object, const char* name, void* stream) {
   }
   Array array = read_any(object, kind, name, stream);
   array.of_torch = kind.of_torch;
+  array.writable = array.writable && kind.changes;
   if (!kind.of_torch || !is_negative(object, array)) return array;
   if (array.on_cuda() && stream != nullptr)
     raise(PyExc_ValueError, "%s: is a lazy negative (is_neg()): pass its resolve_neg(), made on the stream that is given", name);

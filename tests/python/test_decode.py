@@ -256,9 +256,23 @@ def test_page_ids_that_no_query_reaches_may_be_anything():
 def test_jax_arrays():
     jax = pytest.importorskip("jax")
     q, k, v = arrays()
-    out = decode(*(jax.numpy.asarray(x) for x in (q, k, v)))
-    assert isinstance(out, jax.Array)
+    out, lse = decode(*(jax.numpy.asarray(x) for x in (q, k, v)), return_lse=True)
+    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array)
     np.testing.assert_array_equal(np.asarray(out), decode(q, k, v))
+
+
+def test_jax_arrays_are_never_written_to():
+    """Their capsules carry no read-only flag, and others may share the memory."""
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.numpy.asarray(x) for x in arrays())
+    new = [x[:, :, :1] for x in (k, v)]
+    zeros = dict(out=jax.numpy.zeros_like(q), lse=jax.numpy.zeros((2, 6, 1)))
+    for name, given in [("k", dict(append_k=new[0], append_v=new[1], seqlens=[9, 9])), *((n, {n: z}) for n, z in zeros.items())]:
+        before = [np.array(x) for x in (k, v, *zeros.values())]
+        with pytest.raises(ValueError, match=f"^{name}: is read-only"):
+            decode(q, k, v, **given)
+        for was, x in zip(before, (k, v, *zeros.values())):
+            np.testing.assert_array_equal(was, np.asarray(x))
 
 
 def test_scale():
