@@ -39,7 +39,7 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
                 raise TypeError(f"{array_name}: {array.dtype}: real floating-point numbers are needed")
     framework = framework_of(o_a)
     if framework.ops is not None:
-        return framework.ops.merge_states(framework, o_a, lse_a, o_b, lse_b)
+        return framework.ops.merge_states(o_a, lse_a, o_b, lse_b)
     for name, array in (("o_a", o_a), ("lse_a", lse_a), ("o_b", o_b), ("lse_b", lse_b)):
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{name}: a masked array, whose mask would be lost: pass .filled(...) or .data")

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from lean_attention import _core
 from lean_attention._arguments import DEFAULTS, LENGTHS, lse_shape, refuse_unknown, schema
+from lean_attention._frameworks import framework_of
 from lean_attention._options import Options, flag
 
 # A process that has torch has its OpenMP runtime too: share its threads.
@@ -153,12 +154,12 @@ def wrote(arrays: Iterable[Any]) -> None:
             increment_version(array)
 
 
-def merge_states(framework: Any, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def merge_states(*states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """lean_attention.merge_states() of o_a, lse_a, o_b, lse_b, whose shapes fit."""
     if must_dispatch(states[0]):
         return torch.ops.lean_attention.merge_states(*states)
     refuse_gradients(*states[:3], dict(lse_b=states[3]), _STATES)
-    return _merge_states(*states, framework=framework)
+    return _merge_states(*states)
 
 
 def _lengths(name: str, value: Any, batch: int, device: torch.device) -> torch.Tensor:
@@ -180,7 +181,7 @@ def _new_lse(q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor], layout: str)
 def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int = -1, window_right: int = -1, **given: Any) -> None:
     if given.get("options") is not None:
         given["options"] = tuple(given["options"])
-    _core.decode(None, q, k, v, dict(given, window=(window_left, window_right)))
+    _core.decode(framework_of(q), q, k, v, dict(given, window=(window_left, window_right)))
     if given.get("append_k") is not None:
         wrote((k, v))
 
@@ -212,14 +213,14 @@ _MERGED_AS_IS = tuple(getattr(torch, name) for name in _core.QUERY_DTYPES)
 
 
 def _merge_states(
-    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor, framework: Any = None
+    o_a: torch.Tensor, lse_a: torch.Tensor, o_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     within = o_a.dtype if o_a.dtype == o_b.dtype and o_a.dtype in _MERGED_AS_IS else torch.float32
     o = o_a.to(within, copy=True, memory_format=torch.contiguous_format)
     lse = lse_a.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     other, other_lse = o_b.to(within).contiguous(), lse_b.to(torch.float32).contiguous()
     rows = (-1, o.shape[-1])
-    _core.merge_states(framework, o.view(rows), lse.view(-1), other.view(rows), other_lse.view(-1))
+    _core.merge_states(framework_of(o), o.view(rows), lse.view(-1), other.view(rows), other_lse.view(-1))
     return o.to(o_a.dtype), lse
 
 

@@ -391,3 +391,36 @@ def test_accepts_does_not_answer_by_a_call_of_other_sizes(monkeypatch, other):
             rules = {name: _mask(batch, 1, 1, tokens) if name == "mask" else value for name, value in good.items()}
             assert accepts(*_call(batch, tokens=tokens)[0], **rules)
     assert len(lean_attention._accepts._answers) <= 3
+
+
+BEFORE_2_10 = """
+import torch
+
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+import lean_attention, lean_attention._frameworks
+
+asked = []
+lean_attention._frameworks.TorchFramework._stream = lambda self, like: asked.append(like.shape)
+q, k = torch.randn(2, 4, 16), torch.randn(2, 2, 9, 16)
+ops, lengths = torch.ops.lean_attention, torch.tensor([9, 9], dtype=torch.int32)
+states = (q, q[..., 0].contiguous()) * 2
+for call in (
+    lambda: lean_attention.decode(q, k, k),
+    lambda: ops.decode(q, k, k),
+    lambda: ops.decode_lse(q, k, k),
+    lambda: ops.decode_append(q, k, k.clone(), append_k=k[:, :, 0], append_v=k[:, :, 1], seqlens=lengths),
+    lambda: lean_attention.merge_states(*states),
+    lambda: ops.merge_states(*states),
+):
+    asked.clear()
+    call()
+    assert len(asked) == 1, asked
+"""
+
+
+@needs("append")
+def test_operators_ask_for_the_current_stream_where_a_tensor_does_not_tell():
+    """Tensors before PyTorch 2.10; an operator that does not ask runs on the legacy default stream."""
+    done = subprocess.run([sys.executable, "-c", BEFORE_2_10], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
