@@ -243,6 +243,36 @@ def test_flash_attn_new_fp8_tokens_are_kept_as_they_are():
     assert torch.equal(cache_v[:, 9].view(torch.uint8), new[1][:, 0].view(torch.uint8))
 
 
+@needs("fp8", "append")
+@pytest.mark.parametrize("new_tokens", [1, 3])
+@pytest.mark.parametrize("q_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_flash_attn_new_16_bit_tokens_are_stored_in_the_units_of_a_scaled_cache(new_tokens, q_dtype):
+    q, k, v = (x.bfloat16() for x in tensors())
+    q, new = q.transpose(1, 2).to(q_dtype), to_bshd(k[:, :, :new_tokens], v[:, :, :new_tokens])
+    caches = [(x / 8).to(torch.float8_e4m3fn) for x in to_bshd(k, v)]
+    theirs, expected = ([x.clone() for x in caches] for _ in range(2))
+    of_q = 0.5 if q_dtype == torch.float8_e4m3fn else None
+    descales = dict(q_descale=of_q, k_descale=0.5, v_descale=torch.tensor([0.25, 2.0]))
+    out = flash_attn_with_kvcache(q, *theirs, *new, cache_seqlens=9, causal=True, **descales)
+    for cache, x, scale in zip(expected, new, (torch.full((2,), 0.5), descales["v_descale"])):
+        cache[:, 9 : 9 + new_tokens] = (x.float() / scale[:, None]).to(cache.dtype)
+    for cache, stored in zip(theirs, expected):
+        assert torch.equal(cache.view(torch.uint8), stored.view(torch.uint8))
+    read = flash_attn_with_kvcache(q, *expected, cache_seqlens=9 + new_tokens, causal=True, **descales)
+    assert torch.equal(out, read)
+
+
+@needs("fp8", "append")
+def test_flash_attn_new_tokens_that_a_scaled_cache_does_not_take():
+    q, k, v = to_bshd(*(x.bfloat16() for x in tensors()))
+    caches = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    given = dict(k=k[:, :1], v=v[:, :1], cache_seqlens=9)
+    with pytest.raises(NotImplementedError, match="^k: torch.bfloat16: a cache with descales of each sequence"):
+        flash_attn_with_kvcache(q, *caches, **given, k_descale=torch.rand(2, 2) + 0.5)
+    with pytest.raises(TypeError, match="^v: torch.bfloat16: new keys are torch.float8_e4m3fn"):
+        flash_attn_with_kvcache(q, *caches, **(given | dict(k=caches[0][:, :1])), k_descale=0.5)
+
+
 @needs("mask")
 @pytest.mark.parametrize("q_tokens", [1, 3])
 @pytest.mark.parametrize("packed", [False, True])

@@ -17,6 +17,7 @@ class Fp8Scales(NamedTuple):
     k: Optional[torch.Tensor] = None
     v: Optional[torch.Tensor] = None
     of_each_sequence: bool = False  # [B, Hkv]: decode() has no such scales
+    cached_k: Optional[torch.Tensor] = None  # without q's factor: what new keys of other types are divided by
 
 
 def fp8_scales(
@@ -33,15 +34,13 @@ def fp8_scales(
     heads = k.shape[2]
     factors = [_rows(name, scale, batch, heads, q.device) for name, scale in zip(names, (q_descale, k_descale, v_descale))]
     of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
-    of_q, of_k, of_v = factors
-    if of_q is not None:
-        of_k = of_q if of_k is None else of_q * of_k
-    if of_k is None and of_v is None:
+    if all(factor is None for factor in factors):
         return Fp8Scales()
-    of_k, of_v = (torch.ones((1, heads), device=q.device) if factor is None else factor for factor in (of_k, of_v))
+    of_q, of_k, of_v = (torch.ones((1, heads), device=q.device) if factor is None else factor for factor in factors)
     if of_each:
-        return Fp8Scales(of_k, of_v, True)
-    return Fp8Scales(of_k[0].contiguous(), of_v[0].contiguous())
+        return Fp8Scales(of_q * of_k, of_v, True)
+    cached_k = of_k[0].contiguous()
+    return Fp8Scales(cached_k if factors[0] is None else of_q[0] * cached_k, of_v[0].contiguous(), False, cached_k)
 
 
 def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device) -> Optional[torch.Tensor]:

@@ -93,7 +93,8 @@ def flash_attn_with_kvcache(
         softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]`` or ``[B, Hq]``: as there; causal is
             bottom-right.
         q_descale, k_descale, v_descale: ``[B, Hkv]`` or fewer, for a float8 cache; other caches have none, as there.
-            Rows that differ from sequence to sequence cost a call each.
+            Rows that differ from sequence to sequence cost a call each. New float8 tokens are stored as they are, others
+            divided by k_descale and v_descale.
         attention_chunk: keys are seen from the last multiple of so many tokens on; several queries need a mask of all
             keys.
         return_softmax_lse: return (out, lse) instead of out.
@@ -333,11 +334,12 @@ def _with_new_tokens(
         raise ValueError("cache_seqlens: must be given with k")
     if v is None:
         raise ValueError("v: must be given with k")
+    stored = _scales_of_new(k, v, scales)
     k, v = (x.to(torch.bfloat16) if is_fp8(x) else x for x in (k, v))
     if cu_seqlens_k_new is None and k.dim() == 3:
         cu_seqlens_k_new = call.cu_seqlens_q
     together = cu_seqlens_k_new is call.cu_seqlens_q and k.shape[:-2] == call.q.shape[:-2]
-    together = together and scales.k is None  # a scaled cache takes new float8 keys as they are, as there
+    together = together and stored.get("k_scale") is scales.k  # one call has one scale for what it writes and reads
     append: dict[str, Any] = {}
     if rotary is not None:
         if rotary.sin is None:
@@ -360,8 +362,19 @@ def _with_new_tokens(
         return call._replace(append=dict(append, append_k=k, append_v=v))
     # Queries that see themselves alone: no tile is read but those that are written.
     own = call._replace(q=k, cu_seqlens_q=cu_seqlens_k_new, max_seqlen_q=None, leftpad=None, causal=False, window=(0, 0))
-    _attend(own, append_k=k, append_v=v)
+    _attend(own, append_k=k, append_v=v, **stored)
     return call
+
+
+def _scales_of_new(k: torch.Tensor, v: torch.Tensor, scales: Fp8Scales) -> dict[str, Any]:
+    """What new tokens are divided by when they are stored: float8 ones by nothing, as there; others are not in the cache's units."""
+    if scales.k is None or (is_fp8(k) and is_fp8(v)):
+        return {}
+    if is_fp8(k) or is_fp8(v):
+        raise TypeError(f"v: {v.dtype}: new keys are {k.dtype}: with descales both are float8, or none is")
+    if scales.of_each_sequence:
+        raise NotImplementedError(f"k: {k.dtype}: a cache with descales of each sequence takes float8 tokens")
+    return dict(k_scale=scales.cached_k, v_scale=scales.v)
 
 
 def _with_chunk(call: _Call, chunk: int) -> _Call:
