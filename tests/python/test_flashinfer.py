@@ -51,6 +51,24 @@ def test_flashinfer_buffers_of_a_graph_see_the_next_plan():
     assert captured == wrapper._seqlens.data_ptr() and wrapper._kept["indptr"] is buffers[0]
 
 
+@needs("pages")
+def test_flashinfer_tables_on_the_host_may_be_filled_anew_after_plan():
+    page, (q, k, v) = 4, tensors(kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, page)
+    tables, first_query = csr(table, [48, 13], page), torch.tensor([0, 1, 2], dtype=torch.int32)
+    decode, prefill = BatchDecodeWithPagedKVCacheWrapper(), BatchPrefillWithPagedKVCacheWrapper()
+    prefix = BatchPrefillWithSharedPrefixPagedKVCacheWrapper()
+    decode.plan(*tables, 6, 2, 40, page)
+    prefill.plan(first_query, *tables, 6, 2, 40, page)
+    prefix.begin_forward(first_query, *tables, 6, 2, 40, page)
+    for table in (first_query, *tables):
+        table.zero_()
+    for wrapper in (decode, prefill):
+        attention(q, k, v, seqlens=[48, 13]).check(wrapper.run(q[:, :, 0], (pool_k, pool_v))[:, :, None])
+    none = torch.empty(0, 2, 40)
+    attention(q, k, v, seqlens=[48, 13]).check(prefix.forward(q[:, :, 0], none, none, (pool_k, pool_v))[:, :, None])
+
+
 @needs("pages", "window", "softcap", "sinks")
 def test_flashinfer_score_rules():
     q, k, v = tensors(kv_tokens=48)

@@ -74,7 +74,7 @@ class Wrapper:
         self._device = None
         if not self._use_cuda_graph:
             self._plan = None
-            self._kept = dict(given)
+            self._kept = {name: planned(value) for name, value in given.items()}
             return
         for (name, value), buffer in zip(given.items(), self._kept.values()):
             if value.shape[0] > buffer.shape[0] or (name != "indices" and value.shape != buffer.shape):
@@ -85,7 +85,7 @@ class Wrapper:
             self._kept[name][: value.shape[0]].copy_(value, non_blocking=True)
 
     def _bring_tables(self, device: torch.device) -> None:
-        """Tables may be planned with in host memory, as there; the first run has them on its device."""
+        """Tables may be planned with in host memory, as there: plan() copies them, and the first run has them on its device."""
         if self._device == device or self._use_cuda_graph:
             return
         self._kept = {name: table.to(device) for name, table in self._kept.items()}
@@ -214,6 +214,11 @@ class RaggedWrapper(Wrapper):
             k = encoding.turned(k.to(dtype), positions_of(torch.zeros_like(indptr[1:]), k, indptr, True))
             v = v.to(dtype)
         return k, v, dict(cu_seqlens_k=indptr)
+
+
+def planned(table: Any) -> Any:
+    """A table as plan() was given it: one in host memory may be filled anew before the first run, as there; others are not copied."""
+    return table.clone() if isinstance(table, torch.Tensor) and table.device.type == "cpu" else table
 
 
 def _of_tokens(natural: torch.Tensor, q: torch.Tensor, cu_seqlens_q: Optional[torch.Tensor]) -> torch.Tensor:

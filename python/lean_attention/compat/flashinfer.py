@@ -18,7 +18,7 @@ from lean_attention.compat._flashinfer_rules import (
     LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of, refuse_gains,
 )  # fmt: skip
 from lean_attention.compat._flashinfer_states import merge_state, merge_state_in_place, merge_states
-from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan
+from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan, planned
 from lean_attention.compat._torch_pieces import refuse
 
 __all__ = [
@@ -347,7 +347,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of forward().
         """
         tables = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        self._planned = (*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
+        self._planned = (*map(planned, tables), num_qo_heads, num_kv_heads, head_dim, page_size)
 
     def forward(
         self, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, unique_kv_cache: PagedCache, causal: bool = False,
