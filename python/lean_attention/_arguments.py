@@ -95,7 +95,8 @@ def declared(
             ``[Hq, total]``.
         return_lse: return (out, lse).
         options: schedule, fix-up, determinism, workers.
-        stream: a cudaStream_t as a number. Default: the framework's current stream.
+        stream: a cudaStream_t as a number, for arrays on a GPU. Default: the framework's current stream. Beside another
+            one lists and numbers are refused, whose arrays would be made on the current one; out and lse are made there.
 
     Lengths are int32 (on the CPU also int64 or a list). float32, float16 and bfloat16; results are accumulated in
     float32, so that scores beyond +-2.3e38, and values whose weighted sum is beyond 3.4e38, give infinity or NaN. Sequences

@@ -93,6 +93,13 @@ Call::Call(PyObject* framework, PyObject* q, PyObject* k, PyObject* v, PyObject*
   read_append();
 }
 
+/// Whether the stream that is given is another than the framework's current one, on which it would make arrays for the call.
+bool Call::is_elsewhere() const {
+  if (!given("stream")) return false;
+  PyObject* const q = argument("q");
+  return stream_ != (tells_stream(q) ? current_stream(q, q_.device) : stream_of(framework_, q));
+}
+
 /// Sorts the given arguments into the table. Names in a call are the table's own strings, so most are found by identity.
 void Call::take(PyObject* arguments) {
   static const std::array names = [] {

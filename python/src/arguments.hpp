@@ -106,6 +106,7 @@ class Call {
   };
 
   void take(PyObject* arguments);
+  [[nodiscard]] bool is_elsewhere() const;
   [[nodiscard]] PyObject* argument(Argument which) const noexcept { return arguments_[which.index()]; }
   [[nodiscard]] bool given(Argument which) const noexcept { return argument(which) != nullptr; }
   [[nodiscard]] Array array(Argument which) { return array(which, argument(which)); }

@@ -148,6 +148,10 @@ const float* Call::float_array(Argument which, std::int64_t count) {
 template <typename T>
 const void* Call::on_device(Argument which, const char* method, const T* values, std::int64_t count) {
   if (framework_ == Py_None) raise(PyExc_TypeError, "%s: an array on the device of q is needed", which.name());
+  if (is_elsewhere()) {
+    raise(PyExc_ValueError,
+          "%s: a list or a number, and stream is not the framework's current one: pass an array on the device of q", which.name());
+  }
   const Reference list(checked(PyList_New(count)));
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* number = nullptr;

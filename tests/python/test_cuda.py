@@ -116,6 +116,21 @@ def test_the_current_stream_is_used():
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("name, value", [("seqlens", [37, 5]), ("seqlens", 5), ("leftpad", [1, 2]), ("k_scale", 0.5)])
+def test_lists_and_numbers_are_refused_beside_another_stream(name, value):
+    """Their arrays would be made, and given back, on the current stream."""
+    q, k, v = tensors()
+    if name == "k_scale":
+        k, v = (x.to(torch.float8_e4m3fn) for x in (k, v))
+    expected, side = decode(q, k, v, **{name: value}), torch.cuda.Stream()
+    with pytest.raises(ValueError, match=f"^{name}: a list or a number, and stream is not the framework's current one"):
+        decode(q, k, v, stream=side.cuda_stream, **{name: value})
+    assert torch.equal(decode(q, k, v, stream=torch.cuda.current_stream().cuda_stream, **{name: value}), expected)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.equal(decode(q, k, v, stream=side.cuda_stream, **{name: value}), expected)
+
+
 def test_nothing_waits_for_the_device():
     """A call returns while the stream is still busy with what came before it."""
     q, k, v = tensors()
