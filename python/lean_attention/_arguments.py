@@ -73,7 +73,8 @@ def declared(
         leftpad: first token that counts, ``[B]`` or one number. Default: 0.
         cu_seqlens_q, cu_seqlens_k: ``[B + 1]``, where each sequence begins in tokens packed end to end. The last of
             cu_seqlens_q is the number of q's tokens.
-        max_seqlen_q, max_seqlen_k: upper bounds of a sequence's tokens. Default: what the arrays can hold.
+        max_seqlen_q, max_seqlen_k: upper bounds of a sequence's tokens, the first with cu_seqlens_q, the other with
+            cu_seqlens_k or pages. Default: what the arrays can hold.
         block_table: int32 ``[B, pages of a sequence]``; or page_indptr ``[B + 1]`` with page_indices.
         scale: multiplies q k^T; 0 makes every key count the same. Default (None): 1 / sqrt(d).
         causal: query i of n_q sees keys up to n_kv - n_q + i (bottom-right).
@@ -88,7 +89,8 @@ def declared(
         rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold,
             applied to q and append_k.
         rotary_interleaved: pairs (0, 1), (2, 3).. instead of halves.
-        rotary_absolute: positions count from the cache's token 0, as in flash-attention, instead of from leftpad.
+        rotary_absolute: positions count from the cache's token 0, as in flash-attention, instead of from leftpad. Both say
+            how rotary_cos and rotary_sin are applied; without these they ask for nothing.
         k_scale, v_scale: float32 ``[1]`` or ``[Hkv]``, or one number, for float8 k and v.
         out: where the result goes, q's shape with dv at the end. Must not overlap an input.
         lse: where the log-sum-exp goes (float32, natural logarithm): ``[B, Hq]`` for one token, ``[B, Hq, n_q]``, or

@@ -100,7 +100,8 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
         if name not in DEFAULTS:
             refuse_unknown(name)
     out, lse, return_lse = given.pop("out", None), given.pop("lse", None), flag("return_lse", given.pop("return_lse", False))
-    given.pop("stream", None)  # an operator runs on the current one
+    if "stream" in given:
+        raise NotImplementedError("stream: an operator runs on the current one: call under torch.cuda.stream()")
     for name in ("scale", "softcap"):
         if isinstance(given.get(name), bool):
             raise TypeError(f"{name}: {given[name]}: a number is needed")

@@ -189,6 +189,7 @@ void Call::read_queries() {
   problem_.q_heads = to_int32(size(q_, axes.head), "q: its number of heads");
   problem_.head_dim = to_int32(size(q_, q_.ndim - 1), "q: its head dim");
   options_.backend = q_.on_cuda() ? Backend::kCuda : Backend::kCpu;
+  if (given("stream") && !q_.on_cuda()) raise(PyExc_ValueError, "stream: q is on %s, which has none", q_.device_text().c_str());
   options_.stream =
       !given("stream") && q_.on_cuda() && tells_stream(argument("q")) ? current_stream(argument("q"), q_.device) : stream_;
   if (packed) {
@@ -199,9 +200,23 @@ void Call::read_queries() {
     problem_.q_tokens = to_int32(integer("max_seqlen_q", std::max<std::int64_t>(problem_.total_q_tokens, 1)), "max_seqlen_q");
     if (problem_.total_q_tokens == 0 && problem_.q_tokens == 0) problem_.q_tokens = 1;  // the most of no queries
   } else {
+    if (given("max_seqlen_q")) raise(PyExc_ValueError, "max_seqlen_q: is for cu_seqlens_q");
     problem_.batch = size(q_, axes.sequence);
     problem_.q_tokens = one_token_ ? 1 : to_int32(size(q_, axes.token), "q: its number of tokens");
   }
+}
+
+/// Where keys lie is said in one way, and all that is given about it is read.
+void Call::check_keys_said_once() const {
+  const bool table = given("block_table"), indptr = given("page_indptr"), indices = given("page_indices");
+  if (table && (indptr || indices))
+    raise(PyExc_ValueError, "%s: block_table says where the pages are: only one may be given",
+          indptr ? "page_indptr" : "page_indices");
+  if (indices && !indptr) raise(PyExc_ValueError, "page_indptr: must be given with page_indices");
+  const bool packed = given("cu_seqlens_k"), paged = table || indptr;
+  if (packed && paged) raise(PyExc_ValueError, "cu_seqlens_k: is for packed keys: pages have seqlens");
+  if (given("max_seqlen_k") && !packed && !paged)
+    raise(PyExc_ValueError, "max_seqlen_k: is for pages and cu_seqlens_k: seqlens say how many of k's tokens there are");
 }
 
 void Call::read_keys() {
@@ -211,6 +226,7 @@ void Call::read_keys() {
   const Array& v = v_;
   const bool paged = given("block_table") || given("page_indptr");
   const bool packed = given("cu_seqlens_k");
+  check_keys_said_once();
   const bool one_token_pages = paged && k.ndim == 3;  // [slots, Hkv, d]
   Axes axes = axes_of(heads_first_, packed);
   if (one_token_pages) {

@@ -128,6 +128,7 @@ class Call {
 
   void read_layout();
   void read_queries();
+  void check_keys_said_once() const;
   void read_keys();
   void read_scales();
   void read_pages(const Array& k);

@@ -209,6 +209,33 @@ def test_a_message_says_what_was_seen_and_what_works(message, change):
         decode(**(dict(q=q, k=k, v=v) | change))
 
 
+def _pool(*shape):
+    return np.ones(shape, np.float32)
+
+
+@needs("pages")
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("page_indptr", dict(page_indptr=[0, 1, 2], page_indices=[0, 1])),
+        ("page_indptr", dict(page_indptr="x")),
+        ("page_indices", dict(page_indices=object())),
+        ("cu_seqlens_k", dict(cu_seqlens_k=[0, 4, 8])),
+        ("cu_seqlens_k", dict(k=_pool(8, 2, 40), v=_pool(8, 2, 40), cu_seqlens_k=[0, 1, 2])),
+        ("page_indptr", dict(block_table=None, page_indices=[0, 1])),
+        ("max_seqlen_k", dict(block_table=None, max_seqlen_k=3)),
+        ("max_seqlen_q", dict(max_seqlen_q=0)),
+        ("stream", dict(stream=0)),
+    ],
+)
+def test_what_would_not_be_read_is_refused(name, change):
+    q, table = np.ones((2, 6, 40), np.float32), np.array([[0], [1]], INT32)
+    call = dict(q=q, k=_pool(2, 2, 37, 40), v=_pool(2, 2, 37, 40), block_table=table, seqlens=[1, 1])
+    decode(**call)
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        decode(**(call | change))
+
+
 @pytest.mark.parametrize("yes", [True, 1, np.True_, np.array(True)], ids=["bool", "int", "numpy", "array"])
 def test_what_equals_true_is_a_flag(yes):
     q, k, v = arrays(q_tokens=3)
@@ -345,6 +372,7 @@ def test_while_compiling_the_same_words():
         ("TypeError|Unsupported", "integers are needed", dict(seqlens=[1.9, 5])),
         ("TypeError|Unsupported", "did you mean 'scale'", dict(softmax_scale=0.1)),
         ("TypeError|Unsupported", "lean_attention.Options", dict(options={})),
+        ("NotImplementedError|Unsupported", "stream: an operator runs on the current one", dict(stream=0)),
         ("ValueError|Unsupported", "append_k and append_v", dict(rotary_cos=torch.ones(37, 8))),
         ("ValueError", r"^seqlens\[0\] = 500: allowed 0 to 37", dict(seqlens=[500, 5])),
     ):

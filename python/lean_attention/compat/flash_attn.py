@@ -301,7 +301,7 @@ class _Rotary(NamedTuple):
 def _attend(call: _Call, **arguments: Any) -> Any:
     return decode(
         call.q, call.k, call.v, seqlens=call.seqlens, leftpad=call.leftpad, cu_seqlens_q=call.cu_seqlens_q,
-        max_seqlen_q=call.max_seqlen_q, block_table=call.table, causal=call.causal, window=call.window, mask=call.mask,
+        max_seqlen_q=None if call.cu_seqlens_q is None else call.max_seqlen_q, block_table=call.table, causal=call.causal, window=call.window, mask=call.mask,
         layout="bshd", **call.append, **arguments,
     )  # fmt: skip
 
