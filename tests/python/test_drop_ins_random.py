@@ -167,6 +167,7 @@ def test_flashinfer_wrappers(seed):
     mode = draw.pick("NONE", "NONE", "ROPE_LLAMA", "ALIBI" if causal or kind == "decode" else "NONE")
     lengths = [draw.below(50, n if mode == "ROPE_LLAMA" else 0) for n in own]
     window, softcap, scale, theta = draw.pick(-1, -1, draw.below(20)), draw.pick(None, 3.0), draw.pick(None, 0.4), draw.pick(None, 5e3)
+    softcap = None if mode == "ALIBI" else softcap
     sinks = draw.normal(q_heads) if draw.below(3) == 0 else None
     q_scale, v_scale = draw.pick(None, 0.5), draw.pick(None, 2.0)
     q = [draw.normal(n, q_heads, dim).to(dtype) for n in own]

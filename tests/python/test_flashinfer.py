@@ -142,6 +142,21 @@ def test_flashinfer_alibi():
     attention(q, k, v, seqlens=[48, 13], alibi_slopes=slopes).check(out[:, :, None])
 
 
+def test_flashinfer_alibi_with_softcap_is_refused():
+    """There the cap is over the sum of both."""
+    rules, n = dict(pos_encoding_mode="ALIBI", logits_soft_cap=5.0), torch.tensor([0, 1], dtype=torch.int32)
+    q, k = torch.ones(1, 6, 40), torch.ones(9, 2, 40)
+    for call in (
+        lambda: BatchDecodeWithPagedKVCacheWrapper().plan(n, n[:1], n[1:], 6, 2, 40, 4, **rules),
+        lambda: BatchPrefillWithPagedKVCacheWrapper().plan(n, n, n[:1], n[1:], 6, 2, 40, 4, causal=True, **rules),
+        lambda: BatchPrefillWithRaggedKVCacheWrapper().plan(n, n, 6, 2, 40, causal=True, **rules),
+        lambda: single_decode_with_kv_cache(q[0], k, k, **rules),
+        lambda: single_prefill_with_kv_cache(q, k, k, **rules),
+    ):
+        with pytest.raises(NotImplementedError, match="^logits_soft_cap: .*'ALIBI'"):
+            call()
+
+
 @needs("pages", "fp8")
 @pytest.mark.parametrize("tensor", [False, True])
 def test_flashinfer_scales(tensor):

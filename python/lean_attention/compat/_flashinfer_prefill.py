@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan, RaggedWrapper
-from lean_attention.compat._flashinfer_rules import PositionEncoding, refuse_gains
+from lean_attention.compat._flashinfer_rules import PositionEncoding, refuse_of_alibi
 from lean_attention.compat._flashinfer_states import merge_states
 
 
@@ -86,7 +86,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             use_fp16_qk_reduction: not needed.
             custom_mask, packed_custom_mask: refused.
             causal: query i of n sees keys up to n_kv - n + i.
-            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
+            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal and
+                without logits_soft_cap only.
             window_left, logits_soft_cap, sm_scale: keys to the left that are seen (-1: all), softcap, scale (None: 1 / sqrt(d)).
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
             fixed_split_size: pages of a split whose bits do not depend on the batch (policy fixed_chunk).
@@ -96,7 +97,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             NotImplementedError: custom masks and what else is not here, by its name.
         """
         self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
-        refuse_gains(pos_encoding_mode, causal)
+        refuse_of_alibi(pos_encoding_mode, causal, logits_soft_cap)
         tables = dict(indptr=paged_kv_indptr, indices=paged_kv_indices, last_page_len=paged_kv_last_page_len)
         self._keep(**tables, qo_indptr=qo_indptr)
         self._keep_pages(page_size)
@@ -186,7 +187,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
             use_fp16_qk_reduction, q_data_type, kv_data_type: not needed.
             custom_mask, packed_custom_mask: refused.
             causal: query i of n sees keys up to n_kv - n + i.
-            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal only.
+            pos_encoding_mode, rope_scale, rope_theta: as BatchDecodeWithPagedKVCacheWrapper.plan(); "ALIBI" with causal and
+                without logits_soft_cap only.
             window_left, logits_soft_cap, sm_scale: keys to the left that are seen (-1: all), softcap, scale (None: 1 / sqrt(d)).
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
             fixed_split_size: tokens of a split whose bits do not depend on the batch (policy fixed_chunk).
@@ -196,7 +198,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
             NotImplementedError: custom masks and what else is not here, by its name.
         """
         self._refuse_of_plan(dict(others, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask))
-        refuse_gains(pos_encoding_mode, causal)
+        refuse_of_alibi(pos_encoding_mode, causal, logits_soft_cap)
         self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         self._keep_lengths(self._kept["kv_indptr"].diff())
         self._plan = Plan(

@@ -63,9 +63,13 @@ def queries_of(q: torch.Tensor, o_data_type: Any) -> torch.Tensor:
     return q
 
 
-def refuse_gains(pos_encoding_mode: str, causal: bool) -> None:
-    if pos_encoding_mode == "ALIBI" and not causal:
+def refuse_of_alibi(pos_encoding_mode: str, causal: bool, logits_soft_cap: Optional[float]) -> None:
+    if pos_encoding_mode != "ALIBI":
+        return
+    if not causal:
         raise NotImplementedError("pos_encoding_mode = 'ALIBI': without causal keys after a query would gain: not here")
+    if logits_soft_cap is not None and logits_soft_cap > 0:
+        raise NotImplementedError("logits_soft_cap: caps scores and slopes together with pos_encoding_mode = 'ALIBI': not here")
 
 
 def listed_pages(indices: torch.Tensor, pages: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from lean_attention.compat._flashinfer_prefill import (
     BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper, MultiLevelCascadeAttentionWrapper,
 )  # fmt: skip
 from lean_attention.compat._flashinfer_rules import (
-    LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of, refuse_gains,
+    LOG2_E, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of, refuse_of_alibi,
 )  # fmt: skip
 from lean_attention.compat._flashinfer_states import merge_state, merge_state_in_place, merge_states
 from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan, planned
@@ -97,9 +97,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Args:
             indptr, indices, last_page_len: int32 ``[B + 1]``, ``[indptr[B]]``, ``[B]``: the pages of each request.
             num_qo_heads, num_kv_heads, head_dim, page_size: checked against the tensors of run().
-            pos_encoding_mode: "NONE"; "ALIBI"; "ROPE_LLAMA", with rope_scale and rope_theta: every run copies the
-                request's keys and values, turned, for the cache holds keys as they came. Keys turned when they are
-                appended cost nothing.
+            pos_encoding_mode: "NONE"; "ALIBI", without logits_soft_cap; "ROPE_LLAMA", with rope_scale and rope_theta: every
+                run copies the request's keys and values, turned, for the cache holds keys as they came. Keys turned when
+                they are appended cost nothing.
             window_left, logits_soft_cap, sm_scale: as there.
             q_len_per_req: query tokens of each request, the last of its sequence; several see each other causally.
             o_data_type: must be q's own type; for float8 q, float16 or bfloat16.
@@ -111,6 +111,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             NotImplementedError: what is not here, by its name.
         """
         self._refuse_of_plan(others)
+        refuse_of_alibi(pos_encoding_mode, True, logits_soft_cap)
         if q_len_per_req < 1:
             raise ValueError(f"q_len_per_req = {q_len_per_req}: allowed 1 and more")
         if self._use_cuda_graph and self._plan is not None and q_len_per_req != self._q_len:
@@ -239,8 +240,8 @@ def single_prefill_with_kv_cache(
         o_dtype: must be q's own type; for float8 q, float16 or bfloat16.
         custom_mask: boolean ``[n_q, n_kv]``, or in a row, instead of causal. packed_custom_mask and kv_cache_sf are refused.
         causal: query i sees keys up to n_kv - n_q + i.
-        pos_encoding_mode: "NONE", "ALIBI" (with causal, or one query), or "ROPE_LLAMA" with rope_scale and rope_theta, which
-            copies k, turned.
+        pos_encoding_mode: "NONE", "ALIBI" (with causal, or one query, and without logits_soft_cap), or "ROPE_LLAMA" with
+            rope_scale and rope_theta, which copies k, turned.
         sm_scale, window_left, logits_soft_cap: scale (None: 1 / sqrt(d)), keys to the left that are seen (-1: all), softcap.
         use_fp16_qk_reduction, backend: ignored: they change no result.
         return_lse: return (out, lse) instead of out.
@@ -256,7 +257,7 @@ def single_prefill_with_kv_cache(
             raise ValueError(f"{name}: shape {tuple(x.shape)}: q [n_q, Hq, d], for single_decode [Hq, d], and k, v of 3 axes are needed")
     k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
     encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
-    refuse_gains(pos_encoding_mode, causal or q.shape[0] == 1)
+    refuse_of_alibi(pos_encoding_mode, causal or q.shape[0] == 1, logits_soft_cap)
     if encoding.turns:
         positions = torch.arange(k.shape[0], device=q.device)
         q = encoding.turned(q, torch.arange(q.shape[0], device=q.device) + (k.shape[0] - q.shape[0]))
