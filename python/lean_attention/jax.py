@@ -90,9 +90,21 @@ def decode(
 
 
 def _operand(name: str, value: Any) -> jax.Array:
-    """Lists of lengths, and 64-bit ones, as the library has them."""
+    """Lists of lengths, and 64-bit ones, as the library has them. JAX cuts numbers to 32 bits in silence."""
+    if name in LENGTHS:
+        for i, number in enumerate(_numbers(value)):
+            if isinstance(number, int) and not -(2**31) <= number < 2**31:
+                raise ValueError(f"{name}[{i}] = {number}: must fit 32 bits")
     array = jnp.asarray(value)
     return array.astype(jnp.int32) if name in LENGTHS and array.dtype == jnp.int64 else array
+
+
+def _numbers(value: Any) -> Sequence[Any]:
+    """What may not fit 32 bits: a list's numbers, and those of an array of 64-bit integers that is not traced."""
+    if isinstance(value, (list, tuple)):
+        return value
+    is_wide = "int64" in str(getattr(value, "dtype", "")) and not isinstance(value, jax.core.Tracer)
+    return np.asarray(value).ravel().tolist() if is_wide else ()
 
 
 def _image(arguments: dict[str, Any]) -> np.ndarray:

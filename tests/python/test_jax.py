@@ -130,3 +130,17 @@ def test_traced_arrays_at_the_other_door():
     """lean_attention.decode() reads memory, which a traced array has not."""
     with pytest.raises(TypeError, match="^q: .*lean_attention.jax.decode"):
         jax.jit(lean_attention.decode)(*inputs())
+
+
+@pytest.mark.parametrize("kind", [np.array, list, tuple])
+@pytest.mark.parametrize("name", ["seqlens", "leftpad"])
+def test_lengths_beyond_32_bits_are_refused(name, kind):
+    """JAX would keep their lower half."""
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match=rf"^{name}\[0\] = 4294967301: must fit 32 bits"):
+        decode(q, k, v, **{name: kind([2**32 + 5, 5])})
+    with jax.enable_x64(True):
+        wide = jax.numpy.asarray([2**32 + 5, 5], "int64")
+    with pytest.raises(ValueError, match=rf"^{name}\[0\] = 4294967301: must fit 32 bits"):
+        decode(q, k, v, **{name: wide})
+    assert (decode(q, k, v, **{name: kind([5, 7])}) == decode(q, k, v, **{name: jax.numpy.asarray([5, 7], "int32")})).all()
