@@ -34,7 +34,7 @@ def test_flashinfer(layout, one_tensor):
     out, lse = wrapper.run(q[:, :, 0], cache, return_lse=True)
     attention(q, k, v, seqlens=lengths, scale=0.2).check(out[:, :, None], lse[:, :, None] / math.log2(math.e))
     assert torch.equal(wrapper.run(q[:, :, 0], cache, v_scale=2.0), 2 * out)
-    assert torch.equal(wrapper.forward_return_lse(q[:, :, 0], cache)[1], lse)
+    assert torch.equal(wrapper.forward_return_lse(q[:, :, 0], cache, sm_scale=0.2)[1], lse)
 
 
 @needs("pages")
@@ -49,6 +49,30 @@ def test_flashinfer_buffers_of_a_graph_see_the_next_plan():
         captured = wrapper._seqlens.data_ptr()
         attention(q, k, v, seqlens=lengths).check(wrapper.run(q[:, :, 0], (pool_k, pool_v))[:, :, None])
     assert captured == wrapper._seqlens.data_ptr() and wrapper._kept["indptr"] is buffers[0]
+
+
+@needs("pages", "window", "softcap")
+def test_flashinfer_forward_has_rules_of_its_own():
+    """Deprecated there: what it leaves out is not what plan() was told."""
+    q, k, v = tensors(q_tokens=2, kv_tokens=48)
+    pool_k, pool_v, table = paged(k, v, 4)
+    tables, queries = csr(table, [48, 48], 4), torch.tensor([0, 2, 4], dtype=torch.int32)
+    planned = dict(window_left=5, logits_soft_cap=3.0, sm_scale=0.2)
+    decode, prefill, ragged = BatchDecodeWithPagedKVCacheWrapper(), BatchPrefillWithPagedKVCacheWrapper(), BatchPrefillWithRaggedKVCacheWrapper()
+    for wrapper in (decode, prefill, ragged):
+        with pytest.raises(RuntimeError, match="plan"):
+            wrapper.forward(q, (pool_k, pool_v)) if wrapper is not ragged else wrapper.forward(q, k, v)
+    decode.plan(*tables, 6, 2, 40, 4, **planned)
+    prefill.plan(queries, *tables, 6, 2, 40, 4, causal=True, **planned)
+    ragged.plan(queries, 24 * queries, 6, 2, 40, causal=True, **planned)
+    packed_q, *packed_kv = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    attention(q[:, :, :1], k, v).check(decode.forward(q[:, :, 0], (pool_k, pool_v))[:, :, None])
+    rules, theirs = dict(causal=True, scale=0.4, softcap=2.0), ("NONE", False, 9, 2.0, 0.4)
+    for wrapper, cache in ((prefill, ((pool_k, pool_v),)), (ragged, packed_kv)):
+        attention(q, k, v).check(wrapper.forward(packed_q, *cache).unflatten(0, (2, 2)).transpose(1, 2))
+        places = theirs if wrapper is ragged else (*theirs[:2], None, None, *theirs[2:])
+        out, _ = wrapper.forward_return_lse(packed_q, *cache, True, *places)
+        attention(q, k, v, window=(9, -1), **rules).check(out.unflatten(0, (2, 2)).transpose(1, 2))
 
 
 @needs("pages")

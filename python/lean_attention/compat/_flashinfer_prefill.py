@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from lean_attention.compat._flashinfer_wrapper import PagedCache, PagedWrapper, Plan, RaggedWrapper
-from lean_attention.compat._flashinfer_rules import PositionEncoding, refuse_of_alibi
+from lean_attention.compat._flashinfer_rules import PositionEncoding, ScaleLike, refuse_of_alibi
 from lean_attention.compat._flashinfer_states import merge_states
 
 
@@ -119,13 +119,19 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             raise RuntimeError("run(): call plan() first")
         return self._attend(q, paged_kv_cache, self._kept["qo_indptr"], args, **arguments)
 
-    forward = run
+    def forward(
+        self, q: torch.Tensor, paged_kv_cache: PagedCache, causal: bool = False, pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, k_scale: ScaleLike = None, v_scale: ScaleLike = None, window_left: int = -1,
+        logits_soft_cap: Optional[float] = None, sm_scale: Optional[float] = None, rope_scale: Optional[float] = None,
+        rope_theta: Optional[float] = None, return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        self._plan_of_forward(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
         """run(q, paged_kv_cache, ...) with return_lse=True: (out, lse)."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
-
-    forward_return_lse = run_return_lse
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
@@ -218,13 +224,19 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
             raise RuntimeError("run(): call plan() first")
         return self._attend(q, (k, v), self._kept["qo_indptr"], args, **arguments)
 
-    forward = run
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, window_left: int = -1, logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None, rope_scale: Optional[float] = None, rope_theta: Optional[float] = None,
+        return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        self._plan_of_forward(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v, return_lse=return_lse)
 
     def run_return_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **arguments: Any) -> Any:
         """run(q, k, v, ...) with return_lse=True: (out, lse)."""
         return self.run(q, k, v, *args, return_lse=True, **arguments)
-
-    forward_return_lse = run_return_lse
 
 
 class MultiLevelCascadeAttentionWrapper:

@@ -10,6 +10,7 @@ from lean_attention._decode import decode
 from lean_attention._options import Options
 from lean_attention.compat._flashinfer_rules import (
     LSE_BASES, LSE_LAYOUTS, PLAN_HINTS, PLAN_REFUSED, RUN_HINTS, RUN_REFUSED, PositionEncoding, ScaleLike, Scales, check_layout, nhd, queries_of,
+    refuse_of_alibi,
 )  # fmt: skip
 from lean_attention.compat._torch_pieces import float32, positions_of, refuse
 from lean_attention.torch_ops import into
@@ -111,6 +112,29 @@ class Wrapper:
     @staticmethod
     def _refuse_of_plan(others: Mapping[str, Any]) -> None:
         refuse("plan", others, PLAN_HINTS, PLAN_REFUSED)
+
+    def _plan_of_forward(
+        self, causal: Optional[bool], pos_encoding_mode: str, window_left: int, logits_soft_cap: Optional[float],
+        sm_scale: Optional[float], rope_scale: Optional[float], rope_theta: Optional[float],
+    ) -> None:  # fmt: skip
+        """What a forward() says, or leaves out, takes the place of what plan() was told, as there. `causal` None: as planned."""
+        if self._plan is None:
+            raise RuntimeError("forward(): call plan() first")
+        refuse_of_alibi(pos_encoding_mode, causal is not False, logits_soft_cap)
+        heads, _, dim, *_ = self._plan.sizes
+        self._plan = self._plan._replace(
+            scale=dim**-0.5 if sm_scale is None else sm_scale, causal=self._plan.causal if causal is None else causal,
+            window_left=window_left, softcap=logits_soft_cap or 0.0,
+            encoding=PositionEncoding(pos_encoding_mode, heads, rope_scale, rope_theta),
+        )  # fmt: skip
+
+    def forward(self, *args: Any, **arguments: Any) -> Any:
+        """Deprecated there, and with defaults of its own: run() has those of plan()."""
+        raise NotImplementedError
+
+    def forward_return_lse(self, *args: Any, **arguments: Any) -> Any:
+        """forward(...) with return_lse=True: (out, lse)."""
+        return self.forward(*args, return_lse=True, **arguments)
 
     def _attend(
         self, q: torch.Tensor, cache: PagedCache, cu_seqlens_q: Optional[torch.Tensor], args: tuple, *, q_scale: ScaleLike = None,

@@ -164,13 +164,19 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         )  # fmt: skip
         return (result[0].flatten(0, 1), result[1]) if return_lse else result.flatten(0, 1)
 
-    forward = run
+    def forward(
+        self, q: torch.Tensor, paged_kv_cache: PagedCache, pos_encoding_mode: str = "NONE", q_scale: ScaleLike = None,
+        k_scale: ScaleLike = None, v_scale: ScaleLike = None, window_left: int = -1, logits_soft_cap: Optional[float] = None,
+        sm_scale: Optional[float] = None, rope_scale: Optional[float] = None, rope_theta: Optional[float] = None,
+        return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        self._plan_of_forward(None, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: PagedCache, *args: Any, **arguments: Any) -> Any:
         """run(q, paged_kv_cache, ...) with return_lse=True: (out, lse)."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **arguments)
-
-    forward_return_lse = run_return_lse
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
