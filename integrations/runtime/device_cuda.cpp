@@ -5,7 +5,8 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <thread>
+#include <tuple>
 #include <vector>
 
 #include "integrations/runtime/cuda_memory.hpp"
@@ -72,7 +73,12 @@ struct DeviceWorkspace {
   Buffer beside;  // what scratch_for() gives out
 };
 
-using Key = std::pair<std::int32_t, void*>;
+/// Device, stream, and for the handle of the per-thread default stream, which is another stream in each thread, the thread.
+using Key = std::tuple<std::int32_t, void*, std::thread::id>;
+
+Key key_of(std::int32_t index, void* stream) noexcept {
+  return {index, stream, stream == cudaStreamPerThread ? std::this_thread::get_id() : std::thread::id()};
+}
 
 struct Workspaces {
   std::mutex mutex;
@@ -122,7 +128,7 @@ Guard::~Guard() {
 
 Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need) {
   const std::lock_guard lock(workspaces().mutex);
-  DeviceWorkspace& workspace = workspaces().by_stream[{index, stream}];
+  DeviceWorkspace& workspace = workspaces().by_stream[key_of(index, stream)];
   workspace.state.reserve(need.state_bytes);
   workspace.scratch.reserve(need.scratch_bytes);
   return {.state = workspace.state.data(),
@@ -133,7 +139,7 @@ Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& n
 
 void* scratch_for(std::int32_t index, void* stream, std::size_t bytes) {
   const std::lock_guard lock(workspaces().mutex);
-  Buffer& buffer = workspaces().by_stream[{index, stream}].beside;
+  Buffer& buffer = workspaces().by_stream[key_of(index, stream)].beside;
   buffer.reserve(bytes);
   return buffer.data();
 }

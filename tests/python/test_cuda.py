@@ -1,5 +1,7 @@
 """decode() and torch.ops.lean_attention on a GPU: results, streams, graphs, workspaces, devices."""
 
+import threading
+
 import pytest
 from gpu import lengths, name_of, tensors, torch
 from oracle import attention
@@ -155,6 +157,26 @@ def test_calls_on_two_streams_at_once():
                 results.append(decode(q, k, v))
     torch.cuda.synchronize()
     assert all(torch.equal(result, expected) for result in results)
+
+
+def test_threads_on_their_default_streams_at_once():
+    """cudaStreamPerThread, 2, is one handle and another stream in each thread."""
+    q, k, v = tensors(batch=8, kv_tokens=4096)
+    expected = decode(q, k, v)
+    outs = [[torch.zeros_like(q) for _ in range(50)] for _ in range(4)]
+    torch.cuda.synchronize()
+
+    def work(own):
+        for out in own:
+            decode(q, k, v, out=out, stream=2)
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in outs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for own in outs for out in own)
 
 
 def test_a_graph_replays_with_new_lengths_and_after_the_workspace_grew():
