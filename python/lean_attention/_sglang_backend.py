@@ -50,6 +50,7 @@ class LeanAttentionBackend(AttentionBackend):
         has_windows = isinstance(self._pool, SWAKVPool) and self._pool.swa_layer_nums > 0
         mapping = self._pool.layers_mapping if has_windows else {}
         self._window_layers = {layer for layer, (_, windowed) in mapping.items() if windowed}
+        self._chunk = getattr(model_runner, "attention_chunk_size", None)
         self._options = Options(determinism="batch_invariant") if arguments.enable_deterministic_inference else None
         self._step: Optional[Step] = None
         self._graph_step: Optional[Step] = None
@@ -116,6 +117,7 @@ class LeanAttentionBackend(AttentionBackend):
         """q ``[tokens, Hq d]``; returns ``[tokens, Hq dv]``."""
         sinks = others.pop("sinks", None)
         _refuse(layer, others)
+        self._refuse_window(layer)
         if save_kv_cache and k is not None:
             slots = KVWriteLoc(forward_batch.out_cache_loc, self._window_slots)
             scaled = self._pool.dtype != k.dtype and layer.k_scale is not None  # then the pool divides both in place
@@ -134,6 +136,18 @@ class LeanAttentionBackend(AttentionBackend):
         )  # fmt: skip
         return out.flatten(1)
 
+    def _refuse_window(self, layer: Any) -> None:
+        """A layer that sees less than all its keys, where the backend is not told which by sliding_window_size."""
+        if getattr(layer, "use_irope", False) and self._chunk is not None:
+            raise NotImplementedError(
+                f"lean: layer {layer.layer_id}: use_irope: attention in chunks of {self._chunk} tokens is not here: take fa3"
+            )
+        if layer.layer_id in self._window_layers and layer.sliding_window_size < 0:
+            raise NotImplementedError(
+                f"lean: layer {layer.layer_id}: sliding_window_size = {layer.sliding_window_size}: its pool keeps a window's tokens "
+                "alone: 0 and more are computed"
+            )
+
     def _check_mode(self, forward_batch: Any) -> None:
         mode = forward_batch.forward_mode
         if not (mode.is_decode_or_idle() or mode.name in ("EXTEND", "MIXED")):
@@ -144,7 +158,7 @@ class LeanAttentionBackend(AttentionBackend):
         return slots if self._page == 1 else slots // self._page
 
     def _pages_of_windows(self, slots: torch.Tensor) -> Optional[torch.Tensor]:
-        """Tokens that left the window have no slot any more, and are not looked at."""
+        """Tokens that left the window have no slot any more, and are not looked at: _refuse_window() sees to that."""
         if not self._window_layers:
             return None
         return self._pages(self._pool.translate_loc_from_full_to_swa(slots)).clamp(min=0).to(torch.int32)

@@ -312,6 +312,25 @@ def test_a_layer_that_cannot_be_computed_is_refused(words, rules, arguments):
         outputs(requests, requests.layer(**rules), (1, 1, 1), **arguments)
 
 
+def test_layers_in_chunks_are_refused():
+    """Llama 4: a rotary layer sees its own chunk alone, and its pool may give the slots of older tokens away."""
+    requests = Requests()
+    q, out = outputs(requests, requests.layer(use_irope=True), (1, 1, 1))  # a model without chunks
+    check(requests, q, out, (1, 1, 1))
+    requests.attention_chunk_size = 8192
+    with pytest.raises(NotImplementedError, match="^lean: layer 0: use_irope: attention in chunks of 8192 tokens"):
+        outputs(requests, requests.layer(use_irope=True), (1, 1, 1))
+
+
+def test_a_layer_of_a_pool_of_windows_has_a_window():
+    requests = Requests()
+    backend, batch = LeanAttentionBackend(requests), requests.batch((1, 1, 1))
+    backend.init_forward_metadata(batch)
+    backend._window_layers = {0}
+    with pytest.raises(NotImplementedError, match="^lean: layer 0: sliding_window_size = -1: its pool"):
+        backend.forward_decode(torch.randn(3, HEADS * DIM), None, None, requests.layer(), batch)
+
+
 def test_an_older_release_is_refused_by_its_number(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.5.9")
     with pytest.raises(ImportError, match="^sglang 0.5.9: .* works with 0.5.23 and newer$"):
