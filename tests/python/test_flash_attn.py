@@ -383,6 +383,13 @@ def test_flash_attn_refuses_by_name(message, arguments):
         flash_attn_with_kvcache(q, k, v, **arguments)
 
 
+@needs("fp8")
+def test_flash_attn_descales_of_no_sequence():
+    q, k, v = (x[:0].to(torch.float8_e4m3fn) for x in to_bshd(*tensors()))
+    out = flash_attn_with_kvcache(q, k, v, k_descale=torch.ones(0, 2), v_descale=torch.ones(0, 2))
+    assert out.shape == q.shape
+
+
 @needs("pages")
 @pytest.mark.parametrize("row", [-1, 2, 2**32 + 1])
 def test_flash_attn_a_row_that_is_not_there_is_refused(row):

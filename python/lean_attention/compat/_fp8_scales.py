@@ -56,4 +56,6 @@ def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device)
         return scale[None]
     if scale.dim() != 2 or scale.shape[1] != heads or scale.shape[0] not in (1, batch):
         raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected [{batch}, {heads}], [{heads}] or one number")
+    if batch == 0:
+        return torch.ones((1, heads), device=device)  # of no sequence
     return scale[:1] if scale.stride(0) == 0 else scale
