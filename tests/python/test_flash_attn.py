@@ -390,6 +390,14 @@ def test_flash_attn_descales_of_no_sequence():
     assert out.shape == q.shape
 
 
+def test_flash_attn_takes_what_one_rank_asks_for():
+    q, k, v = to_bshd(*tensors())
+    alone = dict(cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None)
+    assert torch.equal(flash_attn_with_kvcache(q, k, v, **alone), flash_attn_with_kvcache(q, k, v))
+    with pytest.raises(NotImplementedError, match="^cp_world_size: "):
+        flash_attn_with_kvcache(q, k, v, cp_world_size=2)
+
+
 @needs("pages")
 @pytest.mark.parametrize("row", [-1, 2, 2**32 + 1])
 def test_flash_attn_a_row_that_is_not_there_is_refused(row):
