@@ -322,7 +322,7 @@ NEW = torch.ones(2, 1, 2, 40)
         ("v", ValueError, dict(v=NEW, cache_seqlens=3)),
     ],
 )  # fmt: skip
-def test_flash_attn_refuses_by_name(name, error, arguments):
+def test_flash_attn_names_what_it_refuses(name, error, arguments):
     with pytest.raises(error, match=f"^{name}(:| =)"):
         flash_attn_with_kvcache(*to_bshd(*tensors()), **arguments)
 
@@ -369,7 +369,7 @@ def test_flash_attn_refuses_descales_of_other_batches_and_float8_queries_alone()
         (r"window_size = \(True, 0\): two integers are needed", dict(window_size=(True, 0))),
         (r"window_size = 3: expected \(left, right\)", dict(window_size=3)),
         ("scale: True: a number is needed", dict(softmax_scale=True)),  # flash-attention 3's causal, by place
-        (r"seqlens\[0\] = True: an integer is needed", dict(cache_seqlens=True)),
+        (r"cache_seqlens\[0\] = True: an integer is needed", dict(cache_seqlens=True)),
         ("cache_batch_idx: <class 'list'>: a torch tensor of int32 or int64", dict(cache_batch_idx=[0, 1])),
         ("cache_batch_idx: torch.float32: a torch tensor", dict(cache_batch_idx=torch.tensor([0.5, 1]))),
         ("output_scale: ", dict(output_scale=torch.ones(1))),
@@ -381,6 +381,21 @@ def test_flash_attn_refuses_by_name(message, arguments):
     q, k, v = to_bshd(*tensors())
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=f"^{message}"):
         flash_attn_with_kvcache(q, k, v, **arguments)
+
+
+def test_flash_attn_lengths_have_the_callers_name():
+    q, k, v = to_bshd(*tensors())
+    new, cu = dict(k=k[:, :2].clone(), v=v[:, :2].clone()), torch.tensor([0, 1, 2], dtype=torch.int32)
+    pools, table = (k[:, :16], v[:, :16]), torch.tensor([[0], [1]], dtype=torch.int32)
+    for message, call in (
+        (r"cache_seqlens\[0\] = 38: allowed 0 to 37", lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=38)),
+        (r"cache_seqlens\[0\] = -1: allowed 0", lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=-1, **new)),
+        (r"cache_seqlens with the new tokens: lengths\[0\] = 38", lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=36, **new)),
+        (r"cache_leftpad: its length is 1", lambda: flash_attn_with_kvcache(q, k, v, cache_leftpad=cu[:1])),
+        (r"seqused_k\[1\] = 17", lambda: flash_attn_varlen_func(q[:, 0], *pools, cu, block_table=table, seqused_k=16 + cu[:2])),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            call()
 
 
 @needs("fp8")

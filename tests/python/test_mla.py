@@ -207,3 +207,15 @@ def test_models_of_transformers_generate_what_eager_attention_does(version):
         tokens[name] = model.generate(prompt, max_new_tokens=24, do_sample=False)
     assert tokens["eager"].shape[1] == 35
     assert torch.equal(tokens["eager"], tokens["lean_attention"])
+
+
+def test_lengths_have_the_callers_name():
+    q, k, pool, table = latent(40, 24, 5, 1)
+    given, cu = torch.tensor([*LENGTHS[:-1], 10**6], dtype=torch.int32), torch.arange(len(LENGTHS) + 1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=rf"^cache_seqlens\[{len(LENGTHS) - 1}\] = 1000000: allowed 0 to"):
+        flash_mla_with_kvcache(q.transpose(1, 2), pool, table, given, 24)
+    wrapper = BatchMLAPagedAttentionWrapper()
+    wrapper.plan(cu, table.shape[1] * cu, table.flatten(), given, 5, 24, 16, pool.shape[1], False, 0.2)
+    rows, parts = q[:, :, 0], pool[:, :, 0].split((24, 16), -1)
+    with pytest.raises(ValueError, match=rf"^kv_len_arr\[{len(LENGTHS) - 1}\] = 1000000: allowed 0 to"):
+        wrapper.run(*rows.split((24, 16), -1), *parts)

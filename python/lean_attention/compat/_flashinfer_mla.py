@@ -6,11 +6,10 @@ from typing import Any, Optional
 
 import torch
 
-from lean_attention._decode import decode
 from lean_attention._options import flag
 from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
-from lean_attention.compat._torch_pieces import is_fp8, refuse
+from lean_attention.compat._torch_pieces import decode_named, is_fp8, refuse
 from lean_attention.torch_ops import into
 
 _OF_FLOAT8 = "both parts of float8 rows have one scale here: scales of their own, of tokens, or of other caches are not read"
@@ -148,8 +147,9 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         tables = self._kept
         k, indices = _keys_of(ckv_cache, kpe_cache, tables["indices"])
         k = k.unsqueeze(2)
-        result, natural = decode(
-            torch.cat((q_nope, q_pe), -1), k, k[..., : ckv_cache.shape[-1]], cu_seqlens_q=tables["qo_indptr"],
+        names = dict(seqlens="kv_len_arr", page_indptr="kv_indptr", page_indices="kv_indices", cu_seqlens_q="qo_indptr")
+        result, natural = decode_named(
+            names, torch.cat((q_nope, q_pe), -1), k, k[..., : ckv_cache.shape[-1]], cu_seqlens_q=tables["qo_indptr"],
             seqlens=tables["kv_len_arr"], page_indptr=tables["kv_indptr"], page_indices=indices, scale=self._scale,
             causal=self._causal, layout="bshd", out=out, return_lse=True, k_scale=scale, v_scale=scale,
         )  # fmt: skip

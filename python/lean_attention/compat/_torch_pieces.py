@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import torch
 
 from lean_attention import _core
+from lean_attention._decode import decode
 from lean_attention._options import Options
 
 _FP8 = tuple(getattr(torch, name) for name in _core.SCALED_DTYPES if name.startswith("float8"))
@@ -24,6 +25,18 @@ def refuse(function: str, given: Mapping[str, Any], hints: Iterable[str], reason
         nothing = 1 if "scale" in name or name == "cp_world_size" else 0
         if value is not None and not (isinstance(value, (bool, int, float)) and value == nothing):
             raise NotImplementedError(f"{name}: {reasons[name]}")
+
+
+def decode_named(names: Mapping[str, str], *tensors: torch.Tensor, **arguments: Any) -> Any:
+    """decode(), whose refusal of an argument begins with the name that the caller knows it by."""
+    try:
+        return decode(*tensors, **arguments)
+    except (TypeError, ValueError) as error:
+        text = str(error)
+        for name, theirs in names.items():
+            if text.startswith((f"{name}[", f"{name}:", f"{name} ")):
+                raise type(error)(theirs + text[len(name) :]) from None
+        raise
 
 
 def window_of(name: str, window: Optional[Sequence[int]]) -> tuple[int, int]:

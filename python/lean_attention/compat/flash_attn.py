@@ -8,11 +8,11 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from lean_attention._decode import decode
 from lean_attention.compat._fp8_scales import Fp8Scales, Scale, fp8_scales
 from lean_attention.compat._torch_pieces import (
-    float32, is_fp8, one_of, positions_of, refuse, split_options, turn, window_of,
+    decode_named, float32, is_fp8, one_of, positions_of, refuse, split_options, turn, window_of,
 )  # fmt: skip
+from lean_attention.torch_ops import is_recorded
 
 Window = Optional[Sequence[int]]
 
@@ -236,8 +236,10 @@ def flash_attn_varlen_func(
     """
     refuse("flash_attn_varlen_func", dict(others, dropout_p=dropout_p), _HINTS, _REFUSED)
     table = one_of(block_table=block_table, page_table=page_table)
+    lengths_name = "seqused_k"
     if table is not None:
         if seqused_k is None and cu_seqlens_k is not None:
+            lengths_name = "cu_seqlens_k: lengths"
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         cu_seqlens_k = None
     elif cu_seqlens_k is None:
@@ -250,7 +252,7 @@ def flash_attn_varlen_func(
         raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
     call = _Call(
         q.to(torch.bfloat16) if is_fp8(q) else q, k, v, seqused_k, None, table, cu_seqlens_q, max_seqlen_q, causal,
-        window_of("window_size", window_size),
+        window_of("window_size", window_size), lengths_name=lengths_name,
     )  # fmt: skip
     if attention_chunk > 0:
         call = _with_chunk(call, attention_chunk)
@@ -278,6 +280,7 @@ class _Call(NamedTuple):
     window: tuple[int, int]
     mask: Optional[torch.Tensor] = None
     append: Mapping[str, Any] = types.MappingProxyType({})
+    lengths_name: str = "cache_seqlens"  # what the caller has for seqlens
 
     @property
     def capacity(self) -> int:
@@ -299,8 +302,9 @@ class _Rotary(NamedTuple):
 
 
 def _attend(call: _Call, **arguments: Any) -> Any:
-    return decode(
-        call.q, call.k, call.v, seqlens=call.seqlens, leftpad=call.leftpad, cu_seqlens_q=call.cu_seqlens_q,
+    names = dict(seqlens=call.lengths_name, leftpad="cache_leftpad")
+    return decode_named(
+        names, call.q, call.k, call.v, seqlens=call.seqlens, leftpad=call.leftpad, cu_seqlens_q=call.cu_seqlens_q,
         max_seqlen_q=None if call.cu_seqlens_q is None else call.max_seqlen_q, block_table=call.table, causal=call.causal, window=call.window, mask=call.mask,
         layout="bshd", **call.append, **arguments,
     )  # fmt: skip
@@ -334,6 +338,9 @@ def _with_new_tokens(
         raise ValueError("cache_seqlens: must be given with k")
     if v is None:
         raise ValueError("v: must be given with k")
+    readable = isinstance(first, torch.Tensor) and first.device.type == "cpu" and not is_recorded()
+    if readable and bool((first < 0).any()):
+        raise ValueError(f"cache_seqlens[{int(first.argmin())}] = {int(first.min())}: allowed 0 and more")
     stored = _scales_of_new(k, v, scales)
     k, v = (x.to(torch.bfloat16) if is_fp8(x) else x for x in (k, v))
     if cu_seqlens_k_new is None and k.dim() == 3:
@@ -357,7 +364,8 @@ def _with_new_tokens(
             of_k = positions_of(start, k, cu_seqlens_k_new, True)
             call = call._replace(q=turn(call.q, rotary.cos, rotary.sin, of_q, rotary.interleaved))
             k = turn(k, rotary.cos, rotary.sin, of_k, rotary.interleaved)
-    call = call._replace(seqlens=first + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()))
+    count = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+    call = call._replace(seqlens=first + count, lengths_name="cache_seqlens with the new tokens: lengths")
     if together:
         return call._replace(append=dict(append, append_k=k, append_v=v))
     # Queries that see themselves alone: no tile is read but those that are written.

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from lean_attention._decode import decode
 from lean_attention.compat._fp8_scales import Scale, fp8_scales
-from lean_attention.compat._torch_pieces import is_fp8, refuse
+from lean_attention.compat._torch_pieces import decode_named, is_fp8, refuse
 
 _SPARSE = "tokens are not picked one by one here: dense attention is"
 _REFUSED = {
@@ -104,9 +103,10 @@ def flash_mla_with_kvcache(
             refuse("flash_mla_with_kvcache", {name: scale}, (), {name: f"{of} is {x.dtype}: is for float8 {of}"})
     of_q = descale_q if is_fp8(q) else None  # else a 1
     scales = fp8_scales(q, k_cache, 1, of_q, descale_k, descale_k, names=("descale_q", "descale_k", "descale_k"))
-    return decode(
-        q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, k_cache[..., :head_dim_v], block_table=block_table, seqlens=cache_seqlens,
-        scale=softmax_scale, causal=causal, layout="bshd", return_lse=True, k_scale=scales.k, v_scale=scales.v,
+    return decode_named(
+        dict(seqlens="cache_seqlens"), q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, k_cache[..., :head_dim_v],
+        block_table=block_table, seqlens=cache_seqlens, scale=softmax_scale, causal=causal, layout="bshd", return_lse=True,
+        k_scale=scales.k, v_scale=scales.v,
     )  # fmt: skip
 
 
