@@ -42,8 +42,9 @@ class Guard {
   int previous_ = -1;
 };
 
-/// The workspace of a device and stream. Memory once given out stays alive, since a captured graph may hold it. Any thread may
-/// call. Throws Error when the memory cannot be had, Absent without the CUDA backend.
+/// The workspace of a device and stream; of the per-thread default stream that of the calling thread. Memory once given out stays
+/// alive, since a captured graph may hold it. Any thread may call. Throws Error when the memory cannot be had, Absent without the
+/// CUDA backend.
 [[nodiscard]] Workspace workspace_for(std::int32_t index, void* stream, const WorkspaceSize& need);
 /// Other memory of the device and stream, of at least `bytes`: for what an embedding keeps beside a workspace until the stream has
 /// passed a call. It grows as a workspace does. Throws as workspace_for().

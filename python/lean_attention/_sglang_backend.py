@@ -144,8 +144,8 @@ class LeanAttentionBackend(AttentionBackend):
             )
         if layer.layer_id in self._window_layers and layer.sliding_window_size < 0:
             raise NotImplementedError(
-                f"lean: layer {layer.layer_id}: sliding_window_size = {layer.sliding_window_size}: its pool keeps a window's tokens "
-                "alone: 0 and more are computed"
+                f"lean: layer {layer.layer_id}: sliding_window_size = {layer.sliding_window_size}: its pool keeps a window's "
+                "tokens alone: 0 and more are computed"
             )
 
     def _check_mode(self, forward_batch: Any) -> None:

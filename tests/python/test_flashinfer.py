@@ -58,7 +58,8 @@ def test_flashinfer_forward_has_rules_of_its_own():
     pool_k, pool_v, table = paged(k, v, 4)
     tables, queries = csr(table, [48, 48], 4), torch.tensor([0, 2, 4], dtype=torch.int32)
     planned = dict(window_left=5, logits_soft_cap=3.0, sm_scale=0.2)
-    decode, prefill, ragged = BatchDecodeWithPagedKVCacheWrapper(), BatchPrefillWithPagedKVCacheWrapper(), BatchPrefillWithRaggedKVCacheWrapper()
+    decode, prefill = BatchDecodeWithPagedKVCacheWrapper(), BatchPrefillWithPagedKVCacheWrapper()
+    ragged = BatchPrefillWithRaggedKVCacheWrapper()
     for wrapper in (decode, prefill, ragged):
         with pytest.raises(RuntimeError, match="plan"):
             wrapper.forward(q, (pool_k, pool_v)) if wrapper is not ragged else wrapper.forward(q, k, v)

@@ -241,7 +241,7 @@ class RaggedWrapper(Wrapper):
 
 
 def planned(table: Any) -> Any:
-    """A table as plan() was given it: one in host memory may be filled anew before the first run, as there; others are not copied."""
+    """A table as plan() was given it: one in host memory may be filled anew before the first run. Others are not copied there."""
     return table.clone() if isinstance(table, torch.Tensor) and table.device.type == "cpu" else table
 
 

@@ -15,8 +15,8 @@ _FP8 = tuple(getattr(torch, name) for name in _core.SCALED_DTYPES if name.starts
 
 
 def refuse(function: str, given: Mapping[str, Any], hints: Iterable[str], reasons: Mapping[str, str]) -> None:
-    """Keywords a function has no parameter for: hints mean nothing here; None, 0, and a scale or a number of ranks of 1 ask for nothing;
-    the rest is refused."""
+    """Keywords a function has no parameter for: hints mean nothing here; None, 0, and a scale or a number of ranks of 1 ask for
+    nothing; the rest is refused."""
     for name, value in given.items():
         if name in hints:
             continue

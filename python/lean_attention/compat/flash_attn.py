@@ -305,8 +305,8 @@ def _attend(call: _Call, **arguments: Any) -> Any:
     names = dict(seqlens=call.lengths_name, leftpad="cache_leftpad")
     return decode_named(
         names, call.q, call.k, call.v, seqlens=call.seqlens, leftpad=call.leftpad, cu_seqlens_q=call.cu_seqlens_q,
-        max_seqlen_q=None if call.cu_seqlens_q is None else call.max_seqlen_q, block_table=call.table, causal=call.causal, window=call.window, mask=call.mask,
-        layout="bshd", **call.append, **arguments,
+        max_seqlen_q=None if call.cu_seqlens_q is None else call.max_seqlen_q, block_table=call.table, causal=call.causal,
+        window=call.window, mask=call.mask, layout="bshd", **call.append, **arguments,
     )  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def _with_new_tokens(
 
 
 def _scales_of_new(k: torch.Tensor, v: torch.Tensor, scales: Fp8Scales) -> dict[str, Any]:
-    """What new tokens are divided by when they are stored: float8 ones by nothing, as there; others are not in the cache's units."""
+    """What new tokens are divided by when they are stored: float8 ones by nothing; others are not in the cache's units."""
     if scales.k is None or (is_fp8(k) and is_fp8(v)):
         return {}
     if is_fp8(k) or is_fp8(v):
