@@ -286,7 +286,7 @@ TEST(CpuRefusals, SupportsAndWorkspaceSizeReadNoTensorAndNoLength) {
   Problem p = Bench().problem();
   p.q.data = p.k.data = p.v.data = nothing;
   p.o.data = static_cast<std::byte*>(nothing) + 64;
-  p.lse.data = static_cast<float*>(nothing);
+  p.lse.data = static_cast<float*>(nothing) + 64;
   p.kv_lengths = p.kv_left_pad = static_cast<const std::int32_t*>(nothing);
   EXPECT_TRUE(supports(p, {}).ok()) << supports(p, {}).message;
   EXPECT_TRUE(workspace_size(p, {}).status.ok());
