@@ -54,7 +54,8 @@ explain::ScheduleMap map_of(const Problem& problem, const Options& options) {
                              .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
                              .cost_model = tiling.cost_model,
                              .policy = resolved.policy,
-                             .workers = tiling.workers});
+                             .workers = tiling.workers,
+                             .stair = tiling.stair});
 }
 
 reference::Rounding rounding_of(const Problem& problem, const Options& options) {

@@ -312,7 +312,8 @@ LEAN_API lean_status lean_shard_lengths(const int32_t* tokens, int32_t* held, in
                                         const lean_options* options);
 
 /* Writes the schedule of a call as text, zero-terminated, and at most buffer_bytes of it. Returns the bytes needed with the final zero, 0
- * when the call would be refused; format is a lean_schedule_format. Lengths must be readable by the host. */
+ * when the call would be refused; format is a lean_schedule_format. Lengths must be readable by the host. A CUDA call that two launches
+ * serve (lean::explain_schedule) is shown as one. */
 LEAN_API size_t lean_explain_schedule(const lean_problem* problem, const lean_options* options, int32_t format, char* buffer,
                                       size_t buffer_bytes);
 

@@ -18,7 +18,8 @@ std::string explanation_of(const Problem& problem, const Options& options, Sched
                           .shape = schedule::line_shape_of(problem, tiling.config.q_rows, tiling.config.tile_tokens),
                           .cost_model = tiling.cost_model,
                           .policy = options.policy,
-                          .workers = tiling.workers});
+                          .workers = tiling.workers,
+                          .stair = tiling.stair});
   switch (format) {
     case ScheduleFormat::kText: return explain::to_text(map);
     case ScheduleFormat::kJson: return explain::to_json(map);

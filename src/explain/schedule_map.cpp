@@ -3,29 +3,38 @@
 
 #include <algorithm>
 
+#include "explain/stair_walk.hpp"
 #include "explain/words.hpp"
 #include "schedule/work_line.hpp"
 
 namespace lean::explain {
 namespace {
 
-/// The batch's work, read once: other threads may write its lengths meanwhile.
-struct ListedWork {
-  const schedule::SequenceWork* sequences = nullptr;
+void add_segment(WorkerShare& share, const schedule::Segment& segment, const schedule::CostModel& model) {
+  const std::int64_t tiles = segment.tile_end - segment.tile_begin;
+  share.tiles += tiles;
+  share.cost_units += model.segment_units + tiles * segment.output.tile_cost;
+  share.segments.push_back(segment);
+}
 
-  [[nodiscard]] schedule::SequenceWork operator()(std::int64_t sequence) const noexcept { return sequences[sequence]; }
-};
-
-WorkerShare share_of(const schedule::WorkLine<ListedWork>& line, const schedule::Plan& plan, std::int32_t worker) {
-  WorkerShare share;
-  for (schedule::SegmentCursor cursor(line, plan, worker); cursor.next();) {
-    const schedule::Segment& segment = cursor.segment();
-    const std::int64_t tiles = segment.tile_end - segment.tile_begin;
-    share.tiles += tiles;
-    share.cost_units += line.cost_model().segment_units + tiles * segment.output.tile_cost;
-    share.segments.push_back(segment);
+void walk_line(ScheduleMap& map, const schedule::WorkLine<ListedWork>& line, const ExplainInput& input) {
+  map.plan = schedule::make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
+  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) {
+    WorkerShare share;
+    for (schedule::SegmentCursor cursor(line, map.plan, worker); cursor.next();)
+      add_segment(share, cursor.segment(), input.cost_model);
+    map.workers.push_back(share);
   }
-  return share;
+}
+
+void walk_stair(ScheduleMap& map, const ExplainInput& input) {
+  const StairWalk walk({map.sequences.data()}, input.shape, input.cost_model, input.workers);
+  map.plan = walk.plan();
+  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) {
+    WorkerShare share;
+    walk.for_each_segment(worker, [&](const schedule::Segment& segment) { add_segment(share, segment, input.cost_model); });
+    map.workers.push_back(share);
+  }
 }
 
 void summarize(ScheduleMap& map) {
@@ -83,12 +92,15 @@ ScheduleMap build_map(const ExplainInput& input) {
   line.build();
   map.shape = input.shape;
   map.policy = input.policy;
-  map.plan = schedule::make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
+  if (input.stair && fits_stair_walk(line.sums(), input.workers)) {
+    walk_stair(map, input);
+  } else {
+    walk_line(map, line, input);
+  }
   map.workers_asked = input.workers;
   map.outputs = line.sums().outputs;
   map.total_tiles = line.sums().tiles;
   map.slots = slot_count(map.plan, map.outputs);
-  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) map.workers.push_back(share_of(line, map.plan, worker));
   summarize(map);
   return map;
 }

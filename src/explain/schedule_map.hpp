@@ -21,6 +21,7 @@ struct ExplainInput {
   schedule::CostModel cost_model;
   Policy policy;
   std::int32_t workers = 1;  // asked for; the plan may use fewer
+  bool stair = false;        // tile::Tiling::stair
 };
 
 /// What one worker does, in the order in which it does it.

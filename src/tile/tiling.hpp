@@ -13,6 +13,7 @@ struct Tiling {
   TileConfig config{};
   schedule::CostModel cost_model{};
   std::int32_t workers = 1;
+  bool stair = false;  // the line is a stair's whatever the lengths, and dealt out by make_stair_plan() (schedule/level_line.hpp)
 };
 
 }  // namespace lean::tile

@@ -34,6 +34,8 @@ TEST(CudaHost, R20_CallsOfManyRowsWalkIn32BitsWhereTheyFit) {
   const cuda::LaunchPlan short_one = launch_of(chunk(8192));
   EXPECT_TRUE(short_one.flat && short_one.short_line);
   EXPECT_EQ(short_one.stair_step.width.value(), 4);
+  const auto explained = [&](const Problem& problem) { return cuda::plan_call(problem, cuda_options(), device).tiling().stair; };
+  EXPECT_TRUE(explained(chunk(8192)));
   Problem many = chunk(8192);
   many.batch = 33;
   EXPECT_TRUE(launch_of(many).flat && !launch_of(many).short_line);
@@ -45,6 +47,7 @@ TEST(CudaHost, R20_CallsOfManyRowsWalkIn32BitsWhereTheyFit) {
   Problem windowed = chunk(8192);
   windowed.scores.window_left = 300;
   EXPECT_FALSE(launch_of(windowed).flat);
+  EXPECT_FALSE(explained(windowed));
   Options split = cuda_options();
   split.policy = Policy::fixed_split(4);
   EXPECT_FALSE(launch_of(chunk(8192), split).flat);

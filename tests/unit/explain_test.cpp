@@ -83,6 +83,68 @@ TEST(Explain, ThePapersFirstFigure) {
   EXPECT_EQ(flash2.shared_outputs, 0);
 }
 
+/// Sequences of several query tokens each, whose line a GPU's kernels of many rows walk as a stair.
+struct Chunks {
+  std::vector<std::int32_t> lengths = {};
+  std::int32_t q_tokens = 1;
+  std::int32_t kv_heads = 1;
+  std::int32_t q_rows = 128;
+  schedule::CostModel model{.segment_units = 64, .cut_units = 96};
+  std::int32_t right = 0;
+
+  [[nodiscard]] ScheduleMap map(std::int32_t workers, bool stair) const {
+    Problem problem{.batch = static_cast<std::int64_t>(lengths.size()), .q_tokens = q_tokens};
+    problem.kv_lengths = lengths.data();
+    problem.kv_capacity = 1 << 20;
+    return build_map({.lengths = LengthSource(problem),
+                      .shape = {.batch = problem.batch,
+                                .kv_heads = kv_heads,
+                                .group = 4,
+                                .q_rows = q_rows,
+                                .tile_tokens = 128,
+                                .reach = {.right = right}},
+                      .cost_model = model,
+                      .policy = Policy::lean(),
+                      .workers = workers,
+                      .stair = stair});
+  }
+};
+
+TEST(Explain, AStairIsShownAsItIsDealtOut) {
+  const Chunks chunk{.lengths = {8192}, .q_tokens = 1024, .kv_heads = 8};
+  const ScheduleMap map = chunk.map(132, true);
+  EXPECT_EQ(map.busy_workers, 128);
+  EXPECT_EQ(map.shared_outputs, 0) << "each has two whole row blocks, of most tiles and of fewest";
+  EXPECT_EQ(map.segments, 256);
+  ASSERT_EQ(map.workers[0].segments.size(), 2U);
+  EXPECT_EQ(map.workers[0].segments[0].output.row_block, 0);
+  EXPECT_EQ(map.workers[0].segments[1].output.row_block, 31);
+  EXPECT_GT(chunk.map(132, false).shared_outputs, 0);
+}
+
+/// Where nothing is dealt out level, and where 32 bits do not count the line, a stair's segments are those of any line.
+TEST(Explain, AStairThatIsNotLevelIsWalkedAsAnyLine) {
+  Stream random(3);
+  std::int64_t segments = 0;
+  for (std::int32_t round = 0; round < 200; ++round) {
+    Chunks chunks{.q_tokens = static_cast<std::int32_t>(random.between(1, 700)),
+                  .kv_heads = static_cast<std::int32_t>(random.between(1, 4)),
+                  .q_rows = random.chance(50) ? 64 : 128,
+                  .model = {.segment_units = 64}};
+    chunks.right = random.chance(30) ? -1 : static_cast<std::int32_t>(random.between(0, 300));
+    for (std::int64_t b = random.between(1, 9); b > 0; --b)
+      chunks.lengths.push_back(static_cast<std::int32_t>(random.between(0, 3000)));
+    const auto workers = static_cast<std::int32_t>(random.between(1, 200));
+    const std::string as_any_line = to_json(chunks.map(workers, false));
+    ASSERT_EQ(to_json(chunks.map(workers, true)), as_any_line) << "round " << round;
+    segments += chunks.map(workers, true).segments;
+  }
+  EXPECT_GT(segments, 10'000);
+  Chunks costly{
+      .lengths = {1 << 20, 1 << 20}, .q_tokens = 1024, .kv_heads = 8, .model = {.tile_units = 1 << 20, .cut_units = 1 << 20}};
+  EXPECT_EQ(to_json(costly.map(132, true)), to_json(costly.map(132, false)));
+}
+
 TEST(Explain, TheSummaryAddsUp) {
   Stream random(1);
   for (std::int32_t round = 0; round < 200; ++round) {

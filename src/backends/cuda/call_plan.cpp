@@ -300,6 +300,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   if (launch.flat && entry.config.stairs()) {
     launch.stair_step = schedule::short_stair_step_of(launch.line);
     launch.most_outputs = static_cast<std::int32_t>(most_outputs(entry, shape));
+    if (entry.config.latent()) launch.part_tiles = latent_part_tiles(static_cast<std::int32_t>(schedule::row_capacity(shape)));
   }
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch);

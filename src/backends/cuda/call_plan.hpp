@@ -51,6 +51,7 @@ struct LaunchPlan {
   bool flat = false;  // the line is, whatever the lengths, or of many rows a stair, and the kernel walks it as such
   schedule::ShortStairStep stair_step{};  // of a stair
   std::int32_t most_outputs = 0;          // of a stair: more have only lengths that overlap
+  std::int32_t part_tiles = 1;            // of a stair: CostModel's
   bool short_line = false;                // and warps build it
   schedule::EvenLine even{};              // and what is known of it, where it may be even
   schedule::EvenStair even_stair{};
@@ -100,7 +101,10 @@ struct CallPlan {
   [[nodiscard]] tile::Tiling tiling() const noexcept {
     if (plain) return {.config = plain_tile, .cost_model = cost_model(plain_tile), .workers = options.workers};
     const KernelConfig& config = launches[0].kernel->config;
-    return {.config = config.tile(), .cost_model = cost_model(config, device.memory_share), .workers = options.workers};
+    tile::Tiling tiling{.config = config.tile(), .cost_model = cost_model(config, device.memory_share), .workers = options.workers};
+    tiling.cost_model.part_tiles = launches[0].part_tiles;
+    tiling.stair = launches[0].flat && config.stairs();
+    return tiling;
   }
 };
 
