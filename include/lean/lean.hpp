@@ -87,7 +87,7 @@ enum class ScheduleFormat : std::int32_t { kText = 0, kJson = 1, kSvg = 2 };
 
 /// Writes an explanation of the schedule decode() would follow (zero-terminated) into `buffer` and returns the bytes
 /// it needs including the zero; nothing is written past buffer_bytes. Length arrays must be readable by the host.
-/// options.workers sets the worker count to explain, with any value >= 1. Returns 0 when supports() would say no.
+/// options.workers sets the worker count to explain, up to 4096, or 1024 with CUDA. Returns 0 when supports() would say no.
 /// A CUDA call that two launches serve, of sequences of few query tokens and of many by cu_q_tokens, is shown as if the launch for many
 /// served all. The one function of the library that allocates.
 [[nodiscard]] LEAN_API std::size_t explain_schedule(const Problem& problem, const Options& options, ScheduleFormat format,
