@@ -261,7 +261,7 @@ void Call::read_keys() {
   }
   if (paged && problem_.pages.page_count == 0) problem_.kv_capacity = 0;  // whatever a table has columns for
   // Empty arrays have addresses too.
-  if (problem_.kv_capacity == 0 && (!given("max_seqlen_k") || problem_.pages.page_count == 0))
+  if (problem_.kv_capacity == 0 && (integer("max_seqlen_k", 1) > 0 || problem_.pages.page_count == 0))
     problem_.k.data = problem_.v.data = nullptr;
   read_scales();
 }
@@ -292,7 +292,8 @@ void Call::read_pages(const Array& k) {
   if (k.ndim == 4 && problem_.pages.page_tokens == 0)
     raise(PyExc_ValueError, "k: shape %s: pages hold no token", k.shape_text().c_str());
   const std::int64_t most = pages > kMaxInt32 / problem_.pages.page_tokens ? kMaxInt32 : pages * problem_.pages.page_tokens;
-  problem_.kv_capacity = to_int32(integer("max_seqlen_k", most), "max_seqlen_k");
+  const std::int32_t asked = to_int32(integer("max_seqlen_k", most), "max_seqlen_k");
+  problem_.kv_capacity = static_cast<std::int32_t>(std::min<std::int64_t>(asked, most));  // a table may be a rank's part of it
 }
 
 void Call::read_lengths() {

@@ -244,6 +244,19 @@ def test_an_empty_page_table_is_a_table():
         assert (out == 0).all() and (lse == -torch.inf).all()
 
 
+@needs("pages")
+def test_of_max_seqlen_k_a_table_holds_what_it_has_columns_for():
+    torch = pytest.importorskip("torch")
+    q, pool = torch.ones(2, 6, 40), torch.ones(6, 4, 2, 40)
+    table = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    for columns in (table, table[:, :2], table[:, :0]):  # the rows of a view are not the whole table's
+        room = 4 * columns.shape[1]
+        out = decode(q, pool, pool, block_table=columns, seqlens=[room, 0], max_seqlen_k=512, layout="bshd")
+        assert (out[0] == (1 if room else 0)).all() and (out[1] == 0).all()
+        with pytest.raises(ValueError, match=rf"seqlens\[0\] = {room + 1}: allowed 0 to {room} "):
+            decode(q, pool, pool, block_table=columns, seqlens=[room + 1, 0], max_seqlen_k=512, layout="bshd")
+
+
 @needs("pages", "window")
 def test_page_ids_that_no_query_reaches_may_be_anything():
     q, k, v = arrays(q_tokens=2)
