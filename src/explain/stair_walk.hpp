@@ -30,7 +30,7 @@ struct AnyStairShape : schedule::LineShape {
   explicit AnyStairShape(const schedule::LineShape& shape) noexcept
       : LineShape(shape), step(schedule::short_stair_step_of(shape)) {}
 
-  [[nodiscard]] schedule::BasicTileStair<std::int32_t, Divisor> stair_of(const schedule::SequenceWork& work) const noexcept {
+  [[nodiscard]] schedule::BasicSteepStair<std::int32_t, Divisor> stair_of(const schedule::SequenceWork& work) const noexcept {
     const std::int64_t highest = max_of<std::int64_t>(1, ceil_div(work.kv_tokens, tile_tokens));
     std::int64_t offset = highest * step.width.value();
     if (reach.right >= 0) {
@@ -39,10 +39,8 @@ struct AnyStairShape : schedule::LineShape {
       const std::int64_t rise_rows = q_rows >> step.rise_log2;
       offset = min_of(offset, rows >= 0 ? rows / rise_rows : -ceil_div(-rows, rise_rows));  // rounded down, below 0 too
     }
-    return {.offset = static_cast<std::int32_t>(offset),
-            .width = step.width,
-            .highest = static_cast<std::int32_t>(highest),
-            .rise_log2 = step.rise_log2};
+    return {{.offset = static_cast<std::int32_t>(offset), .width = step.width, .highest = static_cast<std::int32_t>(highest)},
+            step.rise_log2};
   }
 };
 

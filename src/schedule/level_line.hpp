@@ -135,7 +135,7 @@ LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> least_deal(const BasicSta
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicStairPlan<TUnits> make_stair_plan(const BasicStairSums<TUnits>& sums, const CostModel& model,
                                                                        std::int32_t tile_tokens, std::int32_t grid) noexcept {
-  const bool far = sums.key_tiles > model.far_tiles && sums.tiles >= 2 * sums.key_tiles;
+  const bool far = sums.key_tiles > model.far_tiles && sums.tiles >= 2 * sums.key_tiles && sums.outputs > 0;
   const TUnits equal = quotient(sums.cost, TUnits{grid});
   const TUnits most = equal + model.cut_units + (far ? equal >> kFarWorthLog2 : 0);
   BasicLevelDeal<TUnits> deal;

@@ -31,6 +31,47 @@ struct TileSpan {
   std::int32_t count = 1;
 };
 
+/// The tiles of a sequence's full row blocks where each sees as far to the right as a causal limit lets its last row, and all of
+/// what lies before: a stair, of which every sum is known without a walk. Block i has (i + offset) / width tiles, at least 1 and at
+/// most `highest`: no more than one more than the block before. In 64 bits, or in 32 with a width whose reciprocal is known (StairShape).
+template <typename TInt, typename TWidth>
+struct BasicTileStair {
+  TInt offset = 0;
+  TWidth width{};  // blocks of a step
+  TInt highest = 1;
+
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(TInt block) const noexcept {
+    const TInt steps = quotient(max_of(TInt{0}, block + offset), width);
+    return static_cast<std::int32_t>(max_of(TInt{1}, min_of(steps, highest)));
+  }
+  /// The first block with so many tiles, if there were no end of blocks.
+  [[nodiscard]] LEAN_HD constexpr TInt first_with(TInt tiles) const noexcept {
+    return max_of(TInt{0}, tiles * value_of(width) - offset);
+  }
+  /// Tiles of the first `blocks` together.
+  [[nodiscard]] LEAN_HD constexpr TInt tiles_before(TInt blocks) const noexcept {
+    const TInt rises = min_of(first_with(1), blocks);
+    const TInt flat = min_of(first_with(highest), blocks);
+    const TInt between = flat > rises ? below(flat + offset) - below(rises + offset) : 0;
+    return rises + between + (blocks - max_of(rises, flat)) * highest;
+  }
+  /// The fewest tiles of a block that may be cut, of blocks that have from `fewest` to `most`: of one tile none is, if any has more.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t fewest_cut(std::int32_t fewest, std::int32_t most) const noexcept {
+    return max_of(fewest, min_of(2, most));
+  }
+
+ protected:
+  [[nodiscard]] LEAN_HD static constexpr TInt value_of(TInt of_width) noexcept { return of_width; }
+  [[nodiscard]] LEAN_HD static constexpr TInt value_of(const Divisor& of_width) noexcept { return of_width.value(); }
+
+ private:
+  /// Of all j < x, j / width together.
+  [[nodiscard]] LEAN_HD constexpr TInt below(TInt x) const noexcept {
+    const TInt steps = quotient(x, width);
+    return (steps * (steps - 1) >> 1) * value_of(width) + steps * (x - steps * value_of(width));
+  }
+};
+
 /// The sum of (step * i + offset) / width over all i < count, numbers that are not negative: whole steps are summed at once, and what is
 /// left of them is the same sum with step and width changing places, as in Euclid's algorithm.
 template <typename TInt>
@@ -53,53 +94,36 @@ template <typename TInt>
   return sum;
 }
 
-/// The tiles of a sequence's full row blocks where each sees as far to the right as a causal limit lets its last row, and all of
-/// what lies before: a stair, of which every sum is known without a walk. Block i has ((i << rise_log2) + offset) / width tiles, at least
-/// 1 and at most `highest`. In 64 bits, or in 32 with a width whose reciprocal is known (StairShape).
+/// Such a stair of any slope: block i has ((i << rise_log2) + offset) / width tiles.
 template <typename TInt, typename TWidth>
-struct BasicTileStair {
-  TInt offset = 0;
-  TWidth width{};  // blocks of 1 << rise_log2 steps
-  TInt highest = 1;
+struct BasicSteepStair : BasicTileStair<TInt, TWidth> {
+  using Base = BasicTileStair<TInt, TWidth>;
+  using Base::highest;
+  using Base::offset;
+  using Base::width;
   std::int32_t rise_log2 = 0;
 
-  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(TInt block) const noexcept {
-    const TInt steps = quotient(max_of(TInt{0}, (block << rise_log2) + offset), width);
-    return static_cast<std::int32_t>(max_of(TInt{1}, min_of(steps, highest)));
-  }
-  /// The first block with so many tiles, if there were no end of blocks.
+  [[nodiscard]] LEAN_HD constexpr std::int32_t tiles(TInt block) const noexcept { return Base::tiles(block << rise_log2); }
   [[nodiscard]] LEAN_HD constexpr TInt first_with(TInt tiles) const noexcept {
     const TInt rise = TInt{1} << rise_log2;
-    return max_of(TInt{0}, (tiles * value_of(width) - offset + rise - 1) >> rise_log2);
+    return max_of(TInt{0}, (tiles * Base::value_of(width) - offset + rise - 1) >> rise_log2);
   }
-  /// Tiles of the first block that has two or more, of a stair that has one.
-  [[nodiscard]] LEAN_HD constexpr std::int32_t fewest_from_two() const noexcept {
-    return rise_log2 == 0 ? 2 : tiles(first_with(2));
-  }
-  /// Tiles of the first `blocks` together.
   [[nodiscard]] LEAN_HD constexpr TInt tiles_before(TInt blocks) const noexcept {
+    if (rise_log2 == 0) return Base::tiles_before(blocks);
     const TInt rises = min_of(first_with(1), blocks);
     const TInt flat = min_of(first_with(highest), blocks);
-    return rises + (flat > rises ? between(rises, flat) : 0) + (blocks - max_of(rises, flat)) * highest;
+    const TInt between =
+        sum_of_quotients(flat - rises, TInt{1} << rise_log2, (rises << rise_log2) + offset, TInt{Base::value_of(width)});
+    return rises + between + (blocks - max_of(rises, flat)) * highest;
   }
-
- private:
-  /// Tiles of the blocks [first, end), of a tile or more each.
-  [[nodiscard]] LEAN_HD constexpr TInt between(TInt first, TInt end) const noexcept {
-    if (rise_log2 == 0) return below(end + offset) - below(first + offset);
-    return sum_of_quotients(end - first, TInt{1} << rise_log2, (first << rise_log2) + offset, TInt{value_of(width)});
+  [[nodiscard]] LEAN_HD constexpr std::int32_t fewest_cut(std::int32_t fewest, std::int32_t most) const noexcept {
+    return rise_log2 > 0 && fewest < 2 && most > 2 ? tiles(first_with(2)) : Base::fewest_cut(fewest, most);
   }
-  /// Of all j < x, j / width together.
-  [[nodiscard]] LEAN_HD constexpr TInt below(TInt x) const noexcept {
-    const TInt steps = quotient(x, width);
-    return (steps * (steps - 1) >> 1) * value_of(width) + steps * (x - steps * value_of(width));
-  }
-  [[nodiscard]] LEAN_HD static constexpr TInt value_of(TInt of_width) noexcept { return of_width; }
-  [[nodiscard]] LEAN_HD static constexpr TInt value_of(const Divisor& of_width) noexcept { return of_width.value(); }
 };
 
 /// width 0: the blocks are no such stair.
 using TileStair = BasicTileStair<std::int64_t, std::int64_t>;
+using SteepStair = BasicSteepStair<std::int64_t, std::int64_t>;
 
 /// How a stair rises: by 1 << rise_log2 tiles in `width` row blocks, numbers without a common divisor. With E what a block's last row
 /// sees, it has ceil(E / tile_tokens) tiles, and E grows by q_rows / group from block to block: nested divisions are one, by
@@ -157,15 +181,26 @@ struct LineShape {
     return {.first = first, .count = max_of<std::int32_t>(1, past_last - first)};
   }
 
-  /// The stair of a sequence's full row blocks, if they are one.
+  /// The stair of a sequence's full row blocks, if they are one that is not steep.
   [[nodiscard]] LEAN_HD constexpr TileStair stair_of(const SequenceWork& work) const noexcept {
+    const std::int64_t step = std::int64_t{group} * tile_tokens;
+    const std::int64_t width = quotient(step, std::int64_t{q_rows});
     const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
-    if (reach.left >= 0 || reach.right < 0 || (q_rows & (q_rows - 1)) != 0 || first_end < 0) return {};
+    if (reach.left >= 0 || reach.right < 0 || width * q_rows != step || first_end < 0) return {};
+    return {.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows}),
+            .width = width,
+            .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))};
+  }
+
+  /// The same, however steep it is.
+  [[nodiscard]] LEAN_HD constexpr SteepStair steep_stair_of(const SequenceWork& work) const noexcept {
+    const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
+    if (reach.left >= 0 || reach.right < 0 || first_end < 0) return {};
     const StairStep step = stair_step_of(std::int64_t{group} * tile_tokens, q_rows);
-    return {.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows >> step.rise_log2}),
-            .width = step.width,
-            .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens})),
-            .rise_log2 = step.rise_log2};
+    return {{.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows >> step.rise_log2}),
+             .width = step.width,
+             .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))},
+            step.rise_log2};
   }
 
   /// True when every row block of a sequence has the same number of tiles.

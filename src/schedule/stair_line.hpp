@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "base/hd.hpp"
@@ -38,7 +39,9 @@ struct StairShape {
   static constexpr bool kOneBlock = false;
   static constexpr bool kStair = true;
   static constexpr std::int32_t q_rows = kRows;
-  using Stair = BasicTileStair<std::int32_t, Divisor>;
+  /// Where rows divide tiles, a block has a tile more than the one before at most, whatever the heads.
+  static constexpr bool kSteep = kTileTokens % kRows != 0;
+  using Stair = std::conditional_t<kSteep, BasicSteepStair<std::int32_t, Divisor>, BasicTileStair<std::int32_t, Divisor>>;
 
   std::int64_t batch = 0;
   std::int32_t kv_heads = 0;
@@ -64,11 +67,18 @@ struct StairShape {
   [[nodiscard]] LEAN_HD constexpr Stair stair_of(const SequenceWork& work) const noexcept {
     const std::int32_t highest = max_of(1, quotient(work.kv_tokens + kTileTokens - 1, kTileTokens));
     const std::int32_t everything = highest * step.width.value();
-    if (reach_right < 0) return {.offset = everything, .width = step.width, .highest = highest, .rise_log2 = step.rise_log2};
-    const std::int32_t first_end = work.kv_tokens - work.q_tokens + reach_right + kTileTokens;
-    static_assert((kRows & (kRows - 1)) == 0);
-    const std::int32_t offset = (first_end * group + kRows - 1) >> (kRowsLog2 - step.rise_log2);  // rounded down, below 0 too
-    return {.offset = min_of(offset, everything), .width = step.width, .highest = highest, .rise_log2 = step.rise_log2};
+    std::int32_t offset = everything;
+    if (reach_right >= 0) {
+      const std::int32_t first_end = work.kv_tokens - work.q_tokens + reach_right + kTileTokens;
+      static_assert((kRows & (kRows - 1)) == 0);
+      offset = (first_end * group + kRows - 1) >> (kRowsLog2 - (kSteep ? step.rise_log2 : 0));  // rounded down, below 0 too
+      offset = min_of(offset, everything);
+    }
+    if constexpr (kSteep) {
+      return {{.offset = offset, .width = step.width, .highest = highest}, step.rise_log2};
+    } else {
+      return {.offset = offset, .width = step.width, .highest = highest};
+    }
   }
 
  private:

@@ -232,7 +232,7 @@ class LineRules {
     const std::int32_t most = stair.tiles(blocks - 1);
     const auto tiles = static_cast<TUnits>(stair.tiles_before(blocks));
     // The fewer tiles an output has, the more of its fixed charge each takes; one of a single tile is not cut.
-    const std::int32_t cut = fewest >= 2 || most < 2 ? fewest : stair.fewest_from_two();
+    const std::int32_t cut = stair.fewest_cut(fewest, most);
     const BasicLineSums<TUnits> sums{.cost = stair_cost(blocks, tiles),
                                      .tiles = tiles,
                                      .outputs = blocks,

@@ -539,7 +539,7 @@ TEST(ScheduleStair, WhatIsNoStairIsNotTaken) {
 /// 128 rows see 42 2/3 tokens more: 8 tiles in 3 blocks.
 TEST(ScheduleStair, RisesByAnyNumberOfTilesInAnyNumberOfBlocks) {
   const LineShape shape = wide_shape(8, 3, 16);
-  const TileStair stair = shape.stair_of({.q_tokens = 4096, .kv_tokens = 4096});
+  const SteepStair stair = shape.steep_stair_of({.q_tokens = 4096, .kv_tokens = 4096});
   EXPECT_EQ(stair.width, 3);
   EXPECT_EQ(stair.rise_log2, 3);
   std::int64_t before = 0;

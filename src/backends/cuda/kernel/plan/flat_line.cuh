@@ -38,8 +38,9 @@ template <KernelConfig kConfig>
   if constexpr (kConfig.stairs()) {
     schedule::CostModel model = cost_model(kConfig);
     if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
-    const bool fits = sums.outputs <= call.plan.most_outputs;
-    return schedule::make_stair_plan(fits ? sums : FlatSums<kConfig>{}, model, kConfig.tile_tokens, grid);
+    FlatSums<kConfig> counted = sums;
+    if (counted.outputs > call.plan.most_outputs) counted.outputs = 0;  // of a line without outputs nothing else is looked at
+    return schedule::make_stair_plan(counted, model, kConfig.tile_tokens, grid);
   } else {
     const bool chunks = kConfig.chunks_only();
     const Policy policy = chunks ? Policy::fixed_chunk(call.plan.policy.chunk_tokens) : Policy::lean();
