@@ -575,7 +575,9 @@ def chunks(name: str = CHUNKS) -> list:
     for line in lines(name):
         if line.get("us"):
             new, of = re.match(r"prefill (\w+) of (\w+) ", line["row"]).groups()
+            narrow = re.search(r" d\d+/(\d+) ", line["row"])
             layout = f", pages of {line['row'].rsplit('/', 1)[1]}" if line["row"].rsplit("/", 1)[1].isdigit() else ""
+            layout = f", values of {narrow[1]}" if narrow else layout
             row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "void": suite_data.void_mark(line), "heads": heads_text(line) + layout, "us": {}})
             kind = kinds[line["impl"].rsplit("/", 1)[-1]]  # there are two ways to call FlashAttention-3: the faster counts
             row["us"][kind] = min(line["us"], row["us"].get(kind, line["us"]))
@@ -587,9 +589,10 @@ def chunks_over_fa3(name: str = CHUNKS) -> list:
     return [(row, row["us"]["lean"] / row["us"]["FlashAttention-3"]) for row in chunks(name) if "FlashAttention-3" in row["us"]]
 
 
-def chunks_of_dims(*dims: int, name: str = CHUNKS) -> list:
-    """Ours over FlashAttention-3, of rows of these head dimensions."""
-    return [ratio for row, ratio in chunks_over_fa3(name) if int(re.search(r" of (\d+)", row["heads"])[1]) in dims]
+def chunks_of_dims(*dims: int, name: str = CHUNKS, narrow: bool = False) -> list:
+    """Ours over FlashAttention-3, of rows of these head dimensions; `narrow`: those whose values have fewer."""
+    return [ratio for row, ratio in chunks_over_fa3(name)
+            if int(re.search(r" of (\d+)", row["heads"])[1]) in dims and ("values of" in row["heads"]) == narrow]
 
 
 def chunks_of_long_contexts() -> list:
@@ -850,6 +853,12 @@ NUMBERS = {
     "CPU_ATTN's steps on Zen 4": lambda: span_of(suite_data.steps_on_a_cpu(lines(ZEN_ENGINE)), ".1f"),
     "chunks over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks most over FlashAttention-3": lambda: f"{max(chunks_of_dims(64, 96, 128)):.2f}",
+    "chunks of any dims over FlashAttention-3": lambda: f"{mean([ratio for _, ratio in chunks_over_fa3()]):.2f}",
+    "chunks of any dims over FlashAttention-3, most": lambda: f"{max(ratio for _, ratio in chunks_over_fa3()):.2f}",
+    "chunks of 256 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(256)):.2f}",
+    "chunks of 256 dims over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(256)):.2f}",
+    "chunks of few values over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(192, narrow=True)):.2f}",
+    "chunks of few values over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(192, narrow=True)):.2f}",
     "chunks of 192 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(192)):.2f}",
     "chunks of 192 dims over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(192)):.2f}",
     "chunks above 1.25 of FlashAttention-3": lambda: f"{sum(ratio > 1.25 for _, ratio in chunks_over_fa3())}",

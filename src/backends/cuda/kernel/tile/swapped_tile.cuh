@@ -64,6 +64,7 @@ class SwappedTile : ProductLane {
       nearest = min(nearest, limit_[i]);
       farthest = max(farthest, first_[i]);
       max_[i] = softmax::kNegInf;
+      weigh_by(i);
       sum_[i] = 0.0F;
       if constexpr (kConfig.scaled()) scale_[i] = call_.tile.log2_scale * k_scale_of(call_.problem, record.kv_head);
     }
@@ -281,8 +282,8 @@ class SwappedTile : ProductLane {
     for (int i = 0; i < 4 * kColumns; ++i) {
       const int own = row_index(i);
       const float scale = scales ? scale_of(own) : 1.0F;
-      outgrows = outgrows || !(score(i) * scale <= fused_limit(max_[own]));
-      weights[i / 4][i % 4] = ptx::exp2_approx(fmaf(score(i), scale, -fused_shift(max_[own])));
+      outgrows = outgrows || !(score(i) * scale <= most_[own]);
+      weights[i / 4][i % 4] = ptx::exp2_approx(fmaf(score(i), scale, -shift_[own]));
     }
 #pragma unroll
     for (int column = 0; column < kColumns; column += 2) {
@@ -296,6 +297,12 @@ class SwappedTile : ProductLane {
     }
     ptx::fence_before_copies();  // products read by the async proxy
     return outgrows;
+  }
+
+  /// What a row's weights are made by, worked out when its maximum changes: it is nearly never.
+  __device__ __forceinline__ void weigh_by(int own) {
+    shift_[own] = fused_shift(max_[own]);
+    most_[own] = fused_limit(max_[own]);
   }
 
   /// Has rows with a score that is too large refer to their largest, over the lanes and warps of a row, and their sums and O with them: a
@@ -326,6 +333,7 @@ class SwappedTile : ProductLane {
           block[own / 2][own % 2] *= factor;
           block[own / 2][own % 2 + 2] *= factor;
         }
+        weigh_by(own);
       }
       if (!settles(max_[own])) continue;
 #pragma unroll
@@ -346,6 +354,8 @@ class SwappedTile : ProductLane {
   std::int32_t first_limit_;      // the smallest of all the block's rows
   std::int32_t last_first_;       // the largest
   float max_[kOwnRows];           // what weights refer to, log2 domain
+  float shift_[kOwnRows];         // fused_shift() of that,
+  float most_[kOwnRows];          // and fused_limit()
   float sum_[kOwnRows];
   float scale_[kConfig.scaled() ? kOwnRows : 1];  // products times this are scores in the log2 domain
   float s_[kColumns][4];
