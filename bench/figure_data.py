@@ -850,8 +850,6 @@ NUMBERS = {
     "prompts on a CPU over CPU_ATTN": lambda: span_of(suite_data.prompts_on_a_cpu(lines(CPU_ENGINE)), ".1f"),
     "CPU_ATTN's prompts on Zen 4": lambda: span_of([1 / ratio for ratio in suite_data.prompts_on_a_cpu(lines(ZEN_ENGINE))], ".1f"),
     "CPU_ATTN's steps on Zen 4": lambda: span_of(suite_data.steps_on_a_cpu(lines(ZEN_ENGINE)), ".1f"),
-    "chunks over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128)):.2f}",
-    "chunks most over FlashAttention-3": lambda: f"{max(chunks_of_dims(64, 96, 128)):.2f}",
     "chunks of any dims over FlashAttention-3": lambda: f"{mean([ratio for _, ratio in chunks_over_fa3()]):.2f}",
     "chunks of any dims over FlashAttention-3, most": lambda: f"{max(ratio for _, ratio in chunks_over_fa3()):.2f}",
     "chunks of 256 dims over FlashAttention-3, least": lambda: f"{min(chunks_of_dims(256)):.2f}",
