@@ -125,7 +125,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         logits_soft_cap: Optional[float] = None, sm_scale: Optional[float] = None, rope_scale: Optional[float] = None,
         rope_theta: Optional[float] = None, return_lse: bool = False,
     ) -> Any:  # fmt: skip
-        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there.
+
+        Args:
+            q, paged_kv_cache: as of run().
+            k_scale, v_scale: numbers, or for a float8 cache tensors of one number or ``[Hkv]``.
+            causal: query i of n_q sees keys up to n_kv - n_q + i.
+            pos_encoding_mode, rope_scale, rope_theta, window_left, logits_soft_cap, sm_scale: as of plan().
+            use_fp16_qk_reduction: changes no result here; ignored.
+            return_lse: return (out, lse) instead of out.
+        """
         self._plan_of_forward(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
@@ -230,7 +239,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedWrapper):
         sm_scale: Optional[float] = None, rope_scale: Optional[float] = None, rope_theta: Optional[float] = None,
         return_lse: bool = False,
     ) -> Any:  # fmt: skip
-        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there.
+
+        Args:
+            q, k, v: as of run().
+            causal: query i of n_q sees keys up to n_kv - n_q + i.
+            pos_encoding_mode, rope_scale, rope_theta, window_left, logits_soft_cap, sm_scale: as of plan().
+            use_fp16_qk_reduction: changes no result here; ignored.
+            return_lse: return (out, lse) instead of out.
+        """
         self._plan_of_forward(causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, k, v, return_lse=return_lse)
 

@@ -170,7 +170,14 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         sm_scale: Optional[float] = None, rope_scale: Optional[float] = None, rope_theta: Optional[float] = None,
         return_lse: bool = False,
     ) -> Any:  # fmt: skip
-        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there."""
+        """run() with other rules than plan()'s, which they replace, defaults too. Deprecated there.
+
+        Args:
+            q, paged_kv_cache: as of run().
+            q_scale, k_scale, v_scale: numbers, or for a float8 cache tensors of one number or ``[Hkv]``.
+            pos_encoding_mode, rope_scale, rope_theta, window_left, logits_soft_cap, sm_scale: as of plan().
+            return_lse: return (out, lse) instead of out.
+        """
         self._plan_of_forward(None, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
