@@ -10,31 +10,32 @@
 namespace lean::explain {
 namespace {
 
-void add_segment(WorkerShare& share, const schedule::Segment& segment, const schedule::CostModel& model) {
-  const std::int64_t tiles = segment.tile_end - segment.tile_begin;
-  share.tiles += tiles;
-  share.cost_units += model.segment_units + tiles * segment.output.tile_cost;
-  share.segments.push_back(segment);
+/// `walk`: called with each worker of the plan and what takes its segments.
+template <typename TWalk>
+void add_shares(ScheduleMap& map, const schedule::CostModel& model, const TWalk& walk) {
+  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) {
+    WorkerShare share;
+    walk(worker, [&](const schedule::Segment& segment) {
+      const std::int64_t tiles = segment.tile_end - segment.tile_begin;
+      share.tiles += tiles;
+      share.cost_units += model.segment_units + tiles * segment.output.tile_cost;
+      share.segments.push_back(segment);
+    });
+    map.workers.push_back(share);
+  }
 }
 
 void walk_line(ScheduleMap& map, const schedule::WorkLine<ListedWork>& line, const ExplainInput& input) {
   map.plan = schedule::make_plan(line.sums(), input.policy, input.cost_model, input.shape.tile_tokens, input.workers);
-  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) {
-    WorkerShare share;
-    for (schedule::SegmentCursor cursor(line, map.plan, worker); cursor.next();)
-      add_segment(share, cursor.segment(), input.cost_model);
-    map.workers.push_back(share);
-  }
+  add_shares(map, input.cost_model, [&](std::int32_t worker, const auto& take) {
+    for (schedule::SegmentCursor cursor(line, map.plan, worker); cursor.next();) take(cursor.segment());
+  });
 }
 
 void walk_stair(ScheduleMap& map, const ExplainInput& input) {
   const StairWalk walk({map.sequences.data()}, input.shape, input.cost_model, input.workers);
   map.plan = walk.plan();
-  for (std::int32_t worker = 0; worker < map.plan.workers; ++worker) {
-    WorkerShare share;
-    walk.for_each_segment(worker, [&](const schedule::Segment& segment) { add_segment(share, segment, input.cost_model); });
-    map.workers.push_back(share);
-  }
+  add_shares(map, input.cost_model, [&](std::int32_t worker, const auto& take) { walk.for_each_segment(worker, take); });
 }
 
 void summarize(ScheduleMap& map) {
