@@ -31,16 +31,11 @@ struct AnyStairShape : schedule::LineShape {
       : LineShape(shape), step(schedule::short_stair_step_of(shape)) {}
 
   [[nodiscard]] schedule::BasicSteepStair<std::int32_t, Divisor> stair_of(const schedule::SequenceWork& work) const noexcept {
-    const std::int64_t highest = max_of<std::int64_t>(1, ceil_div(work.kv_tokens, tile_tokens));
-    std::int64_t offset = highest * step.width.value();
-    if (reach.right >= 0) {
-      const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
-      const std::int64_t rows = first_end * group + q_rows - 1;
-      const std::int64_t rise_rows = q_rows >> step.rise_log2;
-      offset = min_of(offset, rows >= 0 ? rows / rise_rows : -ceil_div(-rows, rise_rows));  // rounded down, below 0 too
-    }
-    return {{.offset = static_cast<std::int32_t>(offset), .width = step.width, .highest = static_cast<std::int32_t>(highest)},
-            step.rise_log2};
+    const schedule::SteepStair stair = steep_stair_of(work);
+    return {{.offset = static_cast<std::int32_t>(stair.offset),
+             .width = step.width,
+             .highest = static_cast<std::int32_t>(stair.highest)},
+            stair.rise_log2};
   }
 };
 

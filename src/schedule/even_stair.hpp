@@ -48,12 +48,7 @@ LEAN_HD [[nodiscard]] constexpr bool is_even(const EvenStair& line, const TStair
                        .parts = Divisor(workers / static_cast<std::int32_t>(outputs)),
                        .blocks = Divisor(static_cast<std::int32_t>(blocks)),
                        .kv_heads = Divisor(shape.kv_heads)};
-  SteepStair stair = shape.steep_stair_of(work);
-  if (stair.width == 0) {  // all rows see all keys
-    const std::int64_t tiles = max_of<std::int64_t>(1, ceil_div(work.kv_tokens, shape.tile_tokens));
-    stair = {{.offset = tiles, .width = 1, .highest = tiles}};
-  }
-  return is_even(line, stair, model) ? line : EvenStair{};
+  return is_even(line, shape.steep_stair_of(work), model) ? line : EvenStair{};
 }
 
 /// Finds a worker's one segment, and who shares its output; of a worker beyond the last one of no tiles. False: the line is not dealt out

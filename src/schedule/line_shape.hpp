@@ -2,6 +2,7 @@
 // The line itself (LeanAttention, "Decomposition and Mapping"): sequence -> kv head -> row block -> tile.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "base/hd.hpp"
@@ -192,15 +193,18 @@ struct LineShape {
             .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))};
   }
 
-  /// The same, however steep it is.
-  [[nodiscard]] LEAN_HD constexpr SteepStair steep_stair_of(const SequenceWork& work) const noexcept {
-    const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
-    if (reach.left >= 0 || reach.right < 0 || first_end < 0) return {};
+  /// The same, however steep it is, and of all rows that see all keys too: the first block has the most tiles already then. Without a
+  /// limit to the left; q_rows is a power of two.
+  [[nodiscard]] constexpr SteepStair steep_stair_of(const SequenceWork& work) const noexcept {
     const StairStep step = stair_step_of(std::int64_t{group} * tile_tokens, q_rows);
-    return {{.offset = quotient(first_end * group + q_rows - 1, std::int64_t{q_rows >> step.rise_log2}),
-             .width = step.width,
-             .highest = max_of(1, quotient(std::int64_t{work.kv_tokens} + tile_tokens - 1, std::int64_t{tile_tokens}))},
-            step.rise_log2};
+    const std::int64_t highest = max_of<std::int64_t>(1, ceil_div(work.kv_tokens, tile_tokens));
+    std::int64_t offset = highest * step.width;
+    if (reach.right >= 0) {
+      const std::int64_t first_end = std::int64_t{work.kv_tokens} - work.q_tokens + reach.right + tile_tokens;
+      offset = min_of(offset,
+                      (first_end * group + q_rows - 1) >> std::countr_zero(static_cast<std::uint32_t>(q_rows >> step.rise_log2)));
+    }
+    return {{.offset = offset, .width = step.width, .highest = highest}, step.rise_log2};
   }
 
   /// True when every row block of a sequence has the same number of tiles.

@@ -63,7 +63,7 @@ struct StairShape {
     return {.first = 0, .count = stair_of(work).tiles(row_block)};
   }
 
-  /// LineShape::stair_of() has the formula. Where all rows see all keys the first block has the most tiles already.
+  /// LineShape::steep_stair_of() has the formula. Where all rows see all keys the first block has the most tiles already.
   [[nodiscard]] LEAN_HD constexpr Stair stair_of(const SequenceWork& work) const noexcept {
     const std::int32_t highest = max_of(1, quotient(work.kv_tokens + kTileTokens - 1, kTileTokens));
     const std::int32_t everything = highest * step.width.value();
