@@ -10,6 +10,7 @@
 
 #include "fixup/workspace.hpp"
 #include "gpu/device_run.hpp"
+#include "gpu/test_kernels.hpp"
 #include "support/tables.hpp"
 
 namespace lean::gpu {
@@ -181,6 +182,45 @@ TEST(Lengths, R24_QueriesOfManySequencesAtOnceLeaveCountersAtZero) {
   state.copy_to(left.data());
   const auto counters = left.begin() + fixup::kStateHeaderBytes;
   EXPECT_EQ(std::count(counters, left.end(), std::byte{0}), left.end() - counters);
+}
+
+/// The same where a thread's own sequences cost more than 32 bits hold, so that their sums are below 0 and none of them holds the
+/// line's beginning: the worker that looks for it looks at no sequence that there is not, whatever its shared memory held before.
+TEST(Lengths, R24_QueriesOfManySequencesOfAThreadLeadToNoOther) {
+  constexpr std::int32_t kSequences = 4 * 289;  // four for each of 384 threads that has any, two of them with all queries
+  constexpr std::int32_t kQueries = 262144;     // 8,192 row blocks
+  constexpr std::int32_t kKeys = 10240 * 128;   // of 10,240 tiles each: 1.34 of 2.15 G cost units a sequence
+  const DeviceBuffer row(std::size_t{4} * 64 * 2);
+  const DeviceBuffer out(std::size_t{kQueries} * 4 * 64 * 2);
+  const DeviceBuffer cumulative((kSequences + 1) * sizeof(std::int32_t));
+  const DeviceBuffer lengths(kSequences * sizeof(std::int32_t));
+  std::vector<std::int32_t> starts(kSequences + 1);
+  for (std::size_t i = 0; i < starts.size(); ++i) starts[i] = i % 2 == 0 ? 0 : kQueries;
+  cumulative.copy_from(starts.data());
+  lengths.copy_from(std::vector<std::int32_t>(kSequences, kKeys).data());
+  row.fill(std::byte{0});
+  Problem problem;
+  problem.batch = kSequences, problem.q_heads = 4, problem.kv_heads = 1, problem.head_dim = 64;
+  problem.q_tokens = kQueries, problem.total_q_tokens = kQueries, problem.kv_capacity = kKeys;
+  problem.q = {.data = row.data(), .dtype = DType::kBFloat16, .strides = {.sequence = 0, .head = 64, .token = 0, .dim = 1}};
+  problem.k =
+      problem.v = {.data = row.data(), .dtype = DType::kBFloat16, .strides = {.sequence = 0, .head = 64, .token = 0, .dim = 1}};
+  problem.o = {.data = out.data(), .dtype = DType::kBFloat16, .strides = {.sequence = 0, .head = 64, .token = 4 * 64, .dim = 1}};
+  problem.cu_q_tokens = cumulative.as<std::int32_t>();
+  problem.kv_lengths = lengths.as<std::int32_t>();
+  const Stream stream;
+  Options options = options_of({});
+  options.workers = 0;
+  options.stream = stream.get();
+  const WorkspaceSize size = workspace_size(problem, options);
+  demand(size.status);
+  const DeviceBuffer state(size.state_bytes);
+  const DeviceBuffer scratch(size.scratch_bytes);
+  state.fill(std::byte{0});
+  const Workspace workspace{state.data(), size.state_bytes, scratch.data(), size.scratch_bytes};
+  fill_shared(stream, std::byte{0x7F});
+  demand(decode(problem, options, workspace));
+  EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
 }
 
 }  // namespace

@@ -70,6 +70,16 @@ __global__ void convert_fp8_kernel(std::uint32_t* halves, Fp8Conversion conversi
   }
 }
 
+__global__ void fill_shared_kernel(std::uint32_t word, std::uint64_t delay) {
+  extern __shared__ std::uint32_t words[];
+  std::uint32_t bytes = 0;
+  asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  for (std::uint32_t i = threadIdx.x; i < bytes / sizeof(word); i += blockDim.x)
+    static_cast<volatile std::uint32_t*>(words)[i] = word;
+  const std::uint64_t end = nanoseconds() + delay;  // until every multiprocessor has a CTA
+  while (nanoseconds() < end) __nanosleep(200);
+}
+
 __global__ void trap_kernel() { __trap(); }
 
 std::uint64_t nanoseconds_of(std::chrono::nanoseconds time) { return static_cast<std::uint64_t>(time.count()); }
@@ -115,6 +125,14 @@ std::uint64_t count_other_words(const DeviceBuffer& memory, std::uint32_t patter
 void convert_fp8_pairs(std::uint32_t* halves, Fp8Conversion conversion, bool upper) {
   convert_fp8_kernel<<<256, 256>>>(halves, conversion, upper);
   demand(cudaGetLastError(), "convert_fp8_pairs");
+}
+
+void fill_shared(const Stream& stream, std::byte value) {
+  const std::int32_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  demand(cudaFuncSetAttribute(fill_shared_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  fill_shared_kernel<<<static_cast<unsigned>(multiprocessors()), 256, static_cast<std::size_t>(shared), stream.get()>>>(
+      0x01010101U * static_cast<std::uint32_t>(value), nanoseconds_of(std::chrono::microseconds(100)));
+  demand(cudaGetLastError(), "fill_shared");
 }
 
 void trap(const Stream& stream) {

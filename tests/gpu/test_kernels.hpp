@@ -38,6 +38,9 @@ enum class Fp8Conversion : std::int32_t { kE5M2, kE4M3, kE4M3ByProduct };
 /// The backend's conversion of all pairs of fp8, [65536] words of two fp16, the pair in the lower or the upper half of a word.
 void convert_fp8_pairs(std::uint32_t* halves, Fp8Conversion conversion, bool upper);
 
+/// Leaves the shared memory of all multiprocessors full of `value`: what the next kernel finds where it has written nothing.
+void fill_shared(const Stream& stream, std::byte value);
+
 /// A kernel that ends the context: every later call gives an error.
 void trap(const Stream& stream);
 

@@ -218,6 +218,9 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   const std::uint32_t lane = threadIdx.x % kWarpThreads;
   const std::uint32_t strip_sequences = (static_cast<std::uint32_t>(shared.call.shape.batch) + kThreads - 1) / kThreads;
   const std::int64_t first = std::int64_t{threadIdx.x} * strip_sequences;
+  // Where no strip below holds the beginning of the worker's share, the first sequence is as good as any: there is no share, all
+  // sequences are another launch's, or so many have the same queries that a strip's costs leave 32 bits (flat_plan()).
+  if (threadIdx.x == 0) built.line.start = {};
   const auto [own, clamped] = sum_sequences(rules, first, first + strip_sequences);
   std::int32_t begin = ptx::warp_sum_before(own.cost);
   const std::int32_t outputs_before = kConfig.stairs() ? ptx::warp_sum_before(own.outputs) : 0;
@@ -245,8 +248,6 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
   if (threadIdx.x == 0) {
     built.line.plan = plan;
     built.line.share = share;
-    // No share, and no sequence that holds its beginning: nobody above has said where to start. All sequences may be another launch's.
-    if (sums.outputs == 0 || static_cast<std::int32_t>(blockIdx.x) >= plan.workers) built.line.start = {};
   }
   if (clamped) rules.lengths().report();  // ahead of the barrier: who is done with the call looks (sticky.cuh)
   __syncthreads();
