@@ -145,6 +145,28 @@ TEST(Conformance, R26_ASequenceWithoutAPageInThePoolIsEmpty) {
   EXPECT_EQ(built.lse({0, 1, 0}), built.problem().scores.sinks[1]);
 }
 
+/// Keys that are all 0 may have a scale of 0, under which the score of a token that is not there must not become 0 x (-inf). On a GPU
+/// by tiles of few and of more rows, whose pages come as runs, in boxes or by threads, and by any call's.
+TEST(Conformance, R26_PagesOutsideThePoolAreSkippedUnderAScaleOfZero) {
+  for (const std::int32_t group : {1, 9, 24}) {
+    for (const std::int32_t page_tokens : {8, 16, 128}) {
+      for (const bool pads : {false, true}) {
+        Case c{.dtype = DType::kFloat16, .q_heads = 2 * group, .kv_heads = 2, .head_dim = 64, .lens = {211, 613}};
+        ask_for_fp8(c, KvType::kE4M3, KvScales::kHead);
+        ask_for_pages(c, page_tokens);
+        if (pads) c.pad = {3, 0};
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        if (!served(built, options_of(c, executor))) continue;
+        const_cast<float*>(built.problem().k_scales)[1] = 0.0F;
+        built.page_ids(1)[256 / page_tokens] = -1;
+        built.remember();
+        EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
+      }
+    }
+  }
+}
+
 void expect_the_page_to_be_named(const Case& c) {
   const TestExecutor executor(c.executor);
   const Options options = options_of(c, executor);

@@ -88,14 +88,14 @@ class WarpTile {
       }
     }
     const std::int32_t stage_end = tile_token + tile_tokens;
-    if constexpr (kConfig.step()) {  // else a rule
-      if (asked().pages() && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end, scale);
-    }
     const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * in_quad();
     const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
+    if constexpr (kConfig.step()) {  // else a rule
+      if (asked().pages() && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
+    }
     if (masked) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
@@ -287,9 +287,9 @@ class WarpTile {
     }
   }
 
-  /// Scores, yet to be scaled, of tokens before `end` whose page lies outside the pool: these count as not there.
-  __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, std::int32_t tile_token, std::int32_t end,
-                                                     const float (&scale)[2]) {
+  /// Scaled scores of tokens before `end` whose page lies outside the pool: these count as not there. Scaled, since -inf is no number
+  /// under a scale of 0, which fp8 keys may have.
+  __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, std::int32_t tile_token, std::int32_t end) {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
 #pragma unroll
@@ -297,8 +297,7 @@ class WarpTile {
       if (j % 4 >= 2) continue;  // a token is that of two scores
       const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * in_quad() + token_of(j);
       if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
-      score(j) = copysignf(softmax::kNegInf, -scale[0]);
-      score(j + 2) = copysignf(softmax::kNegInf, -scale[1]);
+      score(j) = score(j + 2) = softmax::kNegInf;
     }
   }
 

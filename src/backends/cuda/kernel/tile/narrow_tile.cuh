@@ -74,12 +74,12 @@ class NarrowTile {
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
     const std::int32_t stage_end = tile_token + tile_tokens;
-    if (is_paged(call_.problem.pages) && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
     const std::int32_t own = tile_token + warp_ * kMmaTokens + lane_ / 4;
     const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
     const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= score_scale(j % 2);
+    if (is_paged(call_.problem.pages) && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
     if (masked) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
@@ -255,7 +255,8 @@ class NarrowTile {
     }
   }
 
-  /// Scores, yet to be scaled, of tokens before `end` whose page lies outside the pool: these count as not there.
+  /// Scaled scores of tokens before `end` whose page lies outside the pool: these count as not there. Scaled, since -inf is no number
+  /// under a scale of 0, which fp8 keys may have.
   __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, std::int32_t tile_token, std::int32_t end) {
     const PagedKv& pages = call_.problem.pages;
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
@@ -263,8 +264,7 @@ class NarrowTile {
     for (int j = 0; j < kScores; j += 2) {
       const std::int32_t key = tile_token + warp_ * kMmaTokens + lane_ / 4 + token_of(j);
       if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
-#pragma unroll
-      for (int query = 0; query < 2; ++query) score(j + query) = copysignf(softmax::kNegInf, -score_scale(query));
+      score(j) = score(j + 1) = softmax::kNegInf;
     }
   }
 
