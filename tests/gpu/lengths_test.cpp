@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -221,6 +222,60 @@ TEST(Lengths, R24_QueriesOfManySequencesOfAThreadLeadToNoOther) {
   fill_shared(stream, std::byte{0x7F});
   demand(decode(problem, options, workspace));
   EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
+}
+
+/// Heads of one kv head, and query tokens, of one sequence.
+struct LongestShape {
+  std::int32_t head_dim;
+  std::int32_t q_heads;
+  std::int32_t q_tokens;
+};
+
+/// A sequence of nearly 2^31 tokens, all of which lie in one place; a window shows a query the last 201. Where the kernel writes nothing
+/// its shared memory holds NaN. The output's bits.
+std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_t tokens) {
+  constexpr std::uint16_t kOne = 0x3C00;
+  constexpr std::int32_t kPages[] = {0, 0};
+  const std::size_t elements = std::size_t{1} * shape.q_tokens * shape.q_heads * shape.head_dim;
+  const DeviceBuffer row(static_cast<std::size_t>(shape.head_dim) * sizeof(kOne));
+  const DeviceBuffer queries(elements * sizeof(kOne));
+  const DeviceBuffer out(elements * sizeof(kOne));
+  const DeviceBuffer table(sizeof(kPages));
+  const DeviceBuffer length(sizeof(tokens));
+  row.copy_from(std::vector<std::uint16_t>(static_cast<std::size_t>(shape.head_dim), kOne).data());
+  queries.copy_from(std::vector<std::uint16_t>(elements, kOne).data());
+  table.copy_from(kPages);
+  length.copy_from(&tokens);
+  const std::int64_t dims = shape.head_dim;
+  Problem p{.batch = 1, .q_heads = shape.q_heads, .kv_heads = 1, .head_dim = shape.head_dim};
+  p.q_tokens = shape.q_tokens, p.kv_capacity = INT_MAX;
+  const Strides packed{.sequence = static_cast<std::int64_t>(elements), .head = dims, .token = shape.q_heads * dims, .dim = 1};
+  p.q = {.data = queries.data(), .dtype = DType::kFloat16, .strides = packed};
+  p.k = p.v = {.data = row.data(), .dtype = DType::kFloat16, .strides = {.sequence = dims, .head = dims, .token = 0, .dim = 1}};
+  p.o = {.data = out.data(), .dtype = DType::kFloat16, .strides = packed};
+  p.kv_lengths = length.as<std::int32_t>();
+  p.scores.causal = true, p.scores.window_left = 200;
+  p.pages = {.page_tokens = 1 << 30, .page_count = 1, .block_table = table.as<std::int32_t>(), .block_table_stride = 2};
+  const Stream stream;
+  Options options = options_of({});
+  options.workers = 0;
+  options.stream = stream.get();
+  const WorkspaceSize size = workspace_size(p, options);
+  demand(size.status);
+  const DeviceBuffer state(size.state_bytes);
+  const DeviceBuffer scratch(size.scratch_bytes);
+  state.fill(std::byte{0});
+  fill_shared(stream, std::byte{0xFF});
+  demand(decode(p, options, {state.data(), size.state_bytes, scratch.data(), size.scratch_bytes}));
+  stream.wait();
+  std::vector<std::uint16_t> bits(elements);
+  out.copy_to(bits.data());
+  return bits;
+}
+
+/// The next row that a lane would send for lies behind all that 31 bits count.
+TEST(Lengths, R19_TheFirstReadOfTheLongestSequenceEnds) {
+  for (const std::int32_t q_heads : {1, 16}) EXPECT_FALSE(attend_longest({64, q_heads, 1}, INT_MAX).empty());
 }
 
 }  // namespace

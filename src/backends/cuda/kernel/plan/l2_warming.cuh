@@ -41,7 +41,8 @@ __device__ __forceinline__ void prefetch_rows(const DeviceCall& call, const Head
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
   const PagedKv& pages = call.problem.pages;
 #pragma unroll 1
-  for (std::int32_t token = tokens.begin + lane(); token < tokens.end; token += kWarpThreads) {
+  for (std::int32_t i = lane(); i < tokens.end - tokens.begin; i += kWarpThreads) {
+    const std::int32_t token = tokens.begin + i;
     std::int32_t id = 0;
     std::int32_t row = token;
     if (ids != nullptr) {
