@@ -231,8 +231,8 @@ struct LongestShape {
   std::int32_t q_tokens;
 };
 
-/// A sequence of nearly 2^31 tokens, all of which lie in one place; a window shows a query the last 201. Where the kernel writes nothing
-/// its shared memory holds NaN. The output's bits.
+/// A sequence of nearly 2^31 tokens, all of which lie in one place; a window shows a query the last 201. Where the kernel writes
+/// nothing its shared memory holds NaN. The output's bits, all of them 1.
 std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_t tokens) {
   constexpr std::uint16_t kOne = 0x3C00;
   constexpr std::int32_t kPages[] = {0, 0};
@@ -276,6 +276,18 @@ std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_
 /// The next row that a lane would send for lies behind all that 31 bits count.
 TEST(Lengths, R19_TheFirstReadOfTheLongestSequenceEnds) {
   for (const std::int32_t q_heads : {1, 16}) EXPECT_FALSE(attend_longest({64, q_heads, 1}, INT_MAX).empty());
+}
+
+/// The last tile's places lie behind all that 31 bits count: what a stage holds there counts as not there, in tiles of few rows, of
+/// more, of any call's, under rules, and of warpgroup products.
+TEST(Lengths, R19_TheLastTileOfTheLongestSequenceEndsWhereTheSequenceDoes) {
+  for (const LongestShape& shape : {LongestShape{64, 1, 1}, {64, 16, 1}, {128, 4, 1}, {64, 1, 3}, {64, 2, 64}}) {
+    for (const std::int32_t tokens : {INT_MAX, INT_MAX - 1, INT_MAX - 40, INT_MAX - 100}) {
+      const std::vector<std::uint16_t> bits = attend_longest(shape, tokens);
+      EXPECT_EQ(std::count(bits.begin(), bits.end(), 0x3C00), bits.end() - bits.begin())
+          << shape.head_dim << " dims, " << shape.q_heads << " heads, " << shape.q_tokens << " queries, " << tokens << " tokens";
+    }
+  }
 }
 
 }  // namespace

@@ -88,9 +88,12 @@ class WarpTile {
       }
     }
     const std::int32_t stage_end = tile_token + tile_tokens;
-    const std::int32_t own = tile_token + token_warp_ * kMmaTokens + 2 * in_quad();
-    const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
-    const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
+    // In 32 bits: 31 need not count the tile's last places, behind the last token.
+    const std::uint32_t own = own_token(tile_token);
+    const auto first_limit = static_cast<std::uint32_t>(min(lane_rows_.first_limit, stage_end));
+    const bool masked = static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens > first_limit;  // of the whole warp
+    const std::uint32_t limit[2] = {static_cast<std::uint32_t>(min(lane_rows_.limit[0], stage_end)),
+                                    static_cast<std::uint32_t>(min(lane_rows_.limit[1], stage_end))};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
     if constexpr (kConfig.step()) {  // else a rule
@@ -295,8 +298,9 @@ class WarpTile {
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       if (j % 4 >= 2) continue;  // a token is that of two scores
-      const std::int32_t key = tile_token + token_warp_ * kMmaTokens + 2 * in_quad() + token_of(j);
-      if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
+      const std::uint32_t key = own_token(tile_token) + token_of(j);
+      if (key >= static_cast<std::uint32_t>(end)) continue;
+      if (in_pool(pages, ids[page_of(call_, static_cast<std::int32_t>(key))])) continue;
       score(j) = score(j + 2) = softmax::kNegInf;
     }
   }
@@ -340,6 +344,10 @@ class WarpTile {
 
   /// The lane's scores of a tile: of each half of a run, two tokens of row_of(0), then the same two of row_of(1).
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return scores_[j / 8][j / 4 % 2][j % 4]; }
+  /// The lane's first token of a tile.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t own_token(std::int32_t tile_token) const {
+    return static_cast<std::uint32_t>(tile_token) + static_cast<std::uint32_t>(token_warp_ * kMmaTokens + 2 * in_quad());
+  }
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / 8 * run_tokens() + j / 4 % 2 * 8 + j % 2; }
 

@@ -74,9 +74,12 @@ class NarrowTile {
   __device__ void update_softmax(CtaMemory<kConfig>& memory, const SegmentRecord& record, std::int32_t tile_token,
                                  std::int32_t tile_tokens) {
     const std::int32_t stage_end = tile_token + tile_tokens;
-    const std::int32_t own = tile_token + warp_ * kMmaTokens + lane_ / 4;
-    const bool masked = tile_token + kConfig.tile_tokens > min(lane_rows_.first_limit, stage_end);  // of the whole warp
-    const std::int32_t limit[2] = {min(lane_rows_.limit[0], stage_end), min(lane_rows_.limit[1], stage_end)};
+    // In 32 bits: 31 need not count the tile's last places, behind the last token.
+    const std::uint32_t own = own_token(tile_token);
+    const auto first_limit = static_cast<std::uint32_t>(min(lane_rows_.first_limit, stage_end));
+    const bool masked = static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens > first_limit;  // of the whole warp
+    const std::uint32_t limit[2] = {static_cast<std::uint32_t>(min(lane_rows_.limit[0], stage_end)),
+                                    static_cast<std::uint32_t>(min(lane_rows_.limit[1], stage_end))};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= score_scale(j % 2);
     if (is_paged(call_.problem.pages) && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
@@ -239,6 +242,10 @@ class NarrowTile {
 
   /// The lane's scores of a tile: of each run, a token's of its two queries, then the token's 8 further.
   [[nodiscard]] __device__ __forceinline__ float& score(int j) { return scores_[j / kRunScores][j % kRunScores]; }
+  /// The lane's first token of a tile.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t own_token(std::int32_t tile_token) const {
+    return static_cast<std::uint32_t>(tile_token) + static_cast<std::uint32_t>(warp_ * kMmaTokens + lane_ / 4);
+  }
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / kRunScores * run_tokens() + j % kRunScores / 2 * 8; }
 
@@ -262,8 +269,9 @@ class NarrowTile {
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
 #pragma unroll
     for (int j = 0; j < kScores; j += 2) {
-      const std::int32_t key = tile_token + warp_ * kMmaTokens + lane_ / 4 + token_of(j);
-      if (key >= end || in_pool(pages, ids[page_of(call_, key)])) continue;
+      const std::uint32_t key = own_token(tile_token) + token_of(j);
+      if (key >= static_cast<std::uint32_t>(end)) continue;
+      if (in_pool(pages, ids[page_of(call_, static_cast<std::int32_t>(key))])) continue;
       score(j) = score(j + 1) = softmax::kNegInf;
     }
   }

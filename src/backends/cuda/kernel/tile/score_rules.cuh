@@ -19,7 +19,7 @@ namespace lean::cuda {
 [[nodiscard]] __device__ __forceinline__ bool tile_has_rules(const DeviceCall& call, const SegmentRecord& record,
                                                              std::int32_t tile_token, std::int32_t tile_tokens) {
   if (call.tile.score_rules) return true;
-  return call.problem.scores.tree_mask != nullptr && tile_token + tile_tokens > first_draft(record.lengths);
+  return call.problem.scores.tree_mask != nullptr && tile_token > first_draft(record.lengths) - tile_tokens;
 }
 
 /// Element of an additive mask.

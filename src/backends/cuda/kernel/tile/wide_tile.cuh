@@ -420,7 +420,9 @@ class WideTile : ProductLane {
   /// Which of two scales a lane's row has: one register serves where both have the same.
   [[nodiscard]] static constexpr int of_row(int half) { return kConfig.scaled() ? half : 0; }
   [[nodiscard]] __device__ __forceinline__ bool has_unseen(StagedTile tile) const {
-    return (tile.token + kConfig.tile_tokens > min(lane_rows_.first_limit, tile.end())) | (tile.token < last_first_);
+    // In 32 bits: 31 need not count the tile's last places, behind the last token.
+    const std::uint32_t end = static_cast<std::uint32_t>(tile.token) + kConfig.tile_tokens;
+    return (end > static_cast<std::uint32_t>(min(lane_rows_.first_limit, tile.end()))) | (tile.token < last_first_);
   }
   /// A rehearsed segment has no rows, and no page ids.
   [[nodiscard]] __device__ __forceinline__ bool has_lacking_pages(const CtaShared<kConfig>& shared,
@@ -486,8 +488,10 @@ class WideTile : ProductLane {
 #pragma unroll
     for (int j = 0; j < 4 * kScoreColumns; ++j) {
       if (j % 4 >= 2) continue;  // a token is that of two scores
-      const std::int32_t key = tile.token + first_token() + 2 * in_quad() + token_of(j);
-      if (key >= tile.end() || in_pool(pages, ids[page_of(call_, key)])) continue;
+      const std::uint32_t key =
+          static_cast<std::uint32_t>(tile.token) + static_cast<std::uint32_t>(first_token() + 2 * in_quad() + token_of(j));
+      if (key >= static_cast<std::uint32_t>(tile.end())) continue;
+      if (in_pool(pages, ids[page_of(call_, static_cast<std::int32_t>(key))])) continue;
       score(j) = score(j + 2) = softmax::kNegInf;
     }
   }
