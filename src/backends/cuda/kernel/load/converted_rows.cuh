@@ -96,9 +96,9 @@ class ConvertedRows {
   __device__ __forceinline__ void look_up(std::int32_t token) {
     if (!is_paged(call_.problem.pages)) return;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const std::int32_t at = token + row_ + i * kRowsAtOnce;
-      if (at < end_) page_[i] = ids_[page_of(call_, at)];
+    for (int i = 0; i < kRows; ++i) {  // in 32 bits: 31 need not count what lies behind the last token
+      const std::uint32_t at = static_cast<std::uint32_t>(token) + static_cast<std::uint32_t>(row_ + i * kRowsAtOnce);
+      if (at < static_cast<std::uint32_t>(end_)) page_[i] = ids_[page_of(call_, static_cast<std::int32_t>(at))];
     }
   }
 
