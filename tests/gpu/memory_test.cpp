@@ -2,6 +2,8 @@
 // Sanitized are small, and run again under compute-sanitizer.
 #include <gtest/gtest.h>
 
+#include <climits>
+#include <cstddef>
 #include <cstdlib>
 
 #include "api/backends.hpp"
@@ -249,6 +251,40 @@ TEST(Memory, R19_InputsBeyondTwoToTheThirtyOneElements) {
     EXPECT_EQ(call.bits(stream.get()), bits);
     EXPECT_TRUE(call.clean());
   }
+}
+
+/// Of 2^31 - 1 queries the last 16 bring new tokens; the next that a thread of the append would take 31 bits do not count.
+TEST(Memory, R19_TheAppendOfAsManyQueriesAsThereMayBeEnds) {
+  constexpr std::size_t kBytes = std::size_t{4} << 30;  // an element of each query
+  if (!has_free(kBytes + (std::size_t{1} << 30))) GTEST_SKIP() << "needs 5 GiB of device memory";
+  constexpr std::int32_t kTokens = 16;
+  constexpr std::uint16_t kOne = 0x3C00;
+  const DeviceBuffer one(sizeof(kOne));
+  const DeviceBuffer o(kBytes);
+  const DeviceBuffer cache(2 * kTokens * sizeof(kOne));
+  const DeviceBuffer length(sizeof(kTokens));
+  one.copy_from(&kOne);
+  cache.fill(std::byte{0});
+  length.copy_from(&kTokens);
+  Problem p{.batch = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1};
+  p.q_tokens = INT_MAX, p.kv_capacity = kTokens;
+  p.q = {.data = one.data(), .dtype = DType::kFloat16, .strides = {.sequence = 1, .head = 1, .token = 0, .dim = 1}};
+  p.k = {.data = cache.data(), .dtype = DType::kFloat16, .strides = {.sequence = kTokens, .head = kTokens, .token = 1, .dim = 1}};
+  p.v = {.data = cache.as<std::uint16_t>() + kTokens, .dtype = DType::kFloat16, .strides = p.k.strides};
+  p.o = {.data = o.data(), .dtype = DType::kFloat16, .strides = {.sequence = INT_MAX, .head = INT_MAX, .token = 1, .dim = 1}};
+  p.append.k = p.append.v = p.q;
+  p.kv_lengths = length.as<std::int32_t>();
+  const Stream stream;
+  Options options = options_of({}, stream.get());
+  options.workers = 0;
+  const WorkspaceSize size = workspace_size(p, options);
+  demand(size.status);
+  const DeviceBuffer state(size.state_bytes);
+  const DeviceBuffer scratch(size.scratch_bytes);
+  state.fill(std::byte{0});
+  demand(decode(p, options, {state.data(), size.state_bytes, scratch.data(), size.scratch_bytes}));
+  stream.wait();
+  EXPECT_EQ(count_other_words(cache, 0x3C003C00U), 0U);
 }
 
 /// Every word of the memory the outputs lie in is looked at: rows are where they must be, all else is as it was.

@@ -250,9 +250,9 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
     const std::int32_t new_row = row - rows.queries;
     const bool keys = new_row < rows.kv_heads;
     const std::int32_t head = new_row < 0 ? row : new_row - (keys ? 0 : rows.kv_heads);
-    for (auto query = static_cast<std::int32_t>(blockIdx.y); query < lengths.q_tokens;
-         query += static_cast<std::int32_t>(gridDim.y)) {
-      const Place at{.head = {sequence, head}, .token = static_cast<std::int32_t>(query_position(lengths, query))};
+    for (std::int64_t query = blockIdx.y; query < lengths.q_tokens; query += gridDim.y) {  // 31 bits hold every query, not one more
+      const Place at{.head = {sequence, head},
+                     .token = static_cast<std::int32_t>(query_position(lengths, static_cast<std::int32_t>(query)))};
       if (new_row >= 0 && at.token < first_new) continue;
       const RowCopy copy = new_row < 0 ? copy_of_query(problem, lengths, at) : copy_of_new_row(problem, lengths, at, keys);
       if (copy.to == nullptr || dim >= copy.dims) continue;
