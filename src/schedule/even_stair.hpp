@@ -42,7 +42,8 @@ LEAN_HD [[nodiscard]] constexpr bool is_even(const EvenStair& line, const TStair
                                                 const CostModel& model) noexcept {
   const std::int64_t blocks = shape.row_blocks(work);
   const std::int64_t outputs = shape.batch * shape.kv_heads * blocks;
-  if (outputs < 1 || outputs > workers || model.cut_units == 0 || model.part_tiles != 1 || model.row_units != 0) return {};
+  if (outputs < 1 || outputs > workers || model.cut_units == 0 || model.row_units != 0) return {};
+  if (model.part_tiles > 1 && workers / outputs > kOneLevelParts) return {};  // parts may be fewer
   const EvenStair line{.outputs = static_cast<std::int32_t>(outputs),
                        .workers = workers,
                        .parts = Divisor(workers / static_cast<std::int32_t>(outputs)),

@@ -234,6 +234,29 @@ TEST(Conformance, LatentOnAnyNumberOfWorkers) {
   }
 }
 
+/// Sequences of as many keys each, which every worker knows its part of without a walk, up to 128 of them; and the same but for one of a
+/// warp's lanes, or of those that its lanes look at later, where it has to walk.
+TEST(Conformance, LatentSequencesThatAreAlike) {
+  for (const int batch : full_or_reduced(std::vector{3, 33, 128}, {3})) {
+    for (const std::int32_t heads : {16, 32, 64, 66}) {
+      const int outputs = batch * (heads > 64 ? 2 : 1);
+      for (const int other : {-1, batch / 2, batch - 1}) {
+        for (const int workers : {outputs, 2 * outputs + 2}) {
+          Case c = latent_case(DType::kBFloat16, heads, 1);
+          c.lens.assign(static_cast<std::size_t>(batch), 140);
+          if (other >= 0) c.lens[static_cast<std::size_t>(other)] = 60;
+          c.workers = workers;
+          EXPECT_TRUE(run_and_check(c)) << batch << ", " << heads << ", " << other << ", " << workers;
+          if (batch > 33 || heads == 66) continue;
+          c.kv_type = KvType::kE4M3;
+          c.kv_scales = KvScales::kHead;
+          EXPECT_TRUE(run_and_check(c)) << "fp8, " << batch << ", " << heads << ", " << other << ", " << workers;
+        }
+      }
+    }
+  }
+}
+
 Case turns_case(DType dtype) {
   Case c = latent_case(dtype, 66, 2);
   c.lens = {300, 131, 64, 0, 17, 577};
@@ -258,6 +281,22 @@ TEST(Conformance, LatentTilesInTurns) {
       c.workers = workers;
       c.causal = true;
       EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << workers;
+    }
+  }
+}
+
+/// The same of sequences that are alike, in one part and in two.
+TEST(Conformance, LatentTilesInTurnsOfSequencesThatAreAlike) {
+  for (const int batch : full_or_reduced(std::vector{3, 33}, {3})) {
+    for (const int parts : {1, 2}) {
+      for (const int other : {-1, batch - 1}) {
+        Case c = turns_case(DType::kBFloat16);
+        c.n_q = {1};
+        c.lens.assign(static_cast<std::size_t>(batch), 1700 * parts);
+        if (other >= 0) c.lens[static_cast<std::size_t>(other)] = 1000;
+        c.workers = 2 * batch * parts + parts - 1;
+        EXPECT_TRUE(run_and_check(c)) << batch << ", " << parts << ", " << other;
+      }
     }
   }
 }

@@ -274,6 +274,7 @@ TEST(ScheduleStair, AnEvenStairHasTheSegmentsOfTheWalk) {
     Case c;
     c.model = wide_model();
     if (random.chance(50)) c.model.far_tiles = random.chance(50) ? 0 : 10'000;
+    if (random.chance(50)) c.model.part_tiles = static_cast<std::int32_t>(random.between(2, 6));
     const auto kv_tokens = static_cast<std::int32_t>(random.chance(5) ? random.between(0, 9) : random.between(10, 1200));
     const auto q_tokens = static_cast<std::int32_t>(random.between(1, random.chance(50) ? 60 : 300));
     c.works.assign(static_cast<std::size_t>(random.between(1, 4)), {q_tokens, kv_tokens});

@@ -277,15 +277,18 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
                                 const LaunchPlan& launch) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  return schedule::even_line_of(launch.outputs, launch.workers, cost_model(entry.config), kEvenShareTiles);
+  if (entry.config.latent() && shape.batch > kWarpThreads) return {};  // all threads build what is not even sooner than a warp's lanes
+  const std::int32_t share_tiles = entry.config.latent() ? kEvenLatentShareTiles : kEvenShareTiles;
+  return schedule::even_line_of(launch.outputs, launch.workers, cost_model(entry.config), share_tiles);
 }
 
-/// The same of a stair. Latent outputs have fewer parts the fewer keys there are.
-schedule::EvenStair even_stair_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan,
-                                  const schedule::LineShape& line) noexcept {
-  if (!entry.config.wide() || entry.config.latent() || has_cumulative_lengths(shape)) return {};
+/// The same of a stair.
+schedule::EvenStair even_stair_of(const KernelEntry& entry, const Problem& shape, const LaunchPlan& launch) noexcept {
+  if (!entry.config.wide() || has_cumulative_lengths(shape)) return {};
   const schedule::SequenceWork work{.q_tokens = shape.q_tokens, .kv_tokens = shape.kv_capacity};
-  return schedule::even_stair_of(line, work, plan.options.workers, cost_model(entry.config));
+  schedule::CostModel model = cost_model(entry.config);
+  model.part_tiles = launch.part_tiles;
+  return schedule::even_stair_of(launch.line, work, launch.workers, model);
 }
 
 void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
@@ -304,8 +307,8 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
   }
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
   if (few) launch.even = even_line_of(entry, shape, plan, launch);
+  if (few) launch.even_stair = even_stair_of(entry, shape, launch);
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
-  if (launch.short_line) launch.even_stair = even_stair_of(entry, shape, plan, launch.line);
 }
 
 fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {

@@ -84,7 +84,7 @@ struct KernelConfig {
   /// Looks whether a short line without cumulative lengths is even (schedule/even_line.hpp). Others with many rows or tensor copies
   /// would spill for it.
   [[nodiscard]] constexpr bool looks_for_even_lines() const noexcept {
-    return step() && !chunks_only() && (copies_runs() || narrow());
+    return step() && !chunks_only() && (copies_runs() || narrow() || latent());
   }
   /// Bytes of a row of K or V in a stage, where it begins at a multiple of kPieceBytes; products of warpgroups read whole columns.
   [[nodiscard]] constexpr std::int32_t stage_row_bytes(std::int32_t dims) const noexcept {

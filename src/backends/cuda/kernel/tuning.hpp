@@ -56,6 +56,9 @@ inline constexpr std::int32_t kLongShareTiles = 6;
 /// for. Longer calls gain nothing by it: 8 x 8k took 0.3 % more, fp8 3 % (h200-even-line.jsonl).
 inline constexpr std::int32_t kEvenShareTiles = 12;
 
+/// The same of latent calls: any.
+inline constexpr std::int32_t kEvenLatentShareTiles = 1 << 20;
+
 /// Cycles of a multiprocessor's clock, 0.53 us at 1.87 GHz. The workers of an even line all ask for their first keys at once, and
 /// for values no sooner than so many cycles after: asked for together they would come together, and keys are needed first. with
 /// 800, 1,000, 1,600 and 2,400 1 x 1k took 7.50, 7.13, 7.27 and 7.92 us, P1 11.7, 11.5, 11.6 and 12.2 (h200-even-line.jsonl).

@@ -53,6 +53,8 @@ class WideConsumer {
   __device__ __forceinline__ void run() {
     CtaShared<kConfig>& shared = memory_.shared;
     rehearses_ = ptx::opaque(1);  // else the compiler might make a copy of the loop for it
+    // The one segment of a short call is known before a rehearsal would be over.
+    if (kConfig.swaps_ab() && call_.plan.even.outputs > 0 && call_.shape.batch == 1) begin_in_earnest();
     for (PipelineState records(kRecords);;) {
       wait(shared.record_full[records.index], records.phase);
       const SegmentRecord& record = rehearses_ != 0 ? shared.wide.rehearsed : shared.records[records.index];

@@ -89,26 +89,58 @@ template <KernelConfig kConfig>
   return warp == 0 ? LineStage::kLengths : warp == 1 ? LineStage::kNone : warp == 2 ? LineStage::kSums : LineStage::kPlan;
 }
 
-/// Finds the segment of an even stair, by the warp that walks. Code of its own, in which nothing is jumped over on the way to the first
-/// copy, and which finds out no more than an even line needs. False: the line is no such.
+/// Whether the line is an even stair; if so the warp that walks has left its segment. By a warp, all of which find the same. Code of its
+/// own, in which nothing is jumped over on the way to the first copy, and which finds out no more than an even line needs.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool begin_even_walk(const DeviceCall& call, CtaWalk& walk) {
   const FlatRules<kConfig, false> rules = flat_rules_of<kConfig, false>(call);
   const auto lane = static_cast<std::int32_t>(threadIdx.x) % kWarpThreads;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
   Sequence lengths = rules.lengths().unreported(min(lane, batch - 1));
-  if (lengths.clamped) rules.lengths().report();
   const schedule::SequenceWork work = schedule::work_of(lengths);
-  if (batch > 1 && !all_alike(work.kv_tokens, true)) return false;
+  bool clamped = lengths.clamped;
+  bool alike = true;
+#pragma unroll 1
+  for (std::int32_t sequence = lane + kWarpThreads; sequence < batch; sequence += kWarpThreads) {
+    const Sequence further = rules.lengths().unreported(sequence);
+    clamped = clamped || further.clamped;
+    alike = alike && schedule::work_of(further).kv_tokens == work.kv_tokens;
+  }
+  const bool walks = threadIdx.x == kConfig.consumer_threads();
+  if (clamped && threadIdx.x / kWarpThreads == kConfig.consumer_warps) rules.lengths().report();
   schedule::BasicSegment<std::int32_t> segment;
-  if (!schedule::find_even_segment(call.plan.even_stair, rules, work, static_cast<std::int32_t>(blockIdx.x), segment)) return false;
-  if (batch > 1) lengths = lengths_of_lane<false>(lengths, min(static_cast<std::int32_t>(segment.output.sequence), batch - 1));
-  if (lane == 0) {
+  if ((batch > 1 && !all_alike(work.kv_tokens, alike)) ||
+      !schedule::find_even_segment(call.plan.even_stair, rules, work, static_cast<std::int32_t>(blockIdx.x), segment)) {
+    if (walks) walk.even = false;
+    return false;
+  }
+  const std::int32_t sequence = min(static_cast<std::int32_t>(segment.output.sequence), batch - 1);
+  if (batch > kWarpThreads) {
+    lengths = rules.lengths().unreported(sequence);
+  } else if (batch > 1) {
+    lengths = lengths_of_lane<false>(lengths, sequence);
+  }
+  if (walks) {
     walk.even = true;
     walk.walk.lengths = lengths;
     walk.walk.segment = segment;
   }
   return true;
+}
+
+/// Builds the line of a worker of many rows, unless it is short, or even: who walks finds the segment of an even one, and where the line is
+/// not short everybody finds out that it is.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void build_wide_line(const DeviceCall& call) {
+  const bool in_walking_warp = threadIdx.x / kWarpThreads == kConfig.consumer_warps;
+  bool even = false;
+  if (call.plan.even_stair.outputs > 0 && (in_walking_warp || !call.plan.short_line)) {
+    even = begin_even_walk<kConfig>(call, cta_memory<kConfig>().shared.wide.walks[0]);
+  }
+  if (call.plan.short_line) return;
+  __syncthreads();
+  if (even) return;
+  Asked<kConfig>(call).flat() ? build_flat_line<kConfig>() : build_general_line<kConfig>();
 }
 
 /// Called by the producers' warps, before the thread that walks makes use of a cursor.
@@ -124,7 +156,11 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
     }
   };
   const bool may_be_even = call.plan.even_stair.outputs > 0;
-  if (may_be_even && (!in_walking_warp || begin_even_walk<kConfig>(call, memory.shared.wide.walks[0]))) return await_setup();
+  __syncwarp();  // begin_even_walk() has said whether it is
+  if (may_be_even && (!in_walking_warp || memory.shared.wide.walks[0].even)) {
+    if (call.plan.short_line) await_setup();
+    return;
+  }
   if (walks) memory.shared.wide.walks[0].even = false;
   if (!call.plan.flat) {
     if (walks) {

@@ -6,7 +6,7 @@
 //   short           flat, of few sequences: built by each warp that walks it, for itself
 //   even            short, all outputs alike: the worker's one segment is known by arithmetic
 //   even, by bulk   the same without pages: the compiler sees that it is OneSegment
-//   even stair      of many rows, short: the same for chunks that are alike (wide_cursor.cuh)
+//   even stair      of many rows: the same for chunks that are alike, of up to 128 sequences (wide_cursor.cuh)
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,7 @@ __device__ __forceinline__ void setup_done(const DeviceCall& call) {
 /// Called by all threads: builds what line they build together, and waits for what is shared to be set up; nothing of a short line.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void build_line(const DeviceCall& call) {
+  if constexpr (kConfig.stairs()) return build_wide_line<kConfig>(call);
   if (call.plan.short_line) return;
   __syncthreads();
   if constexpr (kConfig.step()) {
