@@ -114,18 +114,54 @@ __device__ __forceinline__ void output_rows(const DeviceCall& call, const Segmen
   }
 }
 
+/// What a lane has of 8 dims of a row, as the output has it.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void output_row(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
-                                           int half) {
-  const RowEnd end = end_row<kConfig>(call, record, tile.row_of(half), tile.state(half), tile.leads_row());
+[[nodiscard]] __device__ __forceinline__ std::uint32_t output_pair(const DeviceCall& call, const RowEnd& end,
+                                                                   const WideTile<kConfig>& tile, int column, int half) {
+  float2 pair = tile.pair(column, half);
+  pair = {pair.x * end.scale, pair.y * end.scale};
+  if constexpr (kConfig.scaled()) pair = {pair.x * end.value_scale, pair.y * end.value_scale};
+  return pack_output<kConfig>(call, pair.x, pair.y);
+}
+
+/// Stores a row of the output from registers, 16 bytes a lane. Of every 8 dims each lane of a quad has two neighbouring elements; of four
+/// times as many it gets 8 neighbouring ones from the others', by two exchanges with one of them. `stores`: the row exists.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_row_in_pieces(const DeviceCall& call, const RowEnd& end, const WideTile<kConfig>& tile, int half,
+                                                     bool stores) {
+  static_assert(WideTile<kConfig>::kColumns % 4 == 0 && kAccumulatorDims == kPieceBytes / sizeof(std::uint16_t));
+  const auto in_quad = static_cast<std::int32_t>(ptx::thread_index()) % 4;
+  const bool odd = in_quad % 2 != 0;
+  const bool upper = in_quad >= 2;
+  std::uint16_t* const to = end.to + tile.dim_of(in_quad) - 2 * in_quad;  // of the lane's column among four
+#pragma unroll
+  for (int column = 0; column < tile.kColumns; column += 4) {
+    std::uint32_t own[4];  // of four columns
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own[i] = output_pair(call, end, tile, column + i, half);
+    std::uint32_t of_two[2][2];  // of the two lanes' half of a quad, in order: of column 0 or 1, and of column 2 or 3
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t other = __shfl_xor_sync(ptx::kAllLanes, odd ? own[2 * i] : own[2 * i + 1], 1);
+      of_two[i][0] = odd ? other : own[2 * i];
+      of_two[i][1] = odd ? own[2 * i + 1] : other;
+    }
+    std::uint32_t others[2];  // of the other half, of this lane's column
+#pragma unroll
+    for (int i = 0; i < 2; ++i) others[i] = __shfl_xor_sync(ptx::kAllLanes, upper ? of_two[0][i] : of_two[1][i], 2);
+    const uint4 piece = upper ? uint4{others[0], others[1], of_two[1][0], of_two[1][1]}
+                              : uint4{of_two[0][0], of_two[0][1], others[0], others[1]};
+    if (stores) *reinterpret_cast<uint4*>(to + column * kAccumulatorDims) = piece;
+  }
+}
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void output_row(const DeviceCall& call, const RowEnd& end, const WideTile<kConfig>& tile, int half) {
 #pragma unroll
   for (int column = 0; column < tile.kColumns; ++column) {
     if (kConfig.fills_rows() && column * kAccumulatorDims >= value_dim_of(call.problem)) break;
     std::uint16_t* const to = end.to + tile.dim_of(column);
-    float2 pair = tile.pair(column, half);
-    pair = {pair.x * end.scale, pair.y * end.scale};
-    if constexpr (kConfig.scaled()) pair = {pair.x * end.value_scale, pair.y * end.value_scale};
-    const std::uint32_t bits = pack_output<kConfig>(call, pair.x, pair.y);
+    const std::uint32_t bits = output_pair(call, end, tile, column, half);
     if (call.output.vector_output) {
       *reinterpret_cast<std::uint32_t*>(to) = bits;
     } else {
@@ -146,7 +182,14 @@ __device__ __forceinline__ void deliver(const DeviceCall& call, std::int32_t rec
   } else if constexpr (kConfig.query_places() == 1) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (tile.row_of(half) < record.rows) output_row(call, record, tile, half);
+      const bool exists = tile.row_of(half) < record.rows;
+      const RowEnd end =
+          end_row<kConfig>(call, record, min(tile.row_of(half), record.rows - 1), tile.state(half), exists && tile.leads_row());
+      if (call.output.piece_output && !kConfig.fills_rows()) {
+        output_row_in_pieces(call, end, tile, half, exists);
+      } else if (exists) {
+        output_row(call, end, tile, half);
+      }
     }
   } else {
     output_rows(call, record, tile, ptx::shared_address(memory.queries_of(record_index)));
