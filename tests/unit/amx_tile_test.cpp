@@ -9,8 +9,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
+#include "base/int_math.hpp"
 #include "lean/lean.hpp"
 #include "support/aligned_rows.hpp"
 #include "support/random.hpp"
@@ -127,6 +129,59 @@ TEST(AmxTile, OutputsAreWeightedSumsOfValues) {
             << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims: " << r << ", " << d;
       }
     }
+  });
+}
+
+/// Rows as numbers of 8 significant bits, whose products' sums are rounded.
+std::vector<std::uint16_t> bf16_rows(std::int32_t rows, std::int32_t dims, support::Stream& random) {
+  std::vector<std::uint16_t> values(static_cast<std::size_t>(rows * dims));
+  for (std::uint16_t& value : values) value = from_float<BFloat16>(static_cast<float>(random.between(-255, 255)) / 64.0F).bits;
+  return values;
+}
+
+TEST(AmxTile, TurnedTilesGiveTheSameBits) {
+  if (!computes_here()) GTEST_SKIP() << "no AVX-512-BF16 here";
+  support::Stream random(7);
+  for_cases([&](const Case& c) {
+    const Tokens keys(c.tokens, c.dims, c.lie, random);
+    const Tokens values(c.tokens, c.dims, c.lie, random);
+    support::AlignedRows turned_k(round_up(c.tokens, 16), c.dims);
+    support::AlignedRows turned_v(round_up(c.tokens, 16), c.dims);
+    const TokenRows k{.data = turned_k.buffer().data, .tokens = c.tokens, .dims = c.dims};
+    const TokenRows v{.data = turned_v.buffer().data, .tokens = c.tokens, .dims = c.dims};
+    const auto room = static_cast<std::int32_t>(round_up(c.rows, kTurnedTile.rows_together));
+    std::vector<std::uint16_t> queries = bf16_rows(room, c.dims, random);
+    const std::int32_t stride = support::score_stride(c.tokens);
+    support::AlignedRows plain_s(c.rows, stride);
+    support::AlignedRows turned_s(kTurnedTile.rows_together, stride);
+    support::AlignedRows plain_o(c.rows, c.dims, 3.0F);
+    support::AlignedRows turned_o(c.rows, c.dims, 3.0F);
+    support::AlignedRows plain_sums(c.rows, c.dims);
+    support::AlignedRows turned_sums(kTurnedTile.rows_together, c.dims);
+    const std::vector<float> rescale(static_cast<std::size_t>(c.rows), 0.7F);
+    scores({{nullptr, c.rows, c.dims}, queries.data()}, keys.rows(), plain_s.buffer(), {});
+    const RowBuffer s = plain_s.buffer();
+    for (std::int32_t r = 0; r < c.rows; ++r) std::fill(s.row(r) + c.tokens, s.row(r) + round_up(c.tokens, 16), 0.0F);
+    const std::vector<float> found(s.data, s.row(c.rows));
+    accumulate(plain_o.buffer(), plain_sums.buffer(), s, values.rows(), rescale.data(), {});
+    kTurnedTile.begin(keys.rows(), values.rows(), turned_k.buffer().data, turned_v.buffer().data);
+    for (std::int32_t row = 0; row < c.rows; row += kTurnedTile.rows_together) {
+      const std::int32_t rows = std::min(kTurnedTile.rows_together, c.rows - row);
+      RowBuffer part = turned_s.buffer();
+      part.rows = rows;
+      kTurnedTile.scores({{nullptr, rows, c.dims}, queries.data() + std::int64_t{row} * c.dims}, k, part, {});
+      for (std::int32_t r = 0; r < rows; ++r) {
+        ASSERT_TRUE(std::equal(part.row(r), part.row(r) + c.tokens, found.data() + std::int64_t{row + r} * stride))
+            << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims: " << row + r;
+        std::fill(part.row(r) + c.tokens, part.row(r) + round_up(c.tokens, 16), 0.0F);
+      }
+      const RowBuffer o{turned_o.buffer().row(row), rows, c.dims};
+      kTurnedTile.accumulate(o, {turned_sums.buffer().data, rows, c.dims}, part, v, rescale.data() + row, {});
+    }
+    kTurnedTile.end();
+    const RowBuffer expected = plain_o.buffer();
+    ASSERT_TRUE(std::equal(expected.data, expected.row(c.rows), turned_o.buffer().data))
+        << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims";
   });
 }
 

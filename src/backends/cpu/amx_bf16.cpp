@@ -88,13 +88,12 @@ bool whole_vectors(const TokenRows& rows) noexcept { return rows.dims % kPairLan
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
-/// Dims [32 chunk, 32 chunk + 32) of the queries as the second factor: word p of row n goes to row p, column n. Zeros for no row.
-LEAN_TARGET_AMX inline void pack_queries(const QueryRows& q, std::int32_t row, std::int32_t rows, std::int32_t chunk,
-                                         PackedTile& out) {
+/// Dims [32 chunk, 32 chunk + 32) of up to 16 rows as the second factor: word p of row n goes to row p, column n. Zeros for no row.
+template <typename TRowOf>
+LEAN_TARGET_AMX inline void pack_columns(const TRowOf& row_of, std::int32_t rows, std::int32_t chunk, PackedTile& out) {
   __m512i words[kTileRows];
   LEAN_UNROLL for (int r = 0; r < kTileRows; ++r) {
-    words[r] =
-        r < rows ? _mm512_loadu_si512(q.bf16 + std::int64_t{row + r} * q.f32.stride + chunk * kPairLanes) : _mm512_setzero_si512();
+    words[r] = r < rows ? _mm512_loadu_si512(row_of(r) + chunk * kPairLanes) : _mm512_setzero_si512();
   }
   transpose_words(words);
   LEAN_UNROLL for (int p = 0; p < kTileRows; ++p) _mm512_store_si512(out.words[p], words[p]);
@@ -195,7 +194,8 @@ LEAN_TARGET_AMX void scores(const QueryRows& q, const TokenRows& k, const RowBuf
   for (std::int32_t row = 0; row < s.rows; row += kTileRows) {
     PackedTile queries[kMaxChunks];
     for (std::int32_t chunk = 0; chunk < k.dims / kPairLanes; ++chunk) {
-      pack_queries(q, row, std::min(kTileRows, s.rows - row), chunk, queries[chunk]);
+      const auto query = [&](int r) { return q.bf16 + std::int64_t{row + r} * q.f32.stride; };
+      pack_columns(query, std::min(kTileRows, s.rows - row), chunk, queries[chunk]);
     }
     std::int32_t token = 0;
     for (; token + kScoreBlocks * kTileRows <= k.tokens; token += kScoreBlocks * kTileRows) {
@@ -261,6 +261,15 @@ LEAN_TARGET_AMX inline void pack_pair(const TRow& first_row, const TRow& second_
     } else {
       pack_pair(ValueRowOrZeros{t < v.tokens ? row(t) : nullptr}, ValueRowOrZeros{nullptr}, chunks, pair, out);
     }
+  }
+}
+
+/// All of V, block by block.
+LEAN_TARGET_AMX inline void turn_values(const TokenRows& v, PackedTile* out) {
+  const std::int32_t chunks = v.dims / kPairLanes;
+  RowsAhead none;
+  for (std::int32_t token = 0; token < v.tokens; token += kBlockTokens, out += std::int64_t{2} * chunks) {
+    pack_block(v, token, 0, chunks, none, out);
   }
 }
 
@@ -357,9 +366,7 @@ LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& sums, const
                             LEAN_TARGET_AMX { multiply_few_rows<count()>(sums, p, v, chunk, blocks, ahead); });
   } else {
     PackedTile values[kMaxValueTiles];
-    for (std::int32_t block = 0; block < blocks; ++block) {
-      pack_block(v, block * kBlockTokens, 0, chunks, none, values + std::int64_t{2} * chunks * block);
-    }
+    turn_values(v, values);
     for (std::int32_t row = 0; row < o.rows; row += kTileRows) {
       tiles.shape(std::min(kTileRows, o.rows - row));
       for_stripes(chunks, [&](auto count, std::int32_t chunk) LEAN_TARGET_AMX {
@@ -371,6 +378,111 @@ LEAN_TARGET_AMX void accumulate(const RowBuffer& o, const RowBuffer& sums, const
   }
   add_sums(o, sums, rescale, v.dims);
 }
+
+// ---- turned tiles ---------------------------------------------------------------------------------------------------
+//
+// Two by two registers of sums: each factor that is loaded is multiplied twice, and K and V, which lie in the L2, are read once for
+// 32 rows.
+
+constexpr std::int32_t kRowsTogether = 2 * kTileRows;
+
+/// K as second factors of 16 tokens, by blocks of 32 with zeros past the end: a block's tokens, and of these 32 dims after 32.
+LEAN_TARGET_AMX inline void turn_keys(const TokenRows& k, PackedTile* out) {
+  const std::int32_t chunks = k.dims / kPairLanes;
+  for (std::int32_t token = 0; token < (k.tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens; token += kTileRows) {
+    const auto key = [&](int r) { return token_row(k, token + r); };
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk) pack_columns(key, std::min(kTileRows, k.tokens - token), chunk, *out++);
+  }
+}
+
+LEAN_TARGET_AMX void begin_turned(const TokenRows& k, const TokenRows& v, void* turned_k, void* turned_v) noexcept {
+  turn_keys(k, static_cast<PackedTile*>(turned_k));
+  turn_values(v, static_cast<PackedTile*>(turned_v));
+  const TileShapes shapes(kTileRows);
+  _tile_loadconfig(&shapes);
+}
+
+LEAN_TARGET_AMX void end_turned() noexcept { _tile_release(); }
+
+/// Registers 0 to 3 += rows [0, 16) and [16, 32) of the first factor, `row_bytes` apart, times the second factors `left` and `right`.
+[[gnu::always_inline]] LEAN_TARGET_AMX inline void multiply_two_by_two(const std::uint16_t* rows, std::int64_t row_bytes,
+                                                                       const PackedTile* left, const PackedTile* right,
+                                                                       RowsAhead& ahead) {
+  _tile_loadd(4, rows, row_bytes);
+  _tile_loadd(6, left, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  ahead.ask();
+  _tile_loadd(7, right, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  ahead.ask();
+  _tile_loadd(5, rows + kTileRows * row_bytes / 2, row_bytes);
+  _tile_dpbf16ps(2, 5, 6);
+  ahead.ask();
+  _tile_dpbf16ps(3, 5, 7);
+  ahead.ask();
+}
+
+[[gnu::always_inline]] LEAN_TARGET_AMX inline void zero_two_by_two() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+[[gnu::always_inline]] LEAN_TARGET_AMX inline void store_two_by_two(float* out, std::int64_t stride) {
+  _tile_stored(0, out, stride * 4);
+  _tile_stored(1, out + kSumLanes, stride * 4);
+  _tile_stored(2, out + kTileRows * stride, stride * 4);
+  _tile_stored(3, out + kTileRows * stride + kSumLanes, stride * 4);
+}
+
+LEAN_TARGET_AMX void scores_of_turned(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
+  const std::int32_t chunks = k.dims / kPairLanes;
+  const std::int32_t blocks = (k.tokens + kBlockTokens - 1) / kBlockTokens;
+  const std::int64_t query_bytes = std::int64_t{q.f32.stride} * 2;
+  RowsAhead none;
+  RowsAhead& ahead = prefetch.ahead != nullptr ? *prefetch.ahead : none;
+  ahead.share(kScoresEighths, 4 * blocks * chunks);
+  const auto* keys = static_cast<const PackedTile*>(k.data);
+  for (std::int32_t block = 0; block < blocks; ++block, keys += std::int64_t{2} * chunks) {
+    zero_two_by_two();
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+      multiply_two_by_two(q.bf16 + chunk * kPairLanes, query_bytes, keys + chunk, keys + chunks + chunk, ahead);
+    }
+    store_two_by_two(s.data + block * kBlockTokens, s.stride);
+  }
+}
+
+LEAN_TARGET_AMX void accumulate_turned(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v,
+                                       const float* rescale, const Prefetch& prefetch) noexcept {
+  round_weights(p, v.tokens);
+  const std::int32_t chunks = v.dims / kPairLanes;
+  const std::int32_t blocks = (v.tokens + kBlockTokens - 1) / kBlockTokens;
+  const std::int64_t weight_bytes = std::int64_t{p.stride} * 4;
+  RowsAhead none;
+  RowsAhead& ahead = prefetch.ahead != nullptr ? *prefetch.ahead : none;
+  ahead.share(kAccumulateEighths, 4 * blocks * chunks);
+  const auto* weights = reinterpret_cast<const std::uint16_t*>(p.data);
+  const auto* values = static_cast<const PackedTile*>(v.data);
+  for (std::int32_t chunk = 0; chunk < chunks; ++chunk, values += 2) {
+    zero_two_by_two();
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      const PackedTile* pair = values + std::int64_t{2} * chunks * block;
+      multiply_two_by_two(weights + block * kBlockTokens, weight_bytes, pair, pair + 1, ahead);
+    }
+    store_two_by_two(sums.data + chunk * kPairLanes, sums.stride);
+  }
+  add_sums(o, sums, rescale, v.dims);
+}
+
+/// Turning takes 32 turns of 16 x 16 words for a tile of 128 tokens of 128 dims, scores without it 12 for each 16 rows.
+constexpr TurnedTile kTurnedTile{.from_rows = 40,
+                                 .rows_together = kRowsTogether,
+                                 .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; },
+                                 .begin = begin_turned,
+                                 .scores = scores_of_turned,
+                                 .accumulate = accumulate_turned,
+                                 .end = end_turned};
 
 /// Each 32 dims of O lie as the interleave of two rows of V left them: the lower halves of 128 bits, then the upper ones.
 LEAN_TARGET_AMX void restore_values(float* row, std::int32_t dims) noexcept {
@@ -411,6 +523,7 @@ const TileKernels* amx_bf16_kernels() noexcept {
     table.scores_of_many[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = restore_values;
+    table.turned = &kTurnedTile;
     return table;
   }();
   return kernels ? &*kernels : nullptr;

@@ -21,8 +21,10 @@ std::int32_t pad(std::int32_t dims) noexcept { return static_cast<std::int32_t>(
 
 WorkerMemoryLayout memory_of(const Problem& problem, const tile::TileConfig& config, const Options& options,
                              const fixup::WorkspaceLayout& workspace) noexcept {
+  const bool turns = turns_tiles(problem, kernels_for(isa_of(options, problem)), config.q_rows);
   WorkerMemoryLayout memory{.config = config,
-                            .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                            .packs_tiles = turns || problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                            .turns_tiles = turns,
                             .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
   if (appends(problem)) memory.new_rows = min_of(config.tile_tokens, problem.q_tokens);
   if (options.policy.kind == Policy::Kind::kFixedChunk) memory.accumulators = workspace.nodes_per_slot + 1;

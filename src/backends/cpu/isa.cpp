@@ -4,6 +4,7 @@
 #include "backends/cpu/elements.hpp"
 #include "backends/cpu/highway_targets.hpp"
 #include "lean/lean.hpp"
+#include "problem/preconditions.hpp"
 #include "schedule/line_shape.hpp"
 
 namespace lean {
@@ -33,6 +34,12 @@ bool bf16_multiply_pays() noexcept {
 #endif
 }
 
+bool is_bf16_in_place(const Problem& problem) noexcept {
+  const DType bf16 = DType::kBFloat16;
+  return problem.q.dtype == bf16 && problem.k.dtype == bf16 && problem.v.dtype == bf16 && in_place(problem.k) &&
+         in_place(problem.v);
+}
+
 /// A product of tiles takes as long for one row as for 16: with fewer rows AVX-512 is faster (docs/cpu-backend.md, "AMX").
 constexpr std::int64_t kAmxRows = 4;
 
@@ -53,12 +60,16 @@ std::int32_t read_ahead_bytes() noexcept {
 
 CpuIsa isa_of(const Options& options, const Problem& problem) noexcept {
   if (options.cpu_isa != CpuIsa::kBest) return options.cpu_isa;
-  const DType bf16 = DType::kBFloat16;
-  const bool serves = problem.q.dtype == bf16 && problem.k.dtype == bf16 && problem.v.dtype == bf16 && in_place(problem.k) &&
-                      in_place(problem.v) && amx_bf16_kernels() != nullptr;
+  const bool serves = is_bf16_in_place(problem) && amx_bf16_kernels() != nullptr;
   const bool in_chunks = options.policy.kind == Policy::Kind::kFixedChunk || options.determinism == Determinism::kBatchInvariant;
   const std::int64_t rows = in_chunks ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
   return serves && rows >= kAmxRows ? CpuIsa::kAmxBf16 : best_cpu_isa();
+}
+
+bool turns_tiles(const Problem& problem, const TileKernels& kernels, std::int32_t q_rows) noexcept {
+  const TurnedTile* turned = kernels.turned;
+  return turned != nullptr && q_rows >= turned->from_rows && is_bf16_in_place(problem) && turned->serves(problem.head_dim) &&
+         turned->serves(value_dim_of(problem));
 }
 
 bool rounds_probabilities(const Options& options, const Problem& problem) noexcept {

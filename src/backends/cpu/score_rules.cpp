@@ -52,7 +52,6 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
   return true;
 }
 
-/// Whether a mask, or a page that is not there, may hide a token of the tile.
 bool ScoreRules::masks(const TileOutput& output, const KvTile& tile) const noexcept {
   if (problem_.scores.mask != nullptr || tile.has_absent) return true;
   return problem_.scores.tree_mask != nullptr && tile.token + tile.tokens > first_draft(output.lengths);

@@ -25,8 +25,10 @@ class ScoreRules {
   /// are still to be scaled.
   [[nodiscard]] bool apply(const TileOutput& output, float scale, KvTile& tile, const RowBuffer& scores) const noexcept;
 
- private:
+  /// Whether a mask, or a page that is not there, may hide a token of the tile: apply() then wants all rows of the block at once.
   [[nodiscard]] bool masks(const TileOutput& output, const KvTile& tile) const noexcept;
+
+ private:
   void fill_bias(const TileOutput& output, PackedRow at, const KvTile& tile, std::int32_t begin, std::int32_t end) const noexcept;
 
   const Problem& problem_;

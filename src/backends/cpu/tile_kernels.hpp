@@ -63,6 +63,23 @@ struct ScoreRule {
 inline constexpr int kKvTypes = kDTypeCount;
 inline constexpr int kOutputTypes = kQueryDTypeCount;
 
+/// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, from scores to
+/// accumulate, so that what lies between two stages stays in the L1. Same bits as by scores and accumulate.
+struct TurnedTile {
+  std::int32_t from_rows = 0;  // of a block: as many pay for it
+  std::int32_t rows_together = 0;
+  /// True where rows of that many dims can be.
+  bool (*serves)(std::int32_t dims) noexcept;
+  /// Lays K and V out; each has room for an fp32 copy of it.
+  void (*begin)(const TokenRows& k, const TokenRows& v, void* turned_k, void* turned_v) noexcept;
+  /// `k` and `v` name what begin() laid out. Rows up to whole rows_together exist in every buffer; those past the last are scratch.
+  void (*scores)(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
+  void (*accumulate)(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const float* rescale,
+                     const Prefetch& prefetch) noexcept;
+  /// After the last row's stages.
+  void (*end)() noexcept;
+};
+
 struct TileKernels {
   const char* name;
   /// scores, online_softmax and accumulate each take a share of Prefetch::ahead. Else they read row by row, with ReadAhead.
@@ -89,6 +106,8 @@ struct TileKernels {
   void (*store_row[kOutputTypes])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
   /// out[i] = fma(x[i], factor, addend[i]); out may be x or addend, and all are padded to whole vectors. Every merge is made of it.
   void (*add_scaled)(const float* addend, const float* x, float factor, float* out, std::int32_t dims) noexcept;
+  /// For bf16; null: there is no such layout.
+  const TurnedTile* turned = nullptr;
 };
 
 /// Index into the tables above.
@@ -100,6 +119,9 @@ struct TileKernels {
 
 /// The table of an available instruction set; for kBest that of best_cpu_isa().
 [[nodiscard]] const TileKernels& kernels_for(CpuIsa isa) noexcept;
+
+/// True where blocks of that many rows take turned tiles, if no mask is in the way.
+[[nodiscard]] bool turns_tiles(const Problem& problem, const TileKernels& kernels, std::int32_t q_rows) noexcept;
 
 /// How far ahead of the arithmetic this machine's rows are best asked for (docs/cpu-backend.md, "Reading ahead").
 [[nodiscard]] std::int32_t read_ahead_bytes() noexcept;

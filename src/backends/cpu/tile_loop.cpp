@@ -44,11 +44,6 @@ void TileLoop::begin(const TileOutput& output) noexcept {
 void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::Partial& into) noexcept {
   const std::int32_t tile_tokens = memory_.layout.config.tile_tokens;
   const Sequence& lengths = output_.lengths;
-  const QueryRows q{{memory_.query, output_.rows, memory_.layout.config.head_dim}, memory_.query_bf16};
-  const RowBuffer s{memory_.scores, output_.rows, memory_.layout.score_stride()};
-  const RowBuffer o{into.o, output_.rows, static_cast<std::int32_t>(into.value_stride)};
-  const RowBuffer sums{memory_.sums, output_.rows, o.stride};
-  SoftmaxRows softmax_rows{0.0F, memory_.visible, into.m, into.l, memory_.rescale};
   // One past the last token of this run that any row sees.
   const std::int64_t end = min_of(output_.seen().end, lengths.kv_begin + tile_end * tile_tokens);
   std::int64_t token = lengths.kv_begin + tile_begin * tile_tokens;
@@ -58,25 +53,70 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   };
   static const std::int32_t distance_bytes = read_ahead_bytes();
   RowsAhead ahead;
-  if (kernels_.asks_ahead) softmax_rows.ahead = &ahead;
   KvTile tile = locate(token);
   TokenRows first_v = asked_for(problem_.v, tile.v);  // nobody has asked for the first tile: its V comes with its own scores
   for (KvTile next; token < end; tile = next, first_v = {}) {
-    const TokenRows k = kernel_rows(problem_.k, tile.k, memory_.packed_k);
     set_visible(token, tile.tokens);
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};
     const TokenRows next_k = asked_for(problem_.k, next.k);
-    if (kernels_.asks_ahead) ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
-    const auto& scores = one_order_ || s.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
-    scores[kernel_of(problem_.k)](q, k, s, {asked_for(problem_.v, tile.v), distance_bytes, &ahead});
-    softmax_rows.scale = rules_.apply(output_, score_scale_, tile, s) ? 1.0F : score_scale_;
-    ahead.share(kSoftmaxEighths, s.rows);
-    kernels_.online_softmax(s, tile.tokens, softmax_rows);
-    const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
-    kernels_.accumulate[kernel_of(problem_.v)](o, sums, s, v, memory_.rescale, {next_k, distance_bytes, &ahead});
+    const bool turns = memory_.layout.turns_tiles && output_.rows >= kernels_.turned->from_rows && !rules_.masks(output_, tile);
+    const std::int32_t together = turns ? kernels_.turned->rows_together : output_.rows;
+    if (kernels_.asks_ahead) {
+      const auto rounds = static_cast<std::int32_t>(ceil_div(output_.rows, together));
+      ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype), rounds);
+    }
+    const Stages stages = turns ? turned_stages(tile) : stages_of(tile);
+    const Prefetch with_scores{asked_for(problem_.v, tile.v), distance_bytes, &ahead};
+    const Prefetch with_accumulate{next_k, distance_bytes, &ahead};
+    for (std::int32_t row = 0; row < output_.rows; row += together) {
+      compute(stages, output_.part(row, together), tile, into, with_scores, with_accumulate);
+    }
+    if (turns) kernels_.turned->end();
   }
-  for (std::int32_t r = 0; r < o.rows; ++r) kernels_.restore_values[kernel_of(problem_.v)](o.row(r), value_dim_of(problem_));
+  for (std::int32_t r = 0; r < output_.rows; ++r) {
+    kernels_.restore_values[kernel_of(problem_.v)](into.o_row(r), value_dim_of(problem_));
+  }
+}
+
+TileLoop::Stages TileLoop::stages_of(const KvTile& tile) const noexcept {
+  const int k_kernel = kernel_of(problem_.k);
+  const bool many = !one_order_ && output_.rows >= kManyRows;
+  return {.scores = many ? kernels_.scores_of_many[k_kernel] : kernels_.scores[k_kernel],
+          .accumulate = kernels_.accumulate[kernel_of(problem_.v)],
+          .k = kernel_rows(problem_.k, tile.k, memory_.packed_k),
+          .v = {}};
+}
+
+TileLoop::Stages TileLoop::turned_stages(const KvTile& tile) const noexcept {
+  const TurnedTile& turned = *kernels_.turned;
+  turned.begin(tile.k, tile.v, memory_.packed_k, memory_.packed_v);
+  return {.scores = turned.scores,
+          .accumulate = turned.accumulate,
+          .k = {.data = memory_.packed_k, .tokens = tile.tokens, .dims = tile.k.dims},
+          .v = {.data = memory_.packed_v, .tokens = tile.tokens, .dims = tile.v.dims}};
+}
+
+/// Rows `part` of the block through the stages of a tile.
+void TileLoop::compute(const Stages& stages, const TileOutput& part, KvTile& tile, const fixup::Partial& into,
+                       const Prefetch& with_scores, const Prefetch& with_accumulate) const noexcept {
+  const auto first = static_cast<std::int32_t>(part.first_row - output_.first_row);
+  const std::int32_t stride = memory_.layout.config.head_dim;
+  const std::int64_t first_query = std::int64_t{first} * stride;
+  const QueryRows q{{memory_.query + first_query, part.rows, stride}, memory_.query_bf16 + first_query};
+  const RowBuffer s{memory_.scores, part.rows, memory_.layout.score_stride()};
+  const RowBuffer o{into.o_row(first), part.rows, static_cast<std::int32_t>(into.value_stride)};
+  const RowBuffer sums{memory_.sums, part.rows, o.stride};
+  SoftmaxRows rows{score_scale_, memory_.visible + first, into.m + first, into.l + first, memory_.rescale + first};
+  stages.scores(q, stages.k, s, with_scores);
+  if (rules_.apply(part, score_scale_, tile, s)) rows.scale = 1.0F;
+  if (kernels_.asks_ahead) {
+    rows.ahead = with_scores.ahead;
+    rows.ahead->share(kSoftmaxEighths, s.rows);
+  }
+  kernels_.online_softmax(s, tile.tokens, rows);
+  const TokenRows v = stages.v.tokens > 0 ? stages.v : kernel_rows(problem_.v, tile.v, memory_.packed_v);
+  stages.accumulate(o, sums, s, v, rows.rescale, with_accumulate);
 }
 
 /// How many of the tile's tokens each row sees, counted from its first.

@@ -18,6 +18,14 @@ struct TileOutput {
   std::int32_t group = 1;  // G
   Reach reach{};
 
+  /// Rows [first, first + count) of the block, as far as it has them.
+  [[nodiscard]] TileOutput part(std::int32_t first, std::int32_t count) const noexcept {
+    TileOutput some = *this;
+    some.first_row += first;
+    some.rows = count < rows - first ? count : rows - first;
+    return some;
+  }
+
   /// Which query row r of the block is.
   [[nodiscard]] PackedRow row(std::int32_t r) const noexcept { return packed_row(first_row + r, group); }
   [[nodiscard]] HeadPosition q_head(PackedRow at) const noexcept {

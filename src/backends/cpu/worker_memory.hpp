@@ -17,7 +17,8 @@ inline constexpr std::int32_t kTileSets = 2;
 struct WorkerMemoryLayout {
   tile::TileConfig config;        // head_dim and value_dim padded to kLaneMultiple
   std::int32_t accumulators = 1;  // partials held at once: 1, or the chunk tree's stack
-  bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile
+  bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile, or room for as much
+  bool turns_tiles = false;       // turned tiles lie there
   std::int32_t new_rows = 0;      // tokens that a call may append to one tile
   bool tables = false;            // rows of a tile may not be evenly spaced: pages, hidden tokens
 
