@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "base/int_math.hpp"
@@ -175,6 +176,7 @@ TEST(AmxTile, TurnedTilesGiveTheSameBits) {
             << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims: " << row + r;
         std::fill(part.row(r) + c.tokens, part.row(r) + round_up(c.tokens, 16), 0.0F);
       }
+      round_weights(part, c.tokens);
       const RowBuffer o{turned_o.buffer().row(row), rows, c.dims};
       kTurnedTile.accumulate(o, {turned_sums.buffer().data, rows, c.dims}, part, v, rescale.data() + row, {});
     }
@@ -182,6 +184,78 @@ TEST(AmxTile, TurnedTilesGiveTheSameBits) {
     const RowBuffer expected = plain_o.buffer();
     ASSERT_TRUE(std::equal(expected.data, expected.row(c.rows), turned_o.buffer().data))
         << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims";
+  });
+}
+
+/// Scores of which rows see some, all or none, of which some are -inf or NaN.
+void fill_scores(const RowBuffer& s, std::int32_t tokens, std::vector<std::int32_t>& visible, support::Stream& random) {
+  for (std::int32_t r = 0; r < s.rows; ++r) {
+    for (std::int32_t t = 0; t < tokens; ++t) s.row(r)[t] = static_cast<float>(random.between(-4000, 4000)) / 64.0F;
+    visible[static_cast<std::size_t>(r)] = random.one_of({0, tokens / 2, tokens, tokens});
+    if (random.between(0, 7) == 0) std::fill(s.row(r), s.row(r) + tokens, -std::numeric_limits<float>::infinity());
+    if (random.between(0, 7) == 0) s.row(r)[random.between(0, tokens - 1)] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+bool same(float a, float b) { return a == b || (a != a && b != b); }
+
+TEST(AmxTile, TheSoftmaxOfATurnedTileIsTheOtherOneWithRoundedWeights) {
+  const TileKernels* other = avx512_kernels();
+  if (!computes_here() || other == nullptr) GTEST_SKIP() << "no AVX-512-BF16 here";
+  support::Stream random(11);
+  for_cases([&](const Case& c) {
+    if (c.lie != Tokens::Lie::kSideBySide) return;
+    const std::int32_t rows = std::min(c.rows, kTurnedTile.rows_together);
+    const std::int32_t next_rows = random.one_of({0, 5, kTurnedTile.rows_together});
+    const std::int32_t stride = support::score_stride(c.tokens);
+    std::vector<std::int32_t> visible(static_cast<std::size_t>(rows));
+    support::AlignedRows plain(rows, stride);
+    support::AlignedRows turned(rows, stride);
+    support::AlignedRows next(kTurnedTile.rows_together, stride);
+    const RowBuffer p = plain.buffer();
+    fill_scores(p, c.tokens, visible, random);
+    std::copy(p.data, p.row(rows), turned.buffer().data);
+    std::vector<float> m[2];
+    std::vector<float> l[2];
+    std::vector<float> rescale[2];
+    for (int i = 0; i < 2; ++i) {
+      m[i].assign(static_cast<std::size_t>(rows), random.one_of({softmax::kNegInf, 3.0F}));
+      m[i] = m[0];
+      l[i].assign(m[i].size(), 2.0F);
+      rescale[i].assign(m[i].size(), 0.0F);
+    }
+    const float scale = random.one_of({0.125F, -0.25F});
+    const auto softmax_rows = [&](int i) {
+      return SoftmaxRows{scale, visible.data(), m[i].data(), l[i].data(), rescale[i].data(), nullptr};
+    };
+    const Tokens keys(c.tokens, c.dims, c.lie, random);
+    support::AlignedRows turned_k(round_up(c.tokens, 16), c.dims);
+    support::AlignedRows turned_v(round_up(c.tokens, 16), c.dims);
+    const TokenRows k{.data = turned_k.buffer().data, .tokens = c.tokens, .dims = c.dims};
+    std::vector<std::uint16_t> queries = bf16_rows(kTurnedTile.rows_together, c.dims, random);
+    support::AlignedRows expected_next(std::max(1, next_rows), stride);
+    RowBuffer next_s = next.buffer();
+    next_s.rows = next_rows;
+    RowBuffer expected_s = expected_next.buffer();
+    expected_s.rows = next_rows;
+    scores({{nullptr, next_rows, c.dims}, queries.data()}, keys.rows(), expected_s, {});
+    other->online_softmax(p, c.tokens, softmax_rows(0));
+    kTurnedTile.begin(keys.rows(), keys.rows(), turned_k.buffer().data, turned_v.buffer().data);
+    const RowBuffer s = turned.buffer();
+    kTurnedTile.online_softmax(s, c.tokens, softmax_rows(1), {{{nullptr, next_rows, c.dims}, queries.data()}, k, next_s});
+    kTurnedTile.end();
+    for (std::int32_t r = 0; r < rows; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      ASSERT_TRUE(same(m[0][i], m[1][i]) && same(l[0][i], l[1][i]) && same(rescale[0][i], rescale[1][i])) << r;
+      for (std::int32_t t = 0; t < c.tokens; ++t) {
+        const BFloat16 weight{reinterpret_cast<const std::uint16_t*>(s.row(r))[t]};
+        const float rounded = to_float(from_float<BFloat16>(p.row(r)[t]));
+        ASSERT_TRUE(same(to_float(weight), rounded)) << c.rows << " rows, " << c.tokens << " tokens: " << r << ", " << t;
+      }
+    }
+    for (std::int32_t r = 0; r < next_rows; ++r) {
+      ASSERT_TRUE(std::equal(next_s.row(r), next_s.row(r) + c.tokens, expected_s.row(r))) << r;
+    }
   });
 }
 

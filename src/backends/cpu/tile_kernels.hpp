@@ -63,6 +63,13 @@ struct ScoreRule {
 inline constexpr int kKvTypes = kDTypeCount;
 inline constexpr int kOutputTypes = kQueryDTypeCount;
 
+/// What TurnedTile::scores would take; without rows: there are none.
+struct NextScores {
+  QueryRows q;
+  TokenRows k;
+  RowBuffer s;
+};
+
 /// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, from scores to
 /// accumulate, so that what lies between two stages stays in the L1. Same bits as by scores and accumulate.
 struct TurnedTile {
@@ -74,6 +81,10 @@ struct TurnedTile {
   void (*begin)(const TokenRows& k, const TokenRows& v, void* turned_k, void* turned_v) noexcept;
   /// `k` and `v` name what begin() laid out. Rows up to whole rows_together exist in every buffer; those past the last are scratch.
   void (*scores)(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
+  /// Leaves the weights in bf16, one after the other from a row's start, and computes the scores of the rows that come next
+  /// meanwhile: products of registers and the softmax's vectors take turns in a core that does both at a time.
+  void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows, const NextScores& next) noexcept;
+  /// Takes weights as online_softmax leaves them.
   void (*accumulate)(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const float* rescale,
                      const Prefetch& prefetch) noexcept;
   /// After the last row's stages.

@@ -66,57 +66,69 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
       const auto rounds = static_cast<std::int32_t>(ceil_div(output_.rows, together));
       ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype), rounds);
     }
-    const Stages stages = turns ? turned_stages(tile) : stages_of(tile);
     const Prefetch with_scores{asked_for(problem_.v, tile.v), distance_bytes, &ahead};
-    const Prefetch with_accumulate{next_k, distance_bytes, &ahead};
-    for (std::int32_t row = 0; row < output_.rows; row += together) {
-      compute(stages, output_.part(row, together), tile, into, with_scores, with_accumulate);
+    if (turns) {
+      compute_turned(tile, into, with_scores);
+    } else {
+      compute(tile, into, with_scores, {next_k, distance_bytes, &ahead});
     }
-    if (turns) kernels_.turned->end();
   }
   for (std::int32_t r = 0; r < output_.rows; ++r) {
     kernels_.restore_values[kernel_of(problem_.v)](into.o_row(r), value_dim_of(problem_));
   }
 }
 
-TileLoop::Stages TileLoop::stages_of(const KvTile& tile) const noexcept {
-  const int k_kernel = kernel_of(problem_.k);
-  const bool many = !one_order_ && output_.rows >= kManyRows;
-  return {.scores = many ? kernels_.scores_of_many[k_kernel] : kernels_.scores[k_kernel],
-          .accumulate = kernels_.accumulate[kernel_of(problem_.v)],
-          .k = kernel_rows(problem_.k, tile.k, memory_.packed_k),
-          .v = {}};
+/// All rows of the block through a tile's stages.
+void TileLoop::compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
+                       const Prefetch& with_accumulate) const noexcept {
+  const Rows rows = rows_of(0, output_.rows, into);
+  SoftmaxRows softmax = rows.softmax;
+  const auto& scores = one_order_ || output_.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
+  scores[kernel_of(problem_.k)](rows.q, kernel_rows(problem_.k, tile.k, memory_.packed_k), rows.s, with_scores);
+  if (rules_.apply(output_, score_scale_, tile, rows.s)) softmax.scale = 1.0F;
+  if (kernels_.asks_ahead) {
+    softmax.ahead = with_scores.ahead;
+    softmax.ahead->share(kSoftmaxEighths, output_.rows);
+  }
+  kernels_.online_softmax(rows.s, tile.tokens, softmax);
+  const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
+  kernels_.accumulate[kernel_of(problem_.v)](rows.o, rows.sums, rows.s, v, softmax.rescale, with_accumulate);
 }
 
-TileLoop::Stages TileLoop::turned_stages(const KvTile& tile) const noexcept {
+/// The same of a turned tile, a few rows at a time: their scores are computed beside the softmax of those before.
+void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& prefetch) const noexcept {
   const TurnedTile& turned = *kernels_.turned;
   turned.begin(tile.k, tile.v, memory_.packed_k, memory_.packed_v);
-  return {.scores = turned.scores,
-          .accumulate = turned.accumulate,
-          .k = {.data = memory_.packed_k, .tokens = tile.tokens, .dims = tile.k.dims},
-          .v = {.data = memory_.packed_v, .tokens = tile.tokens, .dims = tile.v.dims}};
+  const TokenRows k{.data = memory_.packed_k, .tokens = tile.tokens, .dims = tile.k.dims};
+  const TokenRows v{.data = memory_.packed_v, .tokens = tile.tokens, .dims = tile.v.dims};
+  Rows rows = rows_of(0, turned.rows_together, into);
+  turned.scores(rows.q, k, rows.s, prefetch);
+  for (std::int32_t row = 0; row < output_.rows; row += turned.rows_together) {
+    const std::int32_t end = row + turned.rows_together;
+    const Rows next = end < output_.rows ? rows_of(end, turned.rows_together, into) : Rows{};
+    if (rules_.apply(output_.part(row, turned.rows_together), score_scale_, tile, rows.s)) rows.softmax.scale = 1.0F;
+    rows.softmax.ahead = prefetch.ahead;
+    turned.online_softmax(rows.s, tile.tokens, rows.softmax, {next.q, k, next.s});
+    turned.accumulate(rows.o, rows.sums, rows.s, v, rows.softmax.rescale, prefetch);
+    rows = next;
+  }
+  turned.end();
 }
 
-/// Rows `part` of the block through the stages of a tile.
-void TileLoop::compute(const Stages& stages, const TileOutput& part, KvTile& tile, const fixup::Partial& into,
-                       const Prefetch& with_scores, const Prefetch& with_accumulate) const noexcept {
-  const auto first = static_cast<std::int32_t>(part.first_row - output_.first_row);
-  const std::int32_t stride = memory_.layout.config.head_dim;
-  const std::int64_t first_query = std::int64_t{first} * stride;
-  const QueryRows q{{memory_.query + first_query, part.rows, stride}, memory_.query_bf16 + first_query};
-  const RowBuffer s{memory_.scores, part.rows, memory_.layout.score_stride()};
-  const RowBuffer o{into.o_row(first), part.rows, static_cast<std::int32_t>(into.value_stride)};
-  const RowBuffer sums{memory_.sums, part.rows, o.stride};
-  SoftmaxRows rows{score_scale_, memory_.visible + first, into.m + first, into.l + first, memory_.rescale + first};
-  stages.scores(q, stages.k, s, with_scores);
-  if (rules_.apply(part, score_scale_, tile, s)) rows.scale = 1.0F;
-  if (kernels_.asks_ahead) {
-    rows.ahead = with_scores.ahead;
-    rows.ahead->share(kSoftmaxEighths, s.rows);
-  }
-  kernels_.online_softmax(s, tile.tokens, rows);
-  const TokenRows v = stages.v.tokens > 0 ? stages.v : kernel_rows(problem_.v, tile.v, memory_.packed_v);
-  stages.accumulate(o, sums, s, v, rows.rescale, with_accumulate);
+/// `count` rows of the block from `first` on, as far as it has them. Of two runs of rows that follow each other one has its scores
+/// behind the other's.
+TileLoop::Rows TileLoop::rows_of(std::int32_t first, std::int32_t count, const fixup::Partial& into) const noexcept {
+  const std::int32_t rows = min_of(count, output_.rows - first);
+  const std::int32_t head_dim = memory_.layout.config.head_dim;
+  const std::int32_t score_stride = memory_.layout.score_stride();
+  const auto value_stride = static_cast<std::int32_t>(into.value_stride);
+  const std::int64_t first_query = std::int64_t{first} * head_dim;
+  const std::int64_t first_score = std::int64_t{first / count % 2 * count} * score_stride;
+  return {.q = {{memory_.query + first_query, rows, head_dim}, memory_.query_bf16 + first_query},
+          .s = {memory_.scores + first_score, rows, score_stride},
+          .o = {into.o_row(first), rows, value_stride},
+          .sums = {memory_.sums, rows, value_stride},
+          .softmax = {score_scale_, memory_.visible + first, into.m + first, into.l + first, memory_.rescale + first}};
 }
 
 /// How many of the tile's tokens each row sees, counted from its first.

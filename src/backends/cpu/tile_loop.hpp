@@ -36,18 +36,18 @@ class TileLoop {
   [[nodiscard]] bool met_bad_page() const noexcept { return tiles_.met_bad_page(); }
 
  private:
-  /// Who computes a tile's stages, and its rows as they are read. V without tokens: as it is once the rules have hidden what they hide.
-  struct Stages {
-    void (*scores)(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
-    void (*accumulate)(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                       const Prefetch& prefetch) noexcept;
-    TokenRows k;
-    TokenRows v;
+  /// Rows of the block and what belongs to them.
+  struct Rows {
+    QueryRows q;
+    RowBuffer s;
+    RowBuffer o;
+    RowBuffer sums;
+    SoftmaxRows softmax;
   };
-  [[nodiscard]] Stages stages_of(const KvTile& tile) const noexcept;
-  [[nodiscard]] Stages turned_stages(const KvTile& tile) const noexcept;
-  void compute(const Stages& stages, const TileOutput& part, KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
+  [[nodiscard]] Rows rows_of(std::int32_t first, std::int32_t count, const fixup::Partial& into) const noexcept;
+  void compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
                const Prefetch& with_accumulate) const noexcept;
+  void compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& prefetch) const noexcept;
   void set_visible(std::int64_t token, std::int32_t tokens) noexcept;
   /// The rows as the kernels read them: in place, or as an fp32 copy in `packed`.
   [[nodiscard]] TokenRows kernel_rows(const TensorView& tensor, const TokenRows& rows, float* packed) const noexcept;
