@@ -4,8 +4,10 @@
 
 #include "support/tile_registers.hpp"
 
-#define amx_bf16_kernels amx_bf16_kernels_in_software  // the library has one of that name
+#define amx_bf16_kernels amx_bf16_kernels_in_software  // the library has these names
+#define amx_turned_tile amx_turned_tile_in_software
 #include "backends/cpu/amx_bf16.cpp"
+#include "backends/cpu/amx_turned_tile.cpp"
 
 #include <gtest/gtest.h>
 
