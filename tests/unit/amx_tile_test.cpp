@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/int_math.hpp"
+#include "lean/float_types.hpp"
 #include "lean/lean.hpp"
 #include "support/aligned_rows.hpp"
 #include "support/random.hpp"
@@ -142,121 +143,90 @@ std::vector<std::uint16_t> bf16_rows(std::int32_t rows, std::int32_t dims, suppo
   return values;
 }
 
-TEST(AmxTile, TurnedTilesGiveTheSameBits) {
-  if (!computes_here()) GTEST_SKIP() << "no AVX-512-BF16 here";
-  support::Stream random(7);
-  for_cases([&](const Case& c) {
-    const Tokens keys(c.tokens, c.dims, c.lie, random);
-    const Tokens values(c.tokens, c.dims, c.lie, random);
-    support::AlignedRows turned_k(round_up(c.tokens, 16), c.dims);
-    support::AlignedRows turned_v(round_up(c.tokens, 16), c.dims);
-    const TokenRows k{.data = turned_k.buffer().data, .tokens = c.tokens, .dims = c.dims};
-    const TokenRows v{.data = turned_v.buffer().data, .tokens = c.tokens, .dims = c.dims};
-    const auto room = static_cast<std::int32_t>(round_up(c.rows, kTurnedTile.rows_together));
-    std::vector<std::uint16_t> queries = bf16_rows(room, c.dims, random);
-    const std::int32_t stride = support::score_stride(c.tokens);
-    support::AlignedRows plain_s(c.rows, stride);
-    support::AlignedRows turned_s(kTurnedTile.rows_together, stride);
-    support::AlignedRows plain_o(c.rows, c.dims, 3.0F);
-    support::AlignedRows turned_o(c.rows, c.dims, 3.0F);
-    support::AlignedRows plain_sums(c.rows, c.dims);
-    support::AlignedRows turned_sums(kTurnedTile.rows_together, c.dims);
-    const std::vector<float> rescale(static_cast<std::size_t>(c.rows), 0.7F);
-    scores({{nullptr, c.rows, c.dims}, queries.data()}, keys.rows(), plain_s.buffer(), {});
-    const RowBuffer s = plain_s.buffer();
-    for (std::int32_t r = 0; r < c.rows; ++r) std::fill(s.row(r) + c.tokens, s.row(r) + round_up(c.tokens, 16), 0.0F);
-    const std::vector<float> found(s.data, s.row(c.rows));
-    accumulate(plain_o.buffer(), plain_sums.buffer(), s, values.rows(), rescale.data(), {});
-    kTurnedTile.begin(keys.rows(), values.rows(), turned_k.buffer().data, turned_v.buffer().data);
-    for (std::int32_t row = 0; row < c.rows; row += kTurnedTile.rows_together) {
-      const std::int32_t rows = std::min(kTurnedTile.rows_together, c.rows - row);
-      RowBuffer part = turned_s.buffer();
-      part.rows = rows;
-      kTurnedTile.scores({{nullptr, rows, c.dims}, queries.data() + std::int64_t{row} * c.dims}, k, part, {});
-      for (std::int32_t r = 0; r < rows; ++r) {
-        ASSERT_TRUE(std::equal(part.row(r), part.row(r) + c.tokens, found.data() + std::int64_t{row + r} * stride))
-            << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims: " << row + r;
-        std::fill(part.row(r) + c.tokens, part.row(r) + round_up(c.tokens, 16), 0.0F);
-      }
-      round_weights(part, c.tokens);
-      const RowBuffer o{turned_o.buffer().row(row), rows, c.dims};
-      kTurnedTile.accumulate(o, {turned_sums.buffer().data, rows, c.dims}, part, v, rescale.data() + row, {});
-    }
-    kTurnedTile.end();
-    const RowBuffer expected = plain_o.buffer();
-    ASSERT_TRUE(std::equal(expected.data, expected.row(c.rows), turned_o.buffer().data))
-        << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims";
-  });
-}
-
-/// Scores of which rows see some, all or none, of which some are -inf or NaN.
-void fill_scores(const RowBuffer& s, std::int32_t tokens, std::vector<std::int32_t>& visible, support::Stream& random) {
+/// What score rules may leave: rows of -inf, and a NaN.
+bool spoil(const void* tokens, std::int32_t first, const RowBuffer& s) noexcept {
+  const std::int32_t some = std::min(16, *static_cast<const std::int32_t*>(tokens));
   for (std::int32_t r = 0; r < s.rows; ++r) {
-    for (std::int32_t t = 0; t < tokens; ++t) s.row(r)[t] = static_cast<float>(random.between(-4000, 4000)) / 64.0F;
-    visible[static_cast<std::size_t>(r)] = random.one_of({0, tokens / 2, tokens, tokens});
-    if (random.between(0, 7) == 0) std::fill(s.row(r), s.row(r) + tokens, -std::numeric_limits<float>::infinity());
-    if (random.between(0, 7) == 0) s.row(r)[random.between(0, tokens - 1)] = std::numeric_limits<float>::quiet_NaN();
+    if ((first + r) % 7 == 3) std::fill(s.row(r), s.row(r) + some, -std::numeric_limits<float>::infinity());
+    if ((first + r) % 11 == 5) s.row(r)[(first + r) % some] = std::numeric_limits<float>::quiet_NaN();
   }
+  return false;
 }
 
 bool same(float a, float b) { return a == b || (a != a && b != b); }
 
-TEST(AmxTile, TheSoftmaxOfATurnedTileIsTheOtherOneWithRoundedWeights) {
-  const TileKernels* other = avx512_kernels();
-  if (!computes_here() || other == nullptr) GTEST_SKIP() << "no AVX-512-BF16 here";
-  support::Stream random(11);
+/// A block's rows on their way through tiles, by stages or turned.
+struct Block {
+  Block(const Case& c, std::int32_t room)
+      : scores_memory(room, support::score_stride(c.tokens)),
+        sums_memory(room, c.dims),
+        outputs_memory(c.rows, c.dims),
+        m(static_cast<std::size_t>(c.rows), softmax::kNegInf),
+        l(m.size()),
+        rescale(m.size()),
+        s(of(scores_memory, c.rows)),
+        sums(of(sums_memory, c.rows)),
+        o(outputs_memory.buffer()) {}
+
+  static RowBuffer of(support::AlignedRows& memory, std::int32_t rows) {
+    RowBuffer buffer = memory.buffer();
+    buffer.rows = rows;
+    return buffer;
+  }
+  [[nodiscard]] SoftmaxRows softmax_rows(float scale, const std::vector<std::int32_t>& visible) {
+    return {scale, visible.data(), m.data(), l.data(), rescale.data()};
+  }
+
+  support::AlignedRows scores_memory;
+  support::AlignedRows sums_memory;
+  support::AlignedRows outputs_memory;
+  std::vector<float> m;
+  std::vector<float> l;
+  std::vector<float> rescale;
+  RowBuffer s;
+  RowBuffer sums;
+  RowBuffer o;
+};
+
+TEST(AmxTile, TurnedTilesGiveTheSameBits) {
+  const TileKernels* others = avx512_kernels();
+  if (!computes_here() || others == nullptr) GTEST_SKIP() << "no AVX-512-BF16 here";
+  support::Stream random(7);
   for_cases([&](const Case& c) {
-    if (c.lie != Tokens::Lie::kSideBySide) return;
-    const std::int32_t rows = std::min(c.rows, kTurnedTile.rows_together);
-    const std::int32_t next_rows = random.one_of({0, 5, kTurnedTile.rows_together});
-    const std::int32_t stride = support::score_stride(c.tokens);
-    std::vector<std::int32_t> visible(static_cast<std::size_t>(rows));
-    support::AlignedRows plain(rows, stride);
-    support::AlignedRows turned(rows, stride);
-    support::AlignedRows next(kTurnedTile.rows_together, stride);
-    const RowBuffer p = plain.buffer();
-    fill_scores(p, c.tokens, visible, random);
-    std::copy(p.data, p.row(rows), turned.buffer().data);
-    std::vector<float> m[2];
-    std::vector<float> l[2];
-    std::vector<float> rescale[2];
-    for (int i = 0; i < 2; ++i) {
-      m[i].assign(static_cast<std::size_t>(rows), random.one_of({softmax::kNegInf, 3.0F}));
-      m[i] = m[0];
-      l[i].assign(m[i].size(), 2.0F);
-      rescale[i].assign(m[i].size(), 0.0F);
-    }
+    const auto room = static_cast<std::int32_t>(round_up(c.rows, 32));
+    const std::vector<std::uint16_t> queries = bf16_rows(room, c.dims, random);
+    const QueryRows q{{nullptr, c.rows, c.dims}, const_cast<std::uint16_t*>(queries.data())};
     const float scale = random.one_of({0.125F, -0.25F});
-    const auto softmax_rows = [&](int i) {
-      return SoftmaxRows{scale, visible.data(), m[i].data(), l[i].data(), rescale[i].data(), nullptr};
-    };
-    const Tokens keys(c.tokens, c.dims, c.lie, random);
-    support::AlignedRows turned_k(round_up(c.tokens, 16), c.dims);
-    support::AlignedRows turned_v(round_up(c.tokens, 16), c.dims);
-    const TokenRows k{.data = turned_k.buffer().data, .tokens = c.tokens, .dims = c.dims};
-    std::vector<std::uint16_t> queries = bf16_rows(kTurnedTile.rows_together, c.dims, random);
-    support::AlignedRows expected_next(std::max(1, next_rows), stride);
-    RowBuffer next_s = next.buffer();
-    next_s.rows = next_rows;
-    RowBuffer expected_s = expected_next.buffer();
-    expected_s.rows = next_rows;
-    scores({{nullptr, next_rows, c.dims}, queries.data()}, keys.rows(), expected_s, {});
-    other->online_softmax(p, c.tokens, softmax_rows(0));
-    kTurnedTile.begin(keys.rows(), keys.rows(), turned_k.buffer().data, turned_v.buffer().data);
-    const RowBuffer s = turned.buffer();
-    kTurnedTile.online_softmax(s, c.tokens, softmax_rows(1), {{{nullptr, next_rows, c.dims}, queries.data()}, k, next_s});
-    kTurnedTile.end();
-    for (std::int32_t r = 0; r < rows; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      ASSERT_TRUE(same(m[0][i], m[1][i]) && same(l[0][i], l[1][i]) && same(rescale[0][i], rescale[1][i])) << r;
-      for (std::int32_t t = 0; t < c.tokens; ++t) {
-        const BFloat16 weight{reinterpret_cast<const std::uint16_t*>(s.row(r))[t]};
-        const float rounded = to_float(from_float<BFloat16>(p.row(r)[t]));
-        ASSERT_TRUE(same(to_float(weight), rounded)) << c.rows << " rows, " << c.tokens << " tokens: " << r << ", " << t;
-      }
+    Block by_stages(c, room);
+    Block turned(c, room);
+    support::AlignedRows turned_k(static_cast<std::int32_t>(round_up(c.tokens, 16)), c.dims);
+    support::AlignedRows turned_v(static_cast<std::int32_t>(round_up(c.tokens, 16)), c.dims);
+    for (int tile = 0; tile < 2; ++tile) {
+      const Tokens keys(c.tokens, c.dims, c.lie, random);
+      const Tokens values(c.tokens, c.dims, c.lie, random);
+      std::vector<std::int32_t> visible;
+      while (visible.size() < by_stages.m.size()) visible.push_back(random.one_of({0, c.tokens / 2, c.tokens, c.tokens}));
+      scores(q, keys.rows(), by_stages.s, {});
+      spoil(&c.tokens, 0, by_stages.s);
+      others->online_softmax(by_stages.s, c.tokens, by_stages.softmax_rows(scale, visible));
+      accumulate(by_stages.o, by_stages.sums, by_stages.s, values.rows(), by_stages.rescale.data(), {});
+      kTurnedTile.compute({.q = q,
+                           .k = keys.rows(),
+                           .v = values.rows(),
+                           .turned_k = turned_k.buffer().data,
+                           .turned_v = turned_v.buffer().data,
+                           .s = turned.s,
+                           .sums = turned.sums,
+                           .o = turned.o,
+                           .softmax = turned.softmax_rows(scale, visible),
+                           .apply_rules = spoil,
+                           .context = &c.tokens});
     }
-    for (std::int32_t r = 0; r < next_rows; ++r) {
-      ASSERT_TRUE(std::equal(next_s.row(r), next_s.row(r) + c.tokens, expected_s.row(r))) << r;
+    for (std::int32_t r = 0; r < c.rows; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      ASSERT_TRUE(same(by_stages.m[i], turned.m[i]) && same(by_stages.l[i], turned.l[i])) << r;
+      ASSERT_TRUE(std::equal(by_stages.o.row(r), by_stages.o.row(r) + c.dims, turned.o.row(r), same))
+          << c.rows << " rows, " << c.tokens << " tokens, " << c.dims << " dims: " << r;
     }
   });
 }

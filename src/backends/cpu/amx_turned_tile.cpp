@@ -1,8 +1,8 @@
 // A turned tile on AMX (TurnedTile, tile_kernels.hpp): K and V are laid out as second factors of tdpbf16ps once for all rows of a
-// block, which then go through scores, softmax and accumulate 32 at a time. Two by two registers of sums: each factor that is loaded
-// is multiplied twice, and K and V, which lie in the L2, are read once for 32 rows. The softmax is lean_tile-inl.hpp's, bit for bit,
-// but that weights are left in bf16; the next rows' scores are computed between its rows, as a core multiplies tiles and computes
-// vectors at a time.
+// block, which then go through scores, softmax and accumulate 32 at a time. Products have two by two registers of sums: each factor
+// that is loaded is multiplied twice, and K and V, which lie in the L2, are read once for 32 rows. The softmax is lean_tile-inl.hpp's,
+// bit for bit, but that weights are left in bf16. Between its rows the products of other rows are computed, the values of those
+// before and the scores of those behind, as a core multiplies registers and computes vectors at a time.
 //
 // Order of arithmetic: as in amx_bf16.cpp.
 #include "backends/cpu/amx_turned_tile.hpp"
@@ -29,89 +29,90 @@ LEAN_TARGET_AMX inline void turn_keys(const TokenRows& k, PackedTile* out) {
   }
 }
 
-LEAN_TARGET_AMX void begin_turned(const TokenRows& k, const TokenRows& v, void* turned_k, void* turned_v) noexcept {
-  turn_keys(k, static_cast<PackedTile*>(turned_k));
-  turn_values(v, static_cast<PackedTile*>(turned_v));
-  const TileShapes shapes(kTileRows);
-  _tile_loadconfig(&shapes);
-}
-
-LEAN_TARGET_AMX void end_turned() noexcept { _tile_release(); }
-
-/// Registers 0 to 3 += rows [0, 16) and [16, 32) of the first factor, `row_bytes` apart, times the second factors `left` and `right`.
-[[gnu::always_inline]] LEAN_TARGET_AMX inline void multiply_two_by_two(const std::uint16_t* rows, std::int64_t row_bytes,
-                                                                       const PackedTile* left, const PackedTile* right,
-                                                                       RowsAhead& ahead) {
-  _tile_loadd(4, rows, row_bytes);
-  _tile_loadd(6, left, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  ahead.ask();
-  _tile_loadd(7, right, 64);
-  _tile_dpbf16ps(1, 4, 7);
-  ahead.ask();
-  _tile_loadd(5, rows + kTileRows * row_bytes / 2, row_bytes);
-  _tile_dpbf16ps(2, 5, 6);
-  ahead.ask();
-  _tile_dpbf16ps(3, 5, 7);
-  ahead.ask();
-}
-
-[[gnu::always_inline]] LEAN_TARGET_AMX inline void zero_two_by_two() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
-[[gnu::always_inline]] LEAN_TARGET_AMX inline void store_two_by_two(float* out, std::int64_t stride) {
-  _tile_stored(0, out, stride * 4);
-  _tile_stored(1, out + kSumLanes, stride * 4);
-  _tile_stored(2, out + kTileRows * stride, stride * 4);
-  _tile_stored(3, out + kTileRows * stride + kSumLanes, stride * 4);
-}
-
-/// Scores of 32 rows with a turned K, a step at a time: 32 tokens and 32 dims.
-class ScoreSteps {
+/// 32 rows of first factors times turned K or V, in steps: a step adds products 32 elements deep to two by two registers of sums,
+/// and the last of some stores them.
+class Products {
  public:
-  ScoreSteps(const QueryRows& q, const TokenRows& k, const RowBuffer& s, RowsAhead& ahead) noexcept
-      : queries_(q.bf16),
-        query_bytes_(std::int64_t{q.f32.stride} * 2),
-        keys_(static_cast<const PackedTile*>(k.data)),
-        out_(s.data),
-        out_stride_(s.stride),
-        chunks_(k.dims / kPairLanes),
-        left_(s.rows > 0 ? (k.tokens + kBlockTokens - 1) / kBlockTokens * chunks_ : 0),
-        ahead_(ahead) {}
+  Products() = default;
+
+  static Products scores(const QueryRows& q, const TokenRows& k, const PackedTile* turned_k, float* s, std::int32_t stride) noexcept {
+    const std::int32_t chunks = k.dims / kPairLanes;
+    return {{q.bf16, std::int64_t{q.f32.stride} * 2}, {turned_k, chunks, 1, 2 * chunks}, {s, stride}, chunks, blocks_of(k.tokens)};
+  }
+  static Products sums(const float* p, std::int32_t stride, const TokenRows& v, const PackedTile* turned_v,
+                       const RowBuffer& sums) noexcept {
+    const std::int32_t chunks = v.dims / kPairLanes;
+    const auto* weights = reinterpret_cast<const std::uint16_t*>(p);
+    return {{weights, std::int64_t{stride} * 4}, {turned_v, 1, 2 * chunks, 2}, {sums.data, sums.stride}, blocks_of(v.tokens), chunks};
+  }
 
   [[nodiscard]] std::int32_t left() const noexcept { return left_; }
 
-  [[gnu::always_inline]] LEAN_TARGET_AMX void step() noexcept {
-    if (chunk_ == 0) zero_two_by_two();
-    multiply_two_by_two(queries_ + chunk_ * kPairLanes, query_bytes_, keys_ + chunk_, keys_ + chunks_ + chunk_, ahead_);
+  [[gnu::always_inline]] LEAN_TARGET_AMX void step(RowsAhead& ahead) noexcept {
+    if (at_ == 0) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    const std::uint16_t* row = first_.rows + at_ * kPairLanes;
+    const PackedTile* factor = second_.left + at_ * second_.deeper;
+    _tile_loadd(4, row, first_.row_bytes);
+    _tile_loadd(6, factor, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    ahead.ask();
+    _tile_loadd(7, factor + second_.right, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    ahead.ask();
+    _tile_loadd(5, row + kTileRows * first_.row_bytes / 2, first_.row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    ahead.ask();
+    _tile_dpbf16ps(3, 5, 7);
+    ahead.ask();
     --left_;
-    if (++chunk_ < chunks_) return;
-    store_two_by_two(out_, out_stride_);
-    chunk_ = 0;
-    out_ += kBlockTokens;
-    keys_ += std::int64_t{2} * chunks_;
+    if (++at_ < depth_) return;
+    const std::int64_t out_bytes = out_.stride * 4;
+    _tile_stored(0, out_.row, out_bytes);
+    _tile_stored(1, out_.row + kSumLanes, out_bytes);
+    _tile_stored(2, out_.row + kTileRows * out_.stride, out_bytes);
+    _tile_stored(3, out_.row + kTileRows * out_.stride + kSumLanes, out_bytes);
+    at_ = 0;
+    second_.left += second_.beside;
+    out_.row += 2 * kSumLanes;
+  }
+
+  LEAN_TARGET_AMX void finish(RowsAhead& ahead) noexcept {
+    while (left_ > 0) step(ahead);
   }
 
  private:
-  const std::uint16_t* queries_;
-  std::int64_t query_bytes_;
-  const PackedTile* keys_;
-  float* out_;
-  std::int64_t out_stride_;
-  std::int32_t chunks_;
-  std::int32_t left_;  // steps
-  std::int32_t chunk_ = 0;
-  RowsAhead& ahead_;
-};
+  struct First {
+    const std::uint16_t* rows = nullptr;
+    std::int64_t row_bytes = 0;
+  };
+  struct Second {  // distances in tiles
+    const PackedTile* left = nullptr;
+    std::int64_t right = 0;   // the tile beside it
+    std::int64_t deeper = 0;  // the next step's
+    std::int64_t beside = 0;  // that of the next sums
+  };
+  struct Out {
+    float* row = nullptr;
+    std::int64_t stride = 0;
+  };
 
-LEAN_TARGET_AMX void scores_of_turned(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch&) noexcept {
-  RowsAhead none;
-  for (ScoreSteps scores(q, k, s, none); scores.left() > 0;) scores.step();
-}
+  Products(const First& first, const Second& second, const Out& out, std::int32_t depth, std::int32_t count) noexcept
+      : first_(first), second_(second), out_(out), depth_(depth), left_(depth * count) {}
+
+  static std::int32_t blocks_of(std::int32_t tokens) noexcept { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+
+  First first_;
+  Second second_;
+  Out out_;
+  std::int32_t depth_ = 0;  // steps to one another's sums
+  std::int32_t left_ = 0;   // steps
+  std::int32_t at_ = 0;
+};
 
 /// 2^x for x <= 0, as in vectors-inl.hpp.
 [[gnu::always_inline]] LEAN_TARGET_AMX inline __m512 exp2_nonpositive(__m512 x) {
@@ -167,27 +168,23 @@ LEAN_TARGET_AMX inline float weigh(float* s, std::int32_t padded, float scale, f
   return _mm512_reduce_add_ps(sum);
 }
 
-LEAN_TARGET_AMX void online_softmax_of_turned(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows,
-                                              const NextScores& next) noexcept {
+/// The products of `before` and then of `behind` are computed meanwhile.
+LEAN_TARGET_AMX void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows, Products& before,
+                                    Products& behind, RowsAhead& ahead) {
   constexpr std::int32_t kTogether = 8;  // rows whose largest scores are found before the first is weighed
   const std::int32_t padded = (tokens + kSumLanes - 1) / kSumLanes * kSumLanes;
   const bool keeps_order = rows.scale > 0.0F;
   const float scale = keeps_order ? rows.scale : 1.0F;
-  RowsAhead none;
-  RowsAhead& ahead = rows.ahead != nullptr ? *rows.ahead : none;
-  ScoreSteps scores(next.q, next.k, next.s, ahead);
-  ahead.share(kScoresEighths + kSoftmaxEighths, scores.left() > 0 ? 4 * scores.left() : s.rows);
-  const std::int32_t steps = scores.left();
+  const std::int32_t steps = before.left() + behind.left();
   for (std::int32_t first = 0; first < s.rows; first += kTogether) {
     const std::int32_t end = std::min(first + kTogether, s.rows);
     float tile_max[std::size_t{kTogether}];
     for (std::int32_t r = first; r < end; ++r) {
-      if (next.s.rows == 0) ahead.ask();
       if (!keeps_order) scale_scores(s.row(r), padded, rows.scale);
       tile_max[r - first] = mask_and_max(s.row(r), padded, rows.visible[r]) * scale;
     }
     for (std::int32_t r = first; r < end; ++r) {
-      while (steps - scores.left() < steps * (r + 1) / s.rows) scores.step();
+      while (steps - before.left() - behind.left() < steps * (r + 1) / s.rows) (before.left() > 0 ? before : behind).step(ahead);
       const float found = tile_max[r - first];
       const float m_old = rows.m[r];
       const float m_new = found > m_old || found != found ? found : m_old;
@@ -204,36 +201,66 @@ LEAN_TARGET_AMX void online_softmax_of_turned(const RowBuffer& s, std::int32_t t
   }
 }
 
-LEAN_TARGET_AMX void accumulate_turned(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v,
-                                       const float* rescale, const Prefetch& prefetch) noexcept {
-  const std::int32_t chunks = v.dims / kPairLanes;
-  const std::int32_t blocks = (v.tokens + kBlockTokens - 1) / kBlockTokens;
-  const std::int64_t weight_bytes = std::int64_t{p.stride} * 4;
-  RowsAhead none;
-  RowsAhead& ahead = prefetch.ahead != nullptr ? *prefetch.ahead : none;
-  ahead.share(kAccumulateEighths, 4 * blocks * chunks);
-  const auto* weights = reinterpret_cast<const std::uint16_t*>(p.data);
-  const auto* values = static_cast<const PackedTile*>(v.data);
-  for (std::int32_t chunk = 0; chunk < chunks; ++chunk, values += 2) {
-    zero_two_by_two();
-    for (std::int32_t block = 0; block < blocks; ++block) {
-      const PackedTile* pair = values + std::int64_t{2} * chunks * block;
-      multiply_two_by_two(weights + block * kBlockTokens, weight_bytes, pair, pair + 1, ahead);
-    }
-    store_two_by_two(sums.data + chunk * kPairLanes, sums.stride);
+/// What belongs to the rows that a block's row `first` begins. Scores of three such runs of rows are in use at a time.
+class Run {
+ public:
+  Run(const TurnedCall& call, std::int32_t first) noexcept
+      : call_(call), first_(first), rows_(std::min(kRowsTogether, call.s.rows - first)) {}
+
+  [[nodiscard]] RowBuffer s() const noexcept { return {call_.s.row(first_ % (3 * kRowsTogether)), rows_, call_.s.stride}; }
+  [[nodiscard]] Products scores() const noexcept {
+    QueryRows q = call_.q;
+    q.bf16 += std::int64_t{first_} * q.f32.stride;
+    return Products::scores(q, call_.k, static_cast<const PackedTile*>(call_.turned_k), s().data, call_.s.stride);
   }
-  add_sums(o, sums, rescale, v.dims);
+  [[nodiscard]] SoftmaxRows softmax() const noexcept {
+    const SoftmaxRows& all = call_.softmax;
+    const bool scaled = call_.apply_rules != nullptr && call_.apply_rules(call_.context, first_, s());
+    return {scaled ? 1.0F : all.scale, all.visible + first_, all.m + first_, all.l + first_, all.rescale + first_};
+  }
+  [[nodiscard]] Products sums() const noexcept {
+    return Products::sums(s().data, call_.s.stride, call_.v, static_cast<const PackedTile*>(call_.turned_v), call_.sums);
+  }
+  void add() const noexcept {
+    add_sums({call_.o.row(first_), rows_, call_.o.stride}, call_.sums, call_.softmax.rescale + first_, call_.v.dims);
+  }
+
+ private:
+  const TurnedCall& call_;
+  std::int32_t first_;
+  std::int32_t rows_;
+};
+
+LEAN_TARGET_AMX void compute(const TurnedCall& call) noexcept {
+  turn_keys(call.k, static_cast<PackedTile*>(call.turned_k));
+  turn_values(call.v, static_cast<PackedTile*>(call.turned_v));
+  RowsAhead none;
+  RowsAhead& ahead = call.ahead != nullptr ? *call.ahead : none;
+  Tiles tiles;
+  tiles.shape(kTileRows);
+  Products behind = Run(call, 0).scores();
+  const std::int32_t runs = (call.s.rows + kRowsTogether - 1) / kRowsTogether;
+  ahead.share(8, 4 * runs * (behind.left() + Run(call, 0).sums().left()));
+  behind.finish(ahead);
+  Products before;
+  for (std::int32_t first = 0; first < call.s.rows; first += kRowsTogether) {
+    const Run run(call, first);
+    const bool last = first + kRowsTogether >= call.s.rows;
+    behind = last ? Products() : Run(call, first + kRowsTogether).scores();
+    online_softmax(run.s(), call.k.tokens, run.softmax(), before, behind, ahead);
+    if (first > 0) Run(call, first - kRowsTogether).add();
+    before = run.sums();
+    if (last) {
+      before.finish(ahead);
+      run.add();
+    }
+  }
 }
 
 /// Turning takes 32 turns of 16 x 16 words for a tile of 128 tokens of 128 dims, scores without it 12 for each 16 rows.
 constexpr TurnedTile kTurnedTile{.from_rows = 40,
-                                 .rows_together = kRowsTogether,
                                  .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; },
-                                 .begin = begin_turned,
-                                 .scores = scores_of_turned,
-                                 .online_softmax = online_softmax_of_turned,
-                                 .accumulate = accumulate_turned,
-                                 .end = end_turned};
+                                 .compute = compute};
 
 }  // namespace
 

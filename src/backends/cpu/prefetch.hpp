@@ -33,13 +33,12 @@ class RowsAhead {
  public:
   using Rows = std::array<TokenRows, 3>;
 
-  /// What is asked for from now on, in this order, while each stage is taken `rounds` times.
-  void begin(const Rows& rows, std::int64_t element_bytes, std::int32_t rounds = 1) noexcept {
+  /// What is asked for from now on, in this order.
+  void begin(const Rows& rows, std::int64_t element_bytes) noexcept {
     *this = {};
     rows_ = rows;
     element_bytes_ = element_bytes;
     for (const TokenRows& one : rows) bytes_ += row_bytes(one) * one.tokens;
-    bytes_ = (bytes_ + rounds - 1) / rounds;
   }
 
   /// That much of it in the next steps.
@@ -94,7 +93,7 @@ class RowsAhead {
 
   Rows rows_{};
   std::int64_t element_bytes_ = 0;
-  std::int64_t bytes_ = 0;  // of all that a round asks for
+  std::int64_t bytes_ = 0;  // of all
   std::int32_t lines_a_step_ = 0;
   const std::byte* next_ = nullptr;  // line
   const std::byte* end_ = nullptr;   // of its row

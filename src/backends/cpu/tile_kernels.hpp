@@ -63,32 +63,31 @@ struct ScoreRule {
 inline constexpr int kKvTypes = kDTypeCount;
 inline constexpr int kOutputTypes = kQueryDTypeCount;
 
-/// What TurnedTile::scores would take; without rows: there are none.
-struct NextScores {
+/// A tile and a block's rows, for TurnedTile.
+struct TurnedCall {
   QueryRows q;
   TokenRows k;
-  RowBuffer s;
+  TokenRows v;
+  void* turned_k = nullptr;  // room for an fp32 copy of K
+  void* turned_v = nullptr;
+  RowBuffer s;  // this and sums are scratch
+  RowBuffer sums;
+  RowBuffer o;
+  SoftmaxRows softmax;
+  RowsAhead* ahead = nullptr;
+  /// Score rules of rows from `first` on, whose scores `s` are: true where they made log2-domain scores of them.
+  bool (*apply_rules)(const void* context, std::int32_t first, const RowBuffer& s) noexcept = nullptr;
+  const void* context = nullptr;
 };
 
-/// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, from scores to
-/// accumulate, so that what lies between two stages stays in the L1. Same bits as by scores and accumulate.
+/// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, so that what lies
+/// between two stages stays in the L1. Same bits as by the stages of TileKernels.
 struct TurnedTile {
   std::int32_t from_rows = 0;  // of a block: as many pay for it
-  std::int32_t rows_together = 0;
   /// True where rows of that many dims can be.
   bool (*serves)(std::int32_t dims) noexcept;
-  /// Lays K and V out; each has room for an fp32 copy of it.
-  void (*begin)(const TokenRows& k, const TokenRows& v, void* turned_k, void* turned_v) noexcept;
-  /// `k` and `v` name what begin() laid out. Rows up to whole rows_together exist in every buffer; those past the last are scratch.
-  void (*scores)(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
-  /// Leaves the weights in bf16, one after the other from a row's start, and computes the scores of the rows that come next
-  /// meanwhile: products of registers and the softmax's vectors take turns in a core that does both at a time.
-  void (*online_softmax)(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& rows, const NextScores& next) noexcept;
-  /// Takes weights as online_softmax leaves them.
-  void (*accumulate)(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const float* rescale,
-                     const Prefetch& prefetch) noexcept;
-  /// After the last row's stages.
-  void (*end)() noexcept;
+  /// All stages. A block's buffers are as long as row_block_for() says, and rows past the call's last are scratch too, but in o.
+  void (*compute)(const TurnedCall& call) noexcept;
 };
 
 struct TileKernels {

@@ -61,16 +61,11 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     next = token < end ? locate(token) : KvTile{};
     const TokenRows next_k = asked_for(problem_.k, next.k);
     const bool turns = memory_.layout.turns_tiles && output_.rows >= kernels_.turned->from_rows && !rules_.masks(output_, tile);
-    const std::int32_t together = turns ? kernels_.turned->rows_together : output_.rows;
-    if (kernels_.asks_ahead) {
-      const auto rounds = static_cast<std::int32_t>(ceil_div(output_.rows, together));
-      ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype), rounds);
-    }
-    const Prefetch with_scores{asked_for(problem_.v, tile.v), distance_bytes, &ahead};
+    if (kernels_.asks_ahead) ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
     if (turns) {
-      compute_turned(tile, into, with_scores);
+      compute_turned(tile, into, ahead);
     } else {
-      compute(tile, into, with_scores, {next_k, distance_bytes, &ahead});
+      compute(tile, into, {asked_for(problem_.v, tile.v), distance_bytes, &ahead}, {next_k, distance_bytes, &ahead});
     }
   }
   for (std::int32_t r = 0; r < output_.rows; ++r) {
@@ -78,57 +73,53 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
   }
 }
 
-/// All rows of the block through a tile's stages.
+/// All rows of the block through a tile's stages, one after the other.
 void TileLoop::compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
                        const Prefetch& with_accumulate) const noexcept {
-  const Rows rows = rows_of(0, output_.rows, into);
-  SoftmaxRows softmax = rows.softmax;
+  Rows rows = rows_of(into);
   const auto& scores = one_order_ || output_.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
   scores[kernel_of(problem_.k)](rows.q, kernel_rows(problem_.k, tile.k, memory_.packed_k), rows.s, with_scores);
-  if (rules_.apply(output_, score_scale_, tile, rows.s)) softmax.scale = 1.0F;
+  if (rules_.apply(output_, score_scale_, tile, rows.s)) rows.softmax.scale = 1.0F;
   if (kernels_.asks_ahead) {
-    softmax.ahead = with_scores.ahead;
-    softmax.ahead->share(kSoftmaxEighths, output_.rows);
+    rows.softmax.ahead = with_scores.ahead;
+    rows.softmax.ahead->share(kSoftmaxEighths, output_.rows);
   }
-  kernels_.online_softmax(rows.s, tile.tokens, softmax);
+  kernels_.online_softmax(rows.s, tile.tokens, rows.softmax);
   const TokenRows v = kernel_rows(problem_.v, tile.v, memory_.packed_v);
-  kernels_.accumulate[kernel_of(problem_.v)](rows.o, rows.sums, rows.s, v, softmax.rescale, with_accumulate);
+  kernels_.accumulate[kernel_of(problem_.v)](rows.o, rows.sums, rows.s, v, memory_.rescale, with_accumulate);
 }
 
-/// The same of a turned tile, a few rows at a time: their scores are computed beside the softmax of those before.
-void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& prefetch) const noexcept {
-  const TurnedTile& turned = *kernels_.turned;
-  turned.begin(tile.k, tile.v, memory_.packed_k, memory_.packed_v);
-  const TokenRows k{.data = memory_.packed_k, .tokens = tile.tokens, .dims = tile.k.dims};
-  const TokenRows v{.data = memory_.packed_v, .tokens = tile.tokens, .dims = tile.v.dims};
-  Rows rows = rows_of(0, turned.rows_together, into);
-  turned.scores(rows.q, k, rows.s, prefetch);
-  for (std::int32_t row = 0; row < output_.rows; row += turned.rows_together) {
-    const std::int32_t end = row + turned.rows_together;
-    const Rows next = end < output_.rows ? rows_of(end, turned.rows_together, into) : Rows{};
-    if (rules_.apply(output_.part(row, turned.rows_together), score_scale_, tile, rows.s)) rows.softmax.scale = 1.0F;
-    rows.softmax.ahead = prefetch.ahead;
-    turned.online_softmax(rows.s, tile.tokens, rows.softmax, {next.q, k, next.s});
-    turned.accumulate(rows.o, rows.sums, rows.s, v, rows.softmax.rescale, prefetch);
-    rows = next;
-  }
-  turned.end();
+void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, RowsAhead& ahead) const noexcept {
+  struct Context {
+    const TileLoop& loop;
+    KvTile& tile;
+  } const context{*this, tile};
+  const auto apply_rules = [](const void* opaque, std::int32_t first, const RowBuffer& s) noexcept {
+    const auto& [loop, its_tile] = *static_cast<const Context*>(opaque);
+    return loop.rules_.apply(loop.output_.part(first, s.rows), loop.score_scale_, its_tile, s);
+  };
+  const Rows rows = rows_of(into);
+  kernels_.turned->compute({.q = rows.q,
+                            .k = tile.k,
+                            .v = tile.v,
+                            .turned_k = memory_.packed_k,
+                            .turned_v = memory_.packed_v,
+                            .s = rows.s,
+                            .sums = rows.sums,
+                            .o = rows.o,
+                            .softmax = rows.softmax,
+                            .ahead = &ahead,
+                            .apply_rules = apply_rules,
+                            .context = &context});
 }
 
-/// `count` rows of the block from `first` on, as far as it has them. Of two runs of rows that follow each other one has its scores
-/// behind the other's.
-TileLoop::Rows TileLoop::rows_of(std::int32_t first, std::int32_t count, const fixup::Partial& into) const noexcept {
-  const std::int32_t rows = min_of(count, output_.rows - first);
-  const std::int32_t head_dim = memory_.layout.config.head_dim;
-  const std::int32_t score_stride = memory_.layout.score_stride();
+TileLoop::Rows TileLoop::rows_of(const fixup::Partial& into) const noexcept {
   const auto value_stride = static_cast<std::int32_t>(into.value_stride);
-  const std::int64_t first_query = std::int64_t{first} * head_dim;
-  const std::int64_t first_score = std::int64_t{first / count % 2 * count} * score_stride;
-  return {.q = {{memory_.query + first_query, rows, head_dim}, memory_.query_bf16 + first_query},
-          .s = {memory_.scores + first_score, rows, score_stride},
-          .o = {into.o_row(first), rows, value_stride},
-          .sums = {memory_.sums, rows, value_stride},
-          .softmax = {score_scale_, memory_.visible + first, into.m + first, into.l + first, memory_.rescale + first}};
+  return {.q = {{memory_.query, output_.rows, memory_.layout.config.head_dim}, memory_.query_bf16},
+          .s = {memory_.scores, output_.rows, memory_.layout.score_stride()},
+          .o = {into.o, output_.rows, value_stride},
+          .sums = {memory_.sums, output_.rows, value_stride},
+          .softmax = {score_scale_, memory_.visible, into.m, into.l, memory_.rescale}};
 }
 
 /// How many of the tile's tokens each row sees, counted from its first.

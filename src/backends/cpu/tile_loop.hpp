@@ -36,7 +36,7 @@ class TileLoop {
   [[nodiscard]] bool met_bad_page() const noexcept { return tiles_.met_bad_page(); }
 
  private:
-  /// Rows of the block and what belongs to them.
+  /// The block's rows as kernels take them.
   struct Rows {
     QueryRows q;
     RowBuffer s;
@@ -44,10 +44,10 @@ class TileLoop {
     RowBuffer sums;
     SoftmaxRows softmax;
   };
-  [[nodiscard]] Rows rows_of(std::int32_t first, std::int32_t count, const fixup::Partial& into) const noexcept;
+  [[nodiscard]] Rows rows_of(const fixup::Partial& into) const noexcept;
   void compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
                const Prefetch& with_accumulate) const noexcept;
-  void compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& prefetch) const noexcept;
+  void compute_turned(KvTile& tile, const fixup::Partial& into, RowsAhead& ahead) const noexcept;
   void set_visible(std::int64_t token, std::int32_t tokens) noexcept;
   /// The rows as the kernels read them: in place, or as an fp32 copy in `packed`.
   [[nodiscard]] TokenRows kernel_rows(const TensorView& tensor, const TokenRows& rows, float* packed) const noexcept;
