@@ -1,5 +1,5 @@
 // LeanTile on AMX: bf16 scores and accumulate by tdpbf16ps, which multiplies 16 rows by 16 columns, 32 bf16 deep. The rest of the
-// table is AVX-512's, and so are heads whose dims are not whole vectors of 32. Intrinsics, in this one file, with its own check.
+// table is AVX-512's, and so are heads whose dims are not whole vectors of 32. Tiles of many rows are amx_turned_tile.cpp's.
 //
 // Scores are the product of K, as it lies in memory, with the queries laid out as word pairs once a tile; the sums come out token
 // by token and are transposed. O = P V wants pairs of tokens: V's rows are interleaved on the way into a small buffer, and O
@@ -28,6 +28,7 @@ namespace {
 
 constexpr std::int32_t kStripeChunks = 2;  // of 32 dims whose sums stay in registers over a tile
 constexpr std::int32_t kScoreBlocks = 4;   // of 16 tokens that meet a chunk of the queries together
+
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
 /// Sums of 16 tokens with 16 queries, token by token, become rows of s.

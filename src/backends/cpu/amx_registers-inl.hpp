@@ -21,7 +21,7 @@ constexpr std::int32_t kTileRows = 16;                                          
 constexpr std::int32_t kSumLanes = 16;                                            // fp32 in a row
 constexpr std::int32_t kPairLanes = 32;                                           // bf16 in a row
 constexpr std::int32_t kMaxChunks = (kMaxHeadDim + kPairLanes - 1) / kPairLanes;  // of a row
-constexpr std::int32_t kBlockTokens = 32;  // of P and V that one product takes
+constexpr std::int32_t kBlockTokens = 32;                                         // of P and V that one product takes
 /// A LeanTile has 64 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
 constexpr std::size_t kMaxValueTiles = (64 * 1024 + kTileRows * kMaxHeadDim * 2 + 1023) / 1024;
 

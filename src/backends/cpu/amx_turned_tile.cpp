@@ -35,7 +35,8 @@ class Products {
  public:
   Products() = default;
 
-  static Products scores(const QueryRows& q, const TokenRows& k, const PackedTile* turned_k, float* s, std::int32_t stride) noexcept {
+  static Products scores(const QueryRows& q, const TokenRows& k, const PackedTile* turned_k, float* s,
+                         std::int32_t stride) noexcept {
     const std::int32_t chunks = k.dims / kPairLanes;
     return {{q.bf16, std::int64_t{q.f32.stride} * 2}, {turned_k, chunks, 1, 2 * chunks}, {s, stride}, chunks, blocks_of(k.tokens)};
   }
@@ -43,7 +44,8 @@ class Products {
                        const RowBuffer& sums) noexcept {
     const std::int32_t chunks = v.dims / kPairLanes;
     const auto* weights = reinterpret_cast<const std::uint16_t*>(p);
-    return {{weights, std::int64_t{stride} * 4}, {turned_v, 1, 2 * chunks, 2}, {sums.data, sums.stride}, blocks_of(v.tokens), chunks};
+    return {
+        {weights, std::int64_t{stride} * 4}, {turned_v, 1, 2 * chunks, 2}, {sums.data, sums.stride}, blocks_of(v.tokens), chunks};
   }
 
   [[nodiscard]] std::int32_t left() const noexcept { return left_; }
@@ -258,9 +260,8 @@ LEAN_TARGET_AMX void compute(const TurnedCall& call) noexcept {
 }
 
 /// Turning takes 32 turns of 16 x 16 words for a tile of 128 tokens of 128 dims, scores without it 12 for each 16 rows.
-constexpr TurnedTile kTurnedTile{.from_rows = 40,
-                                 .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; },
-                                 .compute = compute};
+constexpr TurnedTile kTurnedTile{
+    .from_rows = 40, .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; }, .compute = compute};
 
 }  // namespace
 
