@@ -104,7 +104,7 @@ struct Scores {
 /// token n_kv - n_q + i of its sequence, so lengths must be given (kv_lengths, cu_kv_tokens or page_indptr). Left out, of cache
 /// and attention, is a token whose page lies outside the pool; nothing is appended to a sequence whose lengths had to be clamped.
 /// With fp8 K/V it is stored as value / scale, rounded to nearest, at most the largest number. Pages of new tokens must not be
-/// shared.
+/// shared; on the CPU another sequence may read them.
 struct Append {
   TensorView k{};  // null data: nothing to append
   TensorView v{};

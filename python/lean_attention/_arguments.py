@@ -85,7 +85,8 @@ def declared(
         mask: boolean (True: seen) or additive, ``[B, Hq, n_q, n_kv]``, axes of size 1 broadcast.
         tree_mask: uint32 ``[B, n_q, ceil(n_q / 32)]``, bits over the last n_q keys.
         append_k, append_v: one new token for each query token, in q's layout with k's heads: written to k and v and
-            attended to. seqlens count them: they are the last n_q tokens of a sequence. No two sequences may write to one page.
+            attended to. seqlens count them: they are the last n_q tokens of a sequence. No two sequences may write to one page,
+            nor on a GPU one read a page that another writes to.
         rotary_cos, rotary_sin: float32 ``[positions, rotary_dim / 2]``, a row for each token the cache can hold,
             applied to q and append_k.
         rotary_interleaved: pairs (0, 1), (2, 3).. instead of halves.

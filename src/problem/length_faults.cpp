@@ -3,13 +3,13 @@
 #include "problem/length_faults.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "base/message.hpp"
 #include "lean/lean.hpp"
 #include "problem/append.hpp"
 #include "problem/length_fault_text.hpp"
+#include "problem/page_set.hpp"
 
 namespace lean {
 namespace {
@@ -43,24 +43,6 @@ const char* what_most_is(Array array) noexcept {
   }
 }
 
-/// A set of page ids in 32 KB of the stack: nothing is allocated, and a larger pool is gone through piece by piece.
-class PageSet {
- public:
-  static constexpr std::int64_t kPages = std::int64_t{1} << 18;
-
-  /// Whether `page` of [first, first + kPages) had been added before.
-  [[nodiscard]] bool add(std::int64_t page) noexcept {
-    std::uint64_t& word = words_[static_cast<std::size_t>(page / 64)];
-    const std::uint64_t bit = std::uint64_t{1} << (page % 64);
-    const bool had = (word & bit) != 0;
-    word |= bit;
-    return had;
-  }
-
- private:
-  std::array<std::uint64_t, kPages / 64> words_{};
-};
-
 /// The first page id among those in [first, first + PageSet::kPages) to which the call would append twice. Lengths and ids are right.
 LengthFault first_shared_page(const Problem& problem, std::int64_t first) noexcept {
   const PagedKv& pages = problem.pages;
@@ -85,7 +67,7 @@ LengthFault first_shared_page(const Problem& problem, std::int64_t first) noexce
   return {};
 }
 
-/// The same of all pages. What a sequence writes, no other may write or read.
+/// The same of all pages.
 LengthFault first_shared_page(const Problem& problem) noexcept {
   const PagedKv& pages = problem.pages;
   const bool listed = pages.block_table != nullptr || (pages.page_indptr != nullptr && pages.page_indices != nullptr);

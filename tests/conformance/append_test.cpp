@@ -354,6 +354,33 @@ TEST(Conformance, NewTokensOfSeveralRowBlocksReachTheCacheFirst) {
   EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options_of(c, executor)));
 }
 
+/// Two requests with one prefix in one call: the first's page, which this call fills, is the second's, whose tokens there count as
+/// old. In whatever order the two are computed.
+TEST(Conformance, NewTokensThatAnotherSequenceReadsReachTheCacheFirst) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's order of things: a GPU reads old tokens beside the kernel that appends";
+  for (const bool csr : {false, true}) {
+    for (const std::int64_t reader : {0, 1}) {
+      for (const std::int32_t workers : {1, 2, 5}) {
+        Case c{.lens = {40, 40}, .n_q = {2, 2}, .page_tokens = 16, .csr = csr, .causal = true, .append = true};
+        c.q_layout = "shd";
+        c.n_q[static_cast<std::size_t>(1 - reader)] = 20;  // from its second page on
+        c.workers = workers;
+        const TestExecutor executor(c.executor);
+        TestProblem built(c);
+        built.page_ids(reader)[1] = built.page_ids(1 - reader)[1];  // of tokens 16 to 31, 12 of them new
+        built.remember();
+        ASSERT_TRUE(run(built, options_of(c, executor)));
+        const auto bits = built.output_bits();
+        Problem whole = built.problem();
+        whole.append = {};
+        const TestWorkspace workspace(whole, options_of(c, executor));
+        ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
+        EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+      }
+    }
+  }
+}
+
 /// Rotary tables have a row for each token of the capacity: none is read where there is none.
 TEST(Conformance, R02_AppendToACacheWithoutCapacity) {
   if (!target_serves({.append = true})) GTEST_SKIP() << "the target does not append";

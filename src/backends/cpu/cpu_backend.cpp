@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "backends/cpu/new_tokens.hpp"
 #include "backends/cpu/sticky.hpp"
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/worker.hpp"
@@ -180,7 +181,7 @@ Status run_call(const Problem& problem, const CallPlan& plan, const Workspace& w
                 .log2_scale = softmax::log2_scale(problem.scores.scale, problem.head_dim)};
   };
   Problem attended = problem;
-  if (appends(problem) && schedule::row_capacity(problem) > config.q_rows) {
+  if (appends(problem) && (schedule::row_capacity(problem) > config.q_rows || reads_new_tokens_of_others(problem, lengths))) {
     const Call ahead = call_of(problem);
     std::uninitialized_value_construct_n(ahead.done, shares.workers);
     if (const Status status = for_each_worker(*plan.executor, ahead, append_new_tokens); !status.ok()) return status;

@@ -6,6 +6,8 @@
 #include "backends/cpu/elements.hpp"
 #include "problem/append.hpp"
 #include "problem/kv_scales.hpp"
+#include "problem/page_set.hpp"
+#include "problem/pages.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean::cpu {
@@ -20,7 +22,55 @@ void quantise(const TileKernels& kernels, const TensorView& cache, float scale, 
   store_elements(cache.dtype, stored, copy, dims);
 }
 
+/// `look(place)` of each of a sequence's pages [begin, end) whose id lies in the pool and in [first, first + PageSet::kPages),
+/// until one is true: whether it was.
+template <typename TLook>
+bool any_page(const Problem& problem, std::int64_t first, const std::int32_t* ids, std::int32_t begin, std::int32_t end,
+              TLook&& look) noexcept {
+  for (std::int32_t page = begin; page < end; ++page) {
+    const std::int32_t id = ids[page];
+    const std::int64_t place = id - first;
+    if (in_pool(problem.pages, id) && place >= 0 && place < PageSet::kPages && look(place)) return true;
+  }
+  return false;
+}
+
+/// reads_new_tokens_of_others() of page ids in [first, first + PageSet::kPages).
+bool reads_new_tokens_of_others(const Problem& problem, const Lengths& lengths, std::int64_t first) noexcept {
+  const std::int32_t page_tokens = problem.pages.page_tokens;
+  PageSet written;
+  bool writes = false;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence& of = lengths(b);
+    const std::int32_t begin = first_new_token(problem, of);
+    if (begin >= of.kv_end) continue;
+    static_cast<void>(any_page(problem, first, page_ids(problem.pages, of, b), begin / page_tokens,
+                               (of.kv_end - 1) / page_tokens + 1, [&](std::int64_t page) {
+                                 static_cast<void>(written.add(page));
+                                 writes = true;
+                                 return false;
+                               }));
+  }
+  for (std::int64_t b = 0; writes && b < problem.batch; ++b) {
+    const Sequence& of = lengths(b);
+    if (of.q_tokens == 0 || of.kv_tokens() == 0) continue;
+    const std::int32_t own = first_new_token(problem, of);  // on a page that is its own from there on
+    const std::int32_t end = own < of.kv_end ? own / page_tokens : (own - 1) / page_tokens + 1;
+    if (any_page(problem, first, page_ids(problem.pages, of, b), of.kv_begin / page_tokens, end,
+                 [&](std::int64_t page) { return written.has(page); }))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+bool reads_new_tokens_of_others(const Problem& problem, const Lengths& lengths) noexcept {
+  if (!appends(problem) || !is_paged(problem.pages) || problem.batch < 2) return false;
+  for (std::int64_t first = 0; first < problem.pages.page_count; first += PageSet::kPages)
+    if (reads_new_tokens_of_others(problem, lengths, first)) return true;
+  return false;
+}
 
 void NewTokens::begin(const TileOutput& output) noexcept {
   output_ = output;

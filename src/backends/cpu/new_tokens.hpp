@@ -1,7 +1,7 @@
 // NewTokens: the keys and values that this call appends. Each worker that sees them makes its own copy, rotated and rounded as the
 // cache holds it, and attends to that; the one whose row block holds the token's own query writes it to the cache. So nobody
-// reads what another worker writes. Of more rows than a row block has, append_new_tokens() writes each ahead of the call instead, which
-// then reads the cache.
+// reads what another worker writes. Of more rows than a row block has, and where one sequence reads what another appends,
+// append_new_tokens() writes each ahead of the call instead, which then reads the cache.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 #include "backends/cpu/tile_kernels.hpp"
 #include "backends/cpu/tile_output.hpp"
+#include "backends/cpu/worker.hpp"
 #include "backends/cpu/worker_memory.hpp"
 #include "lean/problem.hpp"
 
@@ -43,6 +44,10 @@ class NewTokens {
   TileOutput output_;
   std::int32_t first_ = 0;
 };
+
+/// Whether a sequence has tokens of old in a page to which this call appends for another one: as where two requests with one prefix
+/// come together, and the second is told that the first has it in the cache.
+[[nodiscard]] bool reads_new_tokens_of_others(const Problem& problem, const Lengths& lengths) noexcept;
 
 /// Rotates a query row and rounds it to q's type; nothing without a rotary embedding.
 void rotate_query(const Problem& problem, const Sequence& lengths, std::int32_t query_token, float* row) noexcept;

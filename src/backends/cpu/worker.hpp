@@ -46,7 +46,7 @@ struct Call {
 };
 
 /// Writes the worker's share of the new tokens to the cache, ahead of a call that then has none: where a kv head has several row
-/// blocks, each of them would make all that it sees.
+/// blocks, each of them would make all that it sees; and where one sequence reads what another appends.
 void append_new_tokens(const Call& call, std::int32_t worker) noexcept;
 
 /// Computes every segment of `worker`. With Fixup::kTwoKernels shared outputs are left to merge_shared_outputs().
