@@ -15,6 +15,7 @@ from lean_attention._decode import decode
 from lean_attention._merge import merge_states
 from lean_attention._options import Options
 
+Pages = tuple[torch.Tensor, torch.Tensor]
 #: K, V and further arguments of decode().
 Cached = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 FP8_TYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -83,10 +84,30 @@ class Batch:
     slot_mapping: torch.Tensor
     causal: bool = True
     held: Optional[torch.Tensor] = None
+    in_place: Optional[bool] = None  # is_in_place()'s answer
 
     @property
     def has_single_tokens(self) -> bool:
         return self.max_query_len == 1
+
+    def is_in_place(self, page: int) -> bool:
+        """Whether slot_mapping has every new token where decode() appends it, behind its request's old ones, and none in page 0,
+        which the engine gives to nobody. It is otherwise in the steps of a draft model: tokens that must leave no key (-1), and
+        requests that have no page for a guess yet. Looked at once for all layers of a step; in host memory.
+        """
+        if self.in_place is None:
+            self.in_place = self.slot_mapping is None or self._is_in_place(page)
+        return self.in_place
+
+    def _is_in_place(self, page: int) -> bool:
+        request = torch.repeat_interleave(self.query_start_loc.diff())
+        place = (self.seq_lens - self.query_start_loc[1:])[request] + torch.arange(len(request))
+        column = torch.div(place, page, rounding_mode="floor")
+        if len(request) == 0 or bool(((column < 0) | (column >= self.block_table.shape[1])).any()):
+            return len(request) == 0
+        ids = self.block_table[request, column]
+        slots = self.slot_mapping[: len(request)]
+        return bool((ids > 0).all()) and torch.equal((ids * page + place % page).to(slots.dtype), slots)
 
 
 def held_tokens(shard: Any, batch: Batch) -> torch.Tensor:
@@ -159,7 +180,7 @@ class PagedLayer:
         query: torch.Tensor,
         key: Optional[torch.Tensor],
         value: Optional[torch.Tensor],
-        pages: tuple[torch.Tensor, torch.Tensor],
+        pages: Pages,
         batch: Batch,
         out: torch.Tensor,
         scales: tuple[Any, Any] = (1.0, 1.0),
@@ -179,12 +200,30 @@ class PagedLayer:
             return
         if self.writes:
             assert key is not None and value is not None
-            arguments.update(append_k=first_of(key, tokens), append_v=first_of(value, tokens))
+            if batch.is_in_place(pages[0].shape[2]):
+                arguments.update(append_k=first_of(key, tokens), append_v=first_of(value, tokens))
+            else:
+                self.store(key, value, pages, batch.slot_mapping[:tokens], scales)
         if batch.causal:
             arguments.update(causal=True, window=(-1, -1) if self.window is None else (self.window - 1, -1))
         elif self.window is not None:
             raise NotImplementedError(f"sliding_window = {self.window}: a window is of causal steps here, and this one is not")
         decode(query, k, v, seqlens=batch.seq_lens, out=out, **arguments)
+
+    def store(
+        self, key: torch.Tensor, value: torch.Tensor, pages: Pages, slots: torch.Tensor, scales: tuple[Any, Any] = (1.0, 1.0)
+    ) -> None:
+        """Writes keys and values ``[tokens, Hkv, d]`` to the slots of a cache that an engine names for them, -1: nowhere."""
+        there = (slots >= 0).nonzero().flatten()
+        page = pages[0].shape[2]
+        at = (torch.div(slots[there], page, rounding_mode="floor"), slots[there] % page)
+        for pool, given, scale in zip(pages, (key, value), scales):
+            rows = given[there]
+            if self.fp8 is not None:  # as decode() stores it: to the nearest, at most the largest number
+                most = torch.finfo(self.fp8).max
+                rows = (rows.float() / scale).clamp(-most, most).to(self.fp8).view(torch.uint8)
+                pool = pool.view(torch.uint8)
+            pool.transpose(1, 2)[at] = rows.to(pool.dtype)
 
     def _over_ranks(
         self, ranks: Ranks, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor], batch: Batch,

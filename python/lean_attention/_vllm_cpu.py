@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm import envs
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -16,8 +17,14 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from lean_attention._core import MAX_HEAD_DIM
-from lean_attention._vllm_call import halves
+from lean_attention._vllm_call import Batch, halves
 from lean_attention._vllm_layers import LeanBuilder, LeanImpl
+
+
+def has_step_of(layer: Any) -> bool:
+    """Whether the engine is in a step that this library computes for the layer."""
+    steps = get_forward_context().attn_metadata if is_forward_context_available() else None
+    return isinstance(steps, dict) and isinstance(steps.get(layer.layer_name), Batch)
 
 
 class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
@@ -37,9 +44,11 @@ class LeanCpuImpl(LeanImpl, CPUAttentionBackendImpl):
             raise NotImplementedError(f"VLLM_BATCH_INVARIANT: a layer of type {attn_type} stays CPU_ATTN's, which is not")
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
-        """A layer of this library writes its cache in forward()."""
+        """A layer of this library writes its cache in forward(); what a model stores outside of a step of the layer, here."""
         if self.lean is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        elif not has_step_of(layer):
+            self.lean.store(key, value, self.pages_of(kv_cache), slot_mapping, self.factors_of(layer))
 
     def scales_of(self, layer: Any) -> tuple[Any, Any]:
         return layer._k_scale_float, layer._v_scale_float

@@ -211,11 +211,19 @@ class LeanImpl:
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("output_scale: results are not quantised by lean_attention")
         assert self.lean is not None
+        self.lean.attend(query, key, value, self.pages_of(kv_cache), attn_metadata, output, self.factors_of(layer))
+        return output
+
+    def pages_of(self, kv_cache: torch.Tensor) -> Pages:
+        """Its keys and values, worked out once for each cache."""
         if self._bound[0] is not kv_cache:
             self._bound = (kv_cache, self._pages_of(kv_cache))
-        scales = (1.0, 1.0) if self.lean.fp8 is None else self.scales_of(layer)
-        self.lean.attend(query, key, value, self._bound[1], attn_metadata, output, scales)
-        return output
+        return self._bound[1]
+
+    def factors_of(self, layer: Any) -> tuple[Any, Any]:
+        """What stored keys and values count times."""
+        assert self.lean is not None
+        return (1.0, 1.0) if self.lean.fp8 is None else self.scales_of(layer)
 
     def forward_of_engine(self, layer: Any, query: torch.Tensor, *others: Any) -> torch.Tensor:
         """What the engine's own class makes of the same."""

@@ -11,7 +11,7 @@ import torch
 
 from lean_attention import _vllm_call as call
 
-Pages = tuple[torch.Tensor, torch.Tensor]
+Pages = call.Pages
 
 # Sizes that no two axes of a cache share, the double of one among them.
 _SIZES = {"pages": 1234567, "page": 16, "Hkv": 3, "d": 40}

@@ -232,6 +232,18 @@ def test_a_layer_that_is_not_understood_is_refused_by_name_when_it_is_built(conf
         layer()
 
 
+def test_keys_that_a_model_stores_outside_of_a_step_are_stored(configuration):
+    """As DFlash's draft model does with those of its context."""
+    key, value = torch.randn(2, 3, 2, 64)
+    cache = torch.zeros(4, 2, 16, 128)
+    ours = layer()
+    ours.do_kv_cache_update(types.SimpleNamespace(layer_name="draft"), key, value, cache, torch.tensor([17, -1, 40]))
+    k, v = _vllm_call.halves(cache)
+    for pool, given in ((k, key), (v, value)):
+        assert torch.equal(pool[1, :, 1], given[0]) and torch.equal(pool[2, :, 8], given[2])
+        assert pool.count_nonzero() == 2 * given[0].numel()
+
+
 def test_a_layer_that_vllm_changed_is_refused_or_handed_over(configuration):
     """What vLLM derives from a backend changes the steps its layers get; on the CPU nobody else reads their cache."""
     from lean_attention._vllm_cpu import LeanCpuImpl

@@ -45,7 +45,7 @@ class Step:
         if fp8:  # numbers that float8 holds, so that the oracle sees what the cache does
             for x, scale in zip(self.kv, scales):
                 x.copy_(((x / scale).to(fp8).to(dtype) * scale))
-        order, used = torch.randperm(PAGES), 0
+        order, used = 1 + torch.randperm(PAGES - 1), 0  # page 0 is nobody's, as in the engine
         table = torch.full((len(LENGTHS), max(LENGTHS) // PAGE + 1), PAGES + 7, dtype=torch.int32)
         for b, length in enumerate(LENGTHS):
             count = -(-length // PAGE)
@@ -57,10 +57,16 @@ class Step:
                 for pool, x, scale in stored:
                     pool[table[b, token // PAGE], :, token % PAGE] = (x[b, token] / scale).to(pool.dtype)
         starts = torch.tensor([0, *np.cumsum(NEW)], dtype=torch.int32)
-        self.batch = call.Batch(sum(NEW), max(NEW), starts, max(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32), table, starts)
+        self.batch = call.Batch(sum(NEW), max(NEW), starts, max(LENGTHS), torch.tensor(LENGTHS, dtype=torch.int32), table, None)
+        self.batch.slot_mapping = self.slots()
         self.query = torch.randn(sum(NEW) + 3, Q_HEADS, DIM).to(dtype)  # three tokens of no sequence
         spans = [(b, slice(length - new, length)) for b, (length, new) in enumerate(zip(LENGTHS, NEW))] + [(0, slice(3))]
         self.key, self.value = (torch.cat([x[b, span] for b, span in spans]) for x in self.kv)
+
+    def slots(self):
+        """Of the new tokens, as the engine works them out."""
+        places = [(b, token) for b, (length, new) in enumerate(zip(LENGTHS, NEW)) for token in range(length - new, length)]
+        return torch.tensor([int(self.batch.block_table[b, token // PAGE]) * PAGE + token % PAGE for b, token in places])
 
     def check(self, out, **rules):
         """Each sequence against the definition; the padding is left alone."""
@@ -147,6 +153,59 @@ def test_a_float8_cache_is_written_and_read_by_its_scales(fp8):
     out = torch.full_like(step.query, float("nan"))
     layer.attend(step.query, step.key, step.value, step.pages, step.batch, out, scales)
     step.check(out)
+
+
+@needs("fp8")
+@pytest.mark.parametrize("fp8", [None, torch.float8_e4m3fn], ids=["fp32", "e4m3"])
+def test_keys_go_to_the_slots_that_the_engine_names_where_these_are_others(fp8):
+    """A step of a draft model: a token that must leave no key, and two requests that have no page for theirs yet, but page 0."""
+    scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    step = Step("halves", torch.bfloat16 if fp8 else torch.float32, fp8, scales)
+    pools = [pool.view(fp8) if fp8 else pool for pool in step.pages]
+    assert step.batch.is_in_place(PAGE)
+    last = int(step.batch.block_table[0, (LENGTHS[0] - 1) // PAGE]), (LENGTHS[0] - 1) % PAGE
+    before = [pool[last[0], :, last[1]].float() for pool in pools]
+    step.batch.block_table[2, (LENGTHS[2] - 1) // PAGE] = step.batch.block_table[3, (LENGTHS[3] - 1) // PAGE] = 0
+    step.batch.slot_mapping, step.batch.in_place = step.slots(), None
+    step.batch.slot_mapping[NEW[0] - 1] = -1
+    layer = call.PagedLayer(scale=0.2, fp8=fp8, writes=True)
+    layer.attend(step.query, step.key, step.value, step.pages, step.batch, torch.empty_like(step.query), scales)
+    for pool, old, given, scale in zip(pools, before, (step.key, step.value), scales):
+        for token, slot in enumerate(step.batch.slot_mapping.tolist()):
+            if slot >= PAGE:
+                assert torch.equal(pool[slot // PAGE, :, slot % PAGE].float() * scale, given[token].float())
+        assert torch.equal(pool[last[0], :, last[1]].float(), old) or bool(old.isnan().all())
+        assert pool[last[0], :, last[1]].float().isnan().equal(old.isnan())
+
+
+def test_keys_that_a_model_stores_outside_of_a_step_are_stored():
+    step = Step("halves")
+    call.PagedLayer(scale=0.2, writes=True).store(step.key, step.value, step.pages, step.batch.slot_mapping)
+    step.check(step.attend())
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["reads first", "writes first"])
+def test_a_request_sees_what_another_of_the_same_step_writes(first):
+    """Two requests with one prefix that come together: the engine gives the second the page that the first fills."""
+    torch.manual_seed(5)
+    length = PAGE + 3
+    k, v = torch.randn(2, length, KV_HEADS, DIM)
+    q = torch.randn(length + 3, Q_HEADS, DIM)
+    pages = call.halves(torch.full((6, KV_HEADS, PAGE, 2 * DIM), float("nan")))
+    requests = [dict(new=3, table=[1, 3]), dict(new=length, table=[1, 2])][:: 1 if first == 0 else -1]
+    news = [request["new"] for request in requests]
+    starts = torch.tensor([0, *np.cumsum(news)], dtype=torch.int32)
+    table = torch.tensor([request["table"] for request in requests], dtype=torch.int32)
+    slots = [row[t // PAGE] * PAGE + t % PAGE for row, new in zip(table.tolist(), news) for t in range(length - new, length)]
+    lengths = torch.full((2,), length, dtype=torch.int32)
+    batch = call.Batch(sum(news), max(news), starts, length, lengths, table, torch.tensor(slots))
+    key, value = (torch.cat([x[length - new :] for new in news]) for x in (k, v))
+    out = torch.full_like(q, float("nan"))
+    call.PagedLayer(scale=0.2, writes=True).attend(q, key, value, pages, batch, out)
+    for begin, new in zip(starts.tolist(), news):
+        rows = slice(begin, begin + new)
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (q[rows], k, v))
+        oracle.attention(queries, keys, values, causal=True, scale=0.2, dtype="float32").check(out[rows].transpose(0, 1)[None])
 
 
 def test_sinks_that_were_not_loaded_are_refused_and_caches_of_another_shape():
