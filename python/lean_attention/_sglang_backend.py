@@ -182,6 +182,8 @@ def _refuse_pool(pool: Any) -> None:
         )
     if getattr(pool, "is_quantized_kv_cache", False):
         raise NotImplementedError("lean: kv_cache_dtype: 4-bit caches are not here: allowed auto, fp8_e4m3, fp8_e5m2")
+    if getattr(pool, "k_scale_buffer", None):
+        raise NotImplementedError("lean: kv_cache_dtype: scales of blocks (mxfp8) are not read: allowed auto, fp8_e4m3, fp8_e5m2")
 
 
 def _refuse(layer: Any, others: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("sglang.srt.layers.attention.base_attn_backend", exc_type=Im
 
 from oracle import attention  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MHATokenToKVPoolMXFP8, ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
@@ -275,6 +275,15 @@ def test_a_server_that_cannot_be_served_is_refused(words, change):
     requests = Requests()
     change(requests)
     with pytest.raises(NotImplementedError, match=f"^lean: {words}.*not here"):
+        LeanAttentionBackend(requests)
+
+
+@pytest.mark.parametrize("page", [1, 128])
+def test_a_cache_with_scales_of_blocks_is_refused(page):
+    """Its keys are float8 as they come from others, and read without these scales wrong."""
+    sizes = dict(dtype=torch.float8_e4m3fn, head_num=KV_HEADS, head_dim=64, device="cpu", enable_memory_saver=False)
+    requests = Requests(pool=MHATokenToKVPoolMXFP8(size=128, page_size=page, layer_num=1, **sizes))
+    with pytest.raises(NotImplementedError, match=r"^lean: kv_cache_dtype: scales of blocks \(mxfp8\) are not read"):
         LeanAttentionBackend(requests)
 
 
