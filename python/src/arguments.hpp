@@ -82,6 +82,8 @@ class Call {
   [[nodiscard]] const dlpack::Device& device() const noexcept { return q_.device; }
   /// Whether a list or a plain number was given for a device.
   [[nodiscard]] bool has_numbers_on_host() const noexcept { return !on_host_.empty(); }
+  /// Entries of page_indices.
+  [[nodiscard]] std::int64_t page_id_count() const noexcept { return page_id_count_; }
   /// Options(check_lengths=True).
   [[nodiscard]] bool wants_checked_lengths() const noexcept { return wants_checked_lengths_; }
 

@@ -1,6 +1,8 @@
 // The image of a traced call and the handler that XLA runs, on the CPU and on CUDA.
 #include "jax_call.hpp"
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <string>
@@ -22,6 +24,7 @@ struct Image {
   std::size_t bytes = sizeof(Image);  // another build of the library may have another
   Problem problem;
   Options options;
+  std::int64_t page_id_count = 0;  // of page_indices
 };
 static_assert(std::is_trivially_copyable_v<Image>);
 
@@ -96,6 +99,23 @@ bool read_call(const xla::CallFrame& frame, Image& image) {
   return set_pointer(image.problem, "out", frame.results.buffers[0]->data);
 }
 
+/// What the library cannot know, as Call::check_ends() looks at it. Of arrays in host memory.
+Status check_ends(const Image& image) {
+  const Problem& problem = image.problem;
+  Status status;
+  const auto refuse = [&](const char* name, std::int32_t seen, const char* allowed, std::int64_t number) {
+    status.code = StatusCode::kInvalidArgument;
+    std::snprintf(status.message, sizeof(status.message), "%s[%" PRId64 "] = %" PRId32 ": %s %" PRId64, name, problem.batch, seen,
+                  allowed, number);
+  };
+  if (problem.cu_q_tokens != nullptr && problem.cu_q_tokens[problem.batch] != problem.total_q_tokens)
+    refuse("cu_q_tokens", problem.cu_q_tokens[problem.batch], "must be the number of q's tokens,", problem.total_q_tokens);
+  const std::int32_t* const indptr = problem.pages.page_indptr;
+  if (indptr != nullptr && indptr[problem.batch] > image.page_id_count)
+    refuse("pages.page_indptr", indptr[problem.batch], "page_indices has", image.page_id_count);
+  return status;
+}
+
 Status run(Image& image, Backend backend, void* stream) {
   const bool cuda = backend == Backend::kCuda;
   Options& options = image.options;
@@ -106,6 +126,7 @@ Status run(Image& image, Backend backend, void* stream) {
   const Executor executor = runtime::executor_for(options.workers);
   options.executor = &executor;
   if (!cuda) {
+    if (const Status status = check_ends(image); !status.ok()) return status;
     if (const Status status = check_lengths(image.problem); !status.ok()) return status;
   }
   return runtime::decode(image.problem, options, index);
@@ -154,6 +175,7 @@ Reference image_of(const Call& call) {
   Image image;
   image.problem = call.problem();
   image.options = call.options();
+  image.page_id_count = call.page_id_count();
   for (std::size_t which = 0; which < kArgumentNames.size(); ++which)
     static_cast<void>(set_pointer(image.problem, Argument(which), nullptr));
   return Reference(checked(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&image), sizeof(image))));

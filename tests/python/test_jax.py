@@ -119,6 +119,23 @@ def test_r50_misuse_names_the_argument_while_tracing(name, error, change):
         decode(**(dict(q=q, k=k, v=v) | change(q, k, v)))
 
 
+@pytest.mark.skipif(ON_GPU, reason="lengths on a device are not looked at")
+def test_packed_queries_and_page_lists_that_end_elsewhere_are_an_error_of_the_run():
+    """The last token's row would be memory that nobody wrote; the last page's id would lie behind the list."""
+    q, k, v = inputs(batch=1, q_tokens=3, kv_tokens=48)
+    packed = (q[0], k[0], v[0])
+    step = jax.jit(lambda starts, pages: decode(*packed, cu_seqlens_q=starts, cu_seqlens_k=pages, max_seqlen_q=3))
+    with pytest.raises(Exception, match=r"cu_seqlens_q\[2\] = 2: must be the number of q's tokens, 3"):
+        step(np.int32([0, 1, 2]), np.int32([0, 30, 48])).block_until_ready()
+    assert step(np.int32([0, 1, 3]), np.int32([0, 30, 48])).shape == q[0].shape
+    pools = [x[0].transpose(1, 0, 2).reshape(4, 12, 2, 40) for x in (k, v)]
+    queries = q[0].transpose(1, 0, 2)[:2, None]
+    lists = dict(seqlens=[12, 30], page_indices=np.int32([0, 1, 2]))
+    step = jax.jit(lambda indptr: decode(queries, *pools, page_indptr=indptr, layout="bshd", **lists))
+    with pytest.raises(Exception, match=r"page_indptr\[2\] = 4: page_indices has 3"):
+        step(np.int32([0, 1, 4])).block_until_ready()
+
+
 def test_what_the_backend_lacks_is_an_error_of_the_run():
     q, k, v = inputs()
     options = Options(determinism="batch_invariant", policy="data_parallel")
