@@ -21,6 +21,7 @@ from lean_attention._arguments import LENGTHS, lse_shape
 from lean_attention._options import Options, flag
 
 _TARGET = "lean_attention_decode"
+_INT32 = (*LENGTHS, "block_table", "page_indptr", "page_indices")  # what the operation reads so, and JAX may have in 64 bits
 
 
 @functools.cache
@@ -90,13 +91,13 @@ def decode(
 
 
 def _operand(name: str, value: Any) -> jax.Array:
-    """Lists of lengths, and 64-bit ones, as the library has them. JAX cuts numbers to 32 bits in silence."""
-    if name in LENGTHS:
+    """Lists of lengths and page ids, and 64-bit ones, as the library has them. JAX cuts numbers to 32 bits in silence."""
+    if name in _INT32:
         for i, number in enumerate(_numbers(value)):
             if isinstance(number, int) and not -(2**31) <= number < 2**31:
                 raise ValueError(f"{name}[{i}] = {number}: must fit 32 bits")
     array = jnp.asarray(value)
-    return array.astype(jnp.int32) if name in LENGTHS and array.dtype == jnp.int64 else array
+    return array.astype(jnp.int32) if name in _INT32 and array.dtype == jnp.int64 else array
 
 
 def _numbers(value: Any) -> Sequence[Any]:

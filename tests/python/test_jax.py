@@ -161,3 +161,24 @@ def test_lengths_beyond_32_bits_are_refused(name, kind):
     with pytest.raises(ValueError, match=rf"^{name}\[0\] = 4294967301: must fit 32 bits"):
         decode(q, k, v, **{name: wide})
     assert (decode(q, k, v, **{name: kind([5, 7])}) == decode(q, k, v, **{name: jax.numpy.asarray([5, 7], "int32")})).all()
+
+
+@needs("pages")
+@pytest.mark.parametrize("csr", [False, True], ids=["table", "lists"])
+def test_page_ids_of_64_bits_are_read_as_what_they_are(csr):
+    """The operation reads 32 bits: 64 of them were read as two numbers each, and ids beyond 32 bits as their lower half."""
+    q, k, v = inputs(kv_tokens=48)
+    pools = [x.transpose(0, 2, 1, 3).reshape(8, 12, 2, 40) for x in (k, v)]
+    lists = dict(page_indptr=[0, 4, 8], page_indices=list(range(8))) if csr else dict(block_table=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    given = dict(seqlens=[48, 13], layout="bshd")
+    query = q.transpose(0, 2, 1, 3)
+    expected = decode(query, *pools, **given, **{name: np.int32(x) for name, x in lists.items()})
+    with jax.enable_x64(True):
+        wide = {name: jax.numpy.asarray(x, "int64") for name, x in lists.items()}
+        assert (decode(query, *pools, **given, **wide) == expected).all()
+        assert (jax.jit(lambda wide: decode(query, *pools, **given, **wide))(wide) == expected).all()
+    name = "page_indices" if csr else "block_table"
+    far = np.int64(lists[name])
+    far.ravel()[1] = 2**32
+    with pytest.raises(ValueError, match=rf"^{name}\[1\] = 4294967296: must fit 32 bits"):
+        decode(query, *pools, **given, **{**lists, name: far})
