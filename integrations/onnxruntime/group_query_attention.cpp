@@ -297,8 +297,11 @@ void GroupQueryAttention::decode_each(Run& run, const Sizes& sizes, const Proble
 /// The same in one call, without a look at the lengths: sequence 2 b has the tokens of b, and sequence 2 b + 1 its padding,
 /// which sees no keys and so is 0. Strides from one sequence to the next are halved; those of padding point where nobody reads.
 void GroupQueryAttention::decode_padded(Run& run, const Sizes& sizes, Problem problem) const {
-  do_not(problem.scores.mask_strides.sequence % 2 != 0, "attention_bias: an odd number of elements for each of ", sizes.batch,
-         " sequences that bring ", sizes.tokens, " rows: allowed on the CUDA provider an even one, or one bias for all");
+  for (const auto& [name, strides, otherwise] :
+       {std::tuple("attention_bias", problem.scores.mask_strides, ", or one bias for all"),
+        std::tuple("past_key, present_key", problem.k.strides, "")})  // values have the strides of keys
+    do_not(strides.sequence % 2 != 0, name, ": an odd number of elements for each of ", sizes.batch, " sequences that bring ",
+           sizes.tokens, " rows: allowed on the CUDA provider an even one", otherwise);
   auto* const lengths = run.scratch_of<std::int32_t>(2 * sizes.batch);
   auto* const starts = run.scratch_of<std::int32_t>(2 * sizes.batch + 1);
   gpu::split_padding(run.stream(), {.batch = sizes.batch,

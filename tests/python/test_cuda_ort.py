@@ -276,3 +276,11 @@ def test_a_node_that_a_gpu_does_not_do_is_refused_when_the_session_is_made():
     feeds.update(cos_cache=table, sin_cache=table, position_ids=np.zeros((case.batch, 1), np.int64))
     with pytest.raises(ERRORS, match="position_ids: a token is rotated by its place in the cache"):
         session_of(model_of("GroupQueryAttention", feeds, GQA_OUTPUTS, do_rotary=1, **attributes), provider=CUDA)
+
+
+def test_a_ragged_prompt_whose_cache_has_an_odd_number_of_elements_a_sequence_is_refused():
+    """Strides are halved there: from the second sequence on another's keys were read, and written."""
+    feeds = dict.fromkeys(["query", "key", "value"], np.ones((2, 3, 5), np.float16))
+    feeds.update(past_key=None, past_value=None, seqlens_k=np.array([2, 1], np.int32), total_sequence_length=np.array(3, np.int32))
+    with pytest.raises(ERRORS, match="past_key, present_key: an odd number of elements for each of 2 sequences that bring 3 rows"):
+        run_node("GroupQueryAttention", feeds, GQA_OUTPUTS, provider=CUDA, num_heads=1, kv_num_heads=1)
