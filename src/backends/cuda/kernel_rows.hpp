@@ -182,7 +182,7 @@ inline constexpr KernelRow kWide90[] = {
     {kLatentSwapped, 2, 576, 16, 64, 4, 0,    kSwapped},
     {kLatentSwapped, 2, 576, 32, 64, 4, 0,    kSwapped},
     {kLatentFp8Swapped, 2, 576, 16, 64, 4, 0, kSwappedFp8},
-    {kLatentFp8Swapped, 2, 576, 32, 64, 4, 112, kSwappedFp8},
+    {kLatentFp8Swapped, 2, 576, 32, 64, 4, 132, kSwappedFp8},
 };
 // clang-format on
 

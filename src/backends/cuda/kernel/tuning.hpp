@@ -56,7 +56,8 @@ inline constexpr std::int32_t kLongShareTiles = 6;
 /// for. Longer calls gain nothing by it: 8 x 8k took 0.3 % more, fp8 3 % (h200-even-line.jsonl).
 inline constexpr std::int32_t kEvenShareTiles = 12;
 
-/// The same of latent calls: any.
+/// The same of latent calls of few rows: any. 1 x 8k of 16 heads, a tile a worker, took 19.9 us instead of 21.0, and 16 x 8k and 32 x 4k,
+/// with 16 and 32 tiles, what they took (experiments/h200-latent-even.jsonl).
 inline constexpr std::int32_t kEvenLatentShareTiles = 1 << 20;
 
 /// Cycles of a multiprocessor's clock, 0.53 us at 1.87 GHz. The workers of an even line all ask for their first keys at once, and
