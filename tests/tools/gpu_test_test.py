@@ -125,7 +125,7 @@ class WithBinaries(unittest.TestCase):
 
     def test_a_process_that_hangs_is_killed(self):
         sleeps = self.program("sleeps", "import time\nprint('[ RUN      ] A.B', flush=True)\ntime.sleep(60)")
-        run = gpu_test.Runner(self.folder, 60).run("sleeps", [str(sleeps)], 1)
+        run = gpu_test.Runner(self.folder, 60).run("sleeps", [str(sleeps)], 5)
         self.assertTrue(run.timed_out)
         self.assertIn("A.B", run.output)
         self.assertLess(run.seconds, 30)
