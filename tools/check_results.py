@@ -52,7 +52,11 @@ def faults(value, schema: dict, root: dict):
         yield from faults(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
         return
     if "anyOf" in schema:
-        tried = [list(faults(value, choice, root)) for choice in schema["anyOf"]]
+        tried = []
+        for choice in schema["anyOf"]:
+            tried.append(list(faults(value, choice, root)))
+            if not tried[-1]:
+                break
         if all(tried):
             kinds = [choice["$ref"].rpartition("/")[2] for choice in schema["anyOf"]]
             yield "; ".join(f"as {kind}: {found[0]}" for kind, found in zip(kinds, tried))
