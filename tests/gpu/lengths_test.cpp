@@ -224,13 +224,15 @@ TEST(Lengths, R24_QueriesOfManySequencesOfAThreadLeadToNoOther) {
   EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
 }
 
-/// Heads of one kv head, and query tokens, of one sequence. `latent`: values are the first 512 dims of fp8 keys.
+/// Heads of one kv head, and query tokens, of one sequence. `latent`: values are the first 512 dims of keys. `query`: an element's bits.
 struct LongestShape {
   std::int32_t head_dim;
   std::int32_t q_heads;
   std::int32_t q_tokens;
   std::int32_t page_tokens = 1 << 30;
   bool latent = false;
+  DType dtype = DType::kFloat16;  // of keys
+  std::uint16_t query = 0x3C00;
 };
 
 /// A sequence of nearly 2^31 tokens, all of which lie in one place; a window shows a query the last 201. Where the kernel writes
@@ -247,12 +249,11 @@ std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_
   const DeviceBuffer out(static_cast<std::size_t>(rows * value_dim) * sizeof(kOne));
   const DeviceBuffer table(pages * sizeof(std::int32_t));
   const DeviceBuffer length(sizeof(tokens));
-  const std::vector<std::uint16_t> ones(static_cast<std::size_t>(rows * dims), kOne);
-  queries.copy_from(ones.data());
-  if (shape.latent) {
+  queries.copy_from(std::vector<std::uint16_t>(static_cast<std::size_t>(rows * dims), shape.query).data());
+  if (shape.dtype == DType::kFloat8E4M3) {
     row.fill(std::byte{kOneOfFp8});
   } else {
-    row.copy_from(ones.data());
+    row.copy_from(std::vector<std::uint16_t>(static_cast<std::size_t>(dims), kOne).data());
   }
   table.fill(std::byte{0});
   length.copy_from(&tokens);
@@ -262,9 +263,7 @@ std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_
     return Strides{.sequence = rows * of_row, .head = of_row, .token = shape.q_heads * of_row, .dim = 1};
   };
   p.q = {.data = queries.data(), .dtype = DType::kFloat16, .strides = packed(dims)};
-  p.k = p.v = {.data = row.data(),
-               .dtype = shape.latent ? DType::kFloat8E4M3 : DType::kFloat16,
-               .strides = {.sequence = dims, .head = dims, .token = 0, .dim = 1}};
+  p.k = p.v = {.data = row.data(), .dtype = shape.dtype, .strides = {.sequence = dims, .head = dims, .token = 0, .dim = 1}};
   p.o = {.data = out.data(), .dtype = DType::kFloat16, .strides = packed(value_dim)};
   p.kv_lengths = length.as<std::int32_t>();
   p.scores.causal = true, p.scores.window_left = 200;
@@ -310,9 +309,19 @@ TEST(Lengths, R19_TheLastTileOfTheLongestSequenceEndsWhereTheSequenceDoes) {
   }
 }
 
+/// The same of latent tiles of few rows, where queries of -1 have scores far below the 0 of a row that is not there.
+TEST(Lengths, R19_TheLastLatentTileOfTheLongestSequenceEndsWhereTheSequenceDoes) {
+  constexpr std::uint16_t kMinusOne = 0xBC00;
+  for (const std::int32_t q_heads : {16, 32}) {
+    for (const DType dtype : {DType::kFloat16, DType::kFloat8E4M3}) {
+      expect_ones_of_longest({576, q_heads, 1, 1 << 30, true, dtype, kMinusOne});
+    }
+  }
+}
+
 /// Who converts fp8 rows looks up the pages of the tile behind the one that it sends for, and none behind the last. What such a look-up
 /// would give is not used: it may end the context, and compute-sanitizer tells.
-TEST(Lengths, R19_NoPageIsLookedUpBehindTheLongestSequence) { expect_ones_of_longest({576, 16, 1, 64, true}); }
+TEST(Lengths, R19_NoPageIsLookedUpBehindTheLongestSequence) { expect_ones_of_longest({576, 16, 1, 64, true, DType::kFloat8E4M3}); }
 
 }  // namespace
 }  // namespace lean::gpu

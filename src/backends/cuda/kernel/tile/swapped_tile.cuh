@@ -229,7 +229,9 @@ class SwappedTile : ProductLane {
     return up;
   }
   [[nodiscard]] __device__ __forceinline__ bool has_unseen(StagedTile tile) const {
-    return tile.token + kConfig.tile_tokens > min(first_limit_, tile.end()) || tile.token < last_first_;
+    // In 32 bits: 31 need not count the tile's last places, behind the last token.
+    const std::uint32_t end = static_cast<std::uint32_t>(tile.token) + kConfig.tile_tokens;
+    return end > static_cast<std::uint32_t>(min(first_limit_, tile.end())) || tile.token < last_first_;
   }
   /// A rehearsed segment has no rows, and no page ids.
   [[nodiscard]] __device__ __forceinline__ bool has_lacking_pages(const SegmentRecord& record) const {
@@ -264,8 +266,9 @@ class SwappedTile : ProductLane {
     const std::int32_t* ids = page_ids(pages, record.lengths, record.sequence);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int32_t token = tile.token + token_of(half);
-      if (token >= tile.end() || in_pool(pages, ids[page_of(call_, token)])) continue;
+      const std::uint32_t token = static_cast<std::uint32_t>(tile.token) + static_cast<std::uint32_t>(token_of(half));
+      if (token >= static_cast<std::uint32_t>(tile.end())) continue;
+      if (in_pool(pages, ids[page_of(call_, static_cast<std::int32_t>(token))])) continue;
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) s_[column][2 * half] = s_[column][2 * half + 1] = softmax::kNegInf;
     }
