@@ -101,9 +101,9 @@ def _operand(name: str, value: Any) -> jax.Array:
 
 
 def _numbers(value: Any) -> Sequence[Any]:
-    """What may not fit 32 bits: a list's numbers, and those of an array of 64-bit integers that is not traced."""
+    """What may not fit 32 bits: a list's numbers, and those of arrays of 64-bit integers that are not traced."""
     if isinstance(value, (list, tuple)):
-        return value
+        return [number for part in value for number in (_numbers(part) or (part,))]
     is_wide = "int64" in str(getattr(value, "dtype", "")) and not isinstance(value, jax.core.Tracer)
     return np.asarray(value).ravel().tolist() if is_wide else ()
 

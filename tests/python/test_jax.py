@@ -180,5 +180,6 @@ def test_page_ids_of_64_bits_are_read_as_what_they_are(csr):
     name = "page_indices" if csr else "block_table"
     far = np.int64(lists[name])
     far.ravel()[1] = 2**32
-    with pytest.raises(ValueError, match=rf"^{name}\[1\] = 4294967296: must fit 32 bits"):
-        decode(query, *pools, **given, **{**lists, name: far})
+    for wide in (far, list(far)):
+        with pytest.raises(ValueError, match=rf"^{name}\[1\] = 4294967296: must fit 32 bits"):
+            decode(query, *pools, **given, **{**lists, name: wide})
