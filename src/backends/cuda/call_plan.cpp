@@ -277,7 +277,8 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
                                 const LaunchPlan& launch) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  if (entry.config.latent() && shape.batch > kWarpThreads) return {};  // all threads build what is not even sooner than a warp's lanes
+  if (entry.config.latent() && shape.batch > kWarpThreads)
+    return {};  // all threads build what is not even sooner than a warp's lanes
   const std::int32_t share_tiles = entry.config.latent() ? kEvenLatentShareTiles : kEvenShareTiles;
   return schedule::even_line_of(launch.outputs, launch.workers, cost_model(entry.config), share_tiles);
 }

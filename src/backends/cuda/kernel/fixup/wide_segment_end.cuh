@@ -127,8 +127,8 @@ template <KernelConfig kConfig>
 /// Stores a row of the output from registers, 16 bytes a lane. Of every 8 dims each lane of a quad has two neighbouring elements; of four
 /// times as many it gets 8 neighbouring ones from the others', by two exchanges with one of them. `stores`: the row exists.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void output_row_in_pieces(const DeviceCall& call, const RowEnd& end, const WideTile<kConfig>& tile, int half,
-                                                     bool stores) {
+__device__ __forceinline__ void output_row_in_pieces(const DeviceCall& call, const RowEnd& end, const WideTile<kConfig>& tile,
+                                                     int half, bool stores) {
   static_assert(WideTile<kConfig>::kColumns % 4 == 0 && kAccumulatorDims == kPieceBytes / sizeof(std::uint16_t));
   const auto in_quad = static_cast<std::int32_t>(ptx::thread_index()) % 4;
   const bool odd = in_quad % 2 != 0;
@@ -149,8 +149,8 @@ __device__ __forceinline__ void output_row_in_pieces(const DeviceCall& call, con
     std::uint32_t others[2];  // of the other half, of this lane's column
 #pragma unroll
     for (int i = 0; i < 2; ++i) others[i] = __shfl_xor_sync(ptx::kAllLanes, upper ? of_two[0][i] : of_two[1][i], 2);
-    const uint4 piece = upper ? uint4{others[0], others[1], of_two[1][0], of_two[1][1]}
-                              : uint4{of_two[0][0], of_two[0][1], others[0], others[1]};
+    const uint4 piece =
+        upper ? uint4{others[0], others[1], of_two[1][0], of_two[1][1]} : uint4{of_two[0][0], of_two[0][1], others[0], others[1]};
     if (stores) *reinterpret_cast<uint4*>(to + column * kAccumulatorDims) = piece;
   }
 }
