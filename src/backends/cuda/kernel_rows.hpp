@@ -94,7 +94,7 @@ inline constexpr KernelRow kSm80[] = {
     {kAnyCall,     2, 128, 16,  128, 8, 40,   kAny},
     {kAnyCall,     2, 128, 32,  128, 8, 288,  kAny},
     {kAnyCall,     2, 128, 64,  64,  8, 288,  kAnyMany},
-    {kAnyCall,     2, 128, 128, 64,  8, 672,  kAnyMany},
+    {kAnyCall,     2, 128, 128, 64,  8, 712,  kAnyMany},
     {kAnyCall,     2, 256, 16,  64,  4, 72,   kWide},
     {kAnyCall,     2, 256, 32,  64,  4, 264,  kWide},
     {kAnyCall,     2, 256, 64,  64,  4, 1088, kWide},
