@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "backends/cpu/amx_registers-inl.hpp"
+#include "softmax/exp2_fit.hpp"
 #include "softmax/state.hpp"
 
 namespace lean::cpu {
@@ -121,13 +122,8 @@ class Products {
   const __mmask16 weighs = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ);
   const __m512 whole = _mm512_maskz_roundscale_ps(weighs, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_maskz_sub_ps(weighs, x, whole);
-  __m512 p = _mm512_set1_ps(0.00015353362F);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00133988739F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00961843692F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0555033237F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240226477F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693147182F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0F));
+  __m512 p = _mm512_set1_ps(softmax::kExp2Fit[0]);
+  LEAN_UNROLL for (int i = 1; i < 7; ++i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(softmax::kExp2Fit[i]));
   return _mm512_maskz_scalef_ps(weighs, p, whole);
 }
 
@@ -187,18 +183,13 @@ LEAN_TARGET_AMX void online_softmax(const RowBuffer& s, std::int32_t tokens, con
     }
     for (std::int32_t r = first; r < end; ++r) {
       while (steps - before.left() - behind.left() < steps * (r + 1) / s.rows) (before.left() > 0 ? before : behind).step(ahead);
-      const float found = tile_max[r - first];
-      const float m_old = rows.m[r];
-      const float m_new = found > m_old || found != found ? found : m_old;
-      if (m_new == softmax::kNegInf && !has_nan(s.row(r), padded)) {  // nothing seen yet: p = 0, and O and l stay what they are
+      const float m_new = rows.larger(r, tile_max[r - first]);
+      if (m_new == softmax::kNegInf && !has_nan(s.row(r), padded)) {
         std::fill_n(s.row(r), padded, 0.0F);
-        rows.rescale[r] = 1.0F;
-        continue;
+        rows.take_nothing(r);
+      } else {
+        rows.take(r, m_new, weigh(s.row(r), padded, scale, m_new));
       }
-      const float added = weigh(s.row(r), padded, scale, m_new);
-      rows.rescale[r] = m_new == m_old ? 1.0F : softmax::rescale_factor(m_old, m_new);
-      rows.l[r] = rows.l[r] * rows.rescale[r] + added;
-      rows.m[r] = added == added ? m_new : added;
     }
   }
 }

@@ -232,18 +232,13 @@ void online_softmax(const RowBuffer& s, std::int32_t tokens, const SoftmaxRows& 
       tile_max[r - first] = mask_and_max(s.row(r), padded, rows.visible[r]) * scale;
     }
     for (std::int32_t r = first; r < end; ++r) {
-      const float found = tile_max[r - first];
-      const float m_old = rows.m[r];
-      const float m_new = found > m_old || found != found ? found : m_old;
-      if (m_new == softmax::kNegInf && !has_nan(s.row(r), padded)) {  // nothing seen yet: p = 0, and O and l stay what they are
+      const float m_new = rows.larger(r, tile_max[r - first]);
+      if (m_new == softmax::kNegInf && !has_nan(s.row(r), padded)) {
         std::fill_n(s.row(r), padded, 0.0F);
-        rows.rescale[r] = 1.0F;
-        continue;
+        rows.take_nothing(r);
+      } else {
+        rows.take(r, m_new, weigh(s.row(r), padded, scale, m_new));
       }
-      const float added = weigh(s.row(r), padded, scale, m_new);
-      rows.rescale[r] = m_new == m_old ? 1.0F : softmax::rescale_factor(m_old, m_new);
-      rows.l[r] = rows.l[r] * rows.rescale[r] + added;
-      rows.m[r] = added == added ? m_new : added;
     }
   }
 }

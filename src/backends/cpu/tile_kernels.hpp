@@ -48,6 +48,17 @@ struct SoftmaxRows {
   float* l = nullptr;
   float* rescale = nullptr;    // out: exp2(m_old - m_new), to be applied to O
   RowsAhead* ahead = nullptr;  // a step each row
+
+  /// Row r's largest score so far and `found`, its tile's; NaN if that is.
+  [[nodiscard]] float larger(std::int32_t r, float found) const noexcept { return found > m[r] || found != found ? found : m[r]; }
+  /// Nothing was seen yet: weights are 0, and O and l stay what they are.
+  void take_nothing(std::int32_t r) const noexcept { rescale[r] = 1.0F; }
+  /// Takes a tile's weights, which refer to `m_new` and whose sum is `added`. A NaN among them is in their sum, and is put into m.
+  void take(std::int32_t r, float m_new, float added) const noexcept {
+    rescale[r] = m_new == m[r] ? 1.0F : softmax::rescale_factor(m[r], m_new);
+    l[r] = l[r] * rescale[r] + added;
+    m[r] = added == added ? m_new : added;
+  }
 };
 
 /// What becomes of one row's scores of a tile before the softmax, in this order: softcap, ALiBi, mask, window.

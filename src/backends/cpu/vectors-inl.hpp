@@ -1,7 +1,9 @@
 // Vectors of the instruction set being compiled, and what all kernels share: tags, partial loads, exp2.
 // Included by lean_tile-inl.hpp once per target; not a header that compiles alone.
 
+#include "backends/cpu/unroll.hpp"
 #include "hwy/highway.h"
+#include "softmax/exp2_fit.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace lean::cpu::HWY_NAMESPACE {
@@ -29,16 +31,12 @@ HWY_INLINE hn::Vec<TTag> load_first_lanes(TTag tag, const TLane* p, std::int32_t
 #endif
 }
 
-/// 2^f on [-1/2, 1/2]: minimax fit of degree 6 with p(0) = 1 (relative error 2e-9 before rounding).
+/// 2^f on [-1/2, 1/2].
 HWY_INLINE Vec exp2_of_fraction(Vec f) {
   const F32 f32;
-  Vec p = hn::Set(f32, 0.00015353362F);
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.00133988739F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.00961843692F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.0555033237F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.240226477F));
-  p = hn::MulAdd(p, f, hn::Set(f32, 0.693147182F));
-  return hn::MulAdd(p, f, hn::Set(f32, 1.0F));
+  Vec p = hn::Set(f32, softmax::kExp2Fit[0]);
+  LEAN_UNROLL for (int i = 1; i < 7; ++i) p = hn::MulAdd(p, f, hn::Set(f32, softmax::kExp2Fit[i]));
+  return p;
 }
 
 /// 2^x for x <= 0, relative error below 2^-22.5; exactly 1 at 0, exactly 0 below -126 and at -inf; NaN stays NaN.
