@@ -94,17 +94,20 @@ TEST(Conformance, AppendInDecodeStepsOfEveryLayout) {
 }
 
 /// One call that appends gives the bits of a call on the cache as it is afterwards.
-void expect_bits_of_the_cache_afterwards(const Case& c) {
-  const TestExecutor executor(c.executor);
-  TestProblem built(c);
-  if (!served(built, options_of(c, executor))) return;
-  ASSERT_TRUE(run(built, options_of(c, executor)));
+void expect_bits_of_the_cache_afterwards(const Case& c, TestProblem& built, const Options& options) {
+  ASSERT_TRUE(run(built, options));
   const auto bits = built.output_bits();
   Problem whole = built.problem();
   whole.append = {};
-  const TestWorkspace workspace(whole, options_of(c, executor));
-  ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
+  const TestWorkspace workspace(whole, options);
+  ASSERT_TRUE(decode_and_wait(whole, options, workspace.get()).ok());
   EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+}
+void expect_bits_of_the_cache_afterwards(const Case& c) {
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  const Options options = options_of(c, executor);
+  if (served(built, options)) expect_bits_of_the_cache_afterwards(c, built, options);
 }
 
 TEST(Conformance, AppendedTokensCountAsIfTheyHadBeenInTheCache) {
@@ -369,13 +372,7 @@ TEST(Conformance, NewTokensThatAnotherSequenceReadsReachTheCacheFirst) {
         TestProblem built(c);
         built.page_ids(reader)[1] = built.page_ids(1 - reader)[1];  // of tokens 16 to 31, 12 of them new
         built.remember();
-        ASSERT_TRUE(run(built, options_of(c, executor)));
-        const auto bits = built.output_bits();
-        Problem whole = built.problem();
-        whole.append = {};
-        const TestWorkspace workspace(whole, options_of(c, executor));
-        ASSERT_TRUE(decode_and_wait(whole, options_of(c, executor), workspace.get()).ok());
-        EXPECT_EQ(built.output_bits(), bits) << reproducer(c);
+        ASSERT_NO_FATAL_FAILURE(expect_bits_of_the_cache_afterwards(c, built, options_of(c, executor)));
       }
     }
   }
