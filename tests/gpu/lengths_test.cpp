@@ -171,16 +171,11 @@ TEST(Lengths, R24_QueriesOfManySequencesAtOnceLeaveCountersAtZero) {
   Options options = options_of({});
   options.workers = 0;
   options.stream = stream.get();
-  const WorkspaceSize size = workspace_size(problem, options);
-  demand(size.status);
-  const DeviceBuffer state(size.state_bytes);
-  const DeviceBuffer scratch(size.scratch_bytes);
-  state.fill(std::byte{0});
-  const Workspace workspace{state.data(), size.state_bytes, scratch.data(), size.scratch_bytes};
-  demand(decode(problem, options, workspace));
-  EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
-  std::vector<std::byte> left(state.size_bytes());
-  state.copy_to(left.data());
+  const support::TestWorkspace workspace(problem, options);
+  demand(workspace.status());
+  demand(decode(problem, options, workspace.get()));
+  EXPECT_EQ(sticky_status(workspace.get(), options).code, StatusCode::kBadLengths);
+  const std::vector<std::byte> left = workspace.state().contents();
   const auto counters = left.begin() + fixup::kStateHeaderBytes;
   EXPECT_EQ(std::count(counters, left.end(), std::byte{0}), left.end() - counters);
 }
@@ -213,15 +208,11 @@ TEST(Lengths, R24_QueriesOfManySequencesOfAThreadLeadToNoOther) {
   Options options = options_of({});
   options.workers = 0;
   options.stream = stream.get();
-  const WorkspaceSize size = workspace_size(problem, options);
-  demand(size.status);
-  const DeviceBuffer state(size.state_bytes);
-  const DeviceBuffer scratch(size.scratch_bytes);
-  state.fill(std::byte{0});
-  const Workspace workspace{state.data(), size.state_bytes, scratch.data(), size.scratch_bytes};
+  const support::TestWorkspace workspace(problem, options);
+  demand(workspace.status());
   fill_shared(stream, std::byte{0x7F});
-  demand(decode(problem, options, workspace));
-  EXPECT_EQ(sticky_status(workspace, options).code, StatusCode::kBadLengths);
+  demand(decode(problem, options, workspace.get()));
+  EXPECT_EQ(sticky_status(workspace.get(), options).code, StatusCode::kBadLengths);
 }
 
 /// Heads of one kv head, and query tokens, of one sequence. `latent`: values are the first 512 dims of keys. `query`: an element's bits.
@@ -275,13 +266,10 @@ std::vector<std::uint16_t> attend_longest(const LongestShape& shape, std::int32_
   Options options = options_of({});
   options.workers = 0;
   options.stream = stream.get();
-  const WorkspaceSize size = workspace_size(p, options);
-  demand(size.status);
-  const DeviceBuffer state(size.state_bytes);
-  const DeviceBuffer scratch(size.scratch_bytes);
-  state.fill(std::byte{0});
+  const support::TestWorkspace workspace(p, options);
+  demand(workspace.status());
   fill_shared(stream, std::byte{0xFF});
-  demand(decode(p, options, {state.data(), size.state_bytes, scratch.data(), size.scratch_bytes}));
+  demand(decode(p, options, workspace.get()));
   stream.wait();
   std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows * value_dim));
   out.copy_to(bits.data());

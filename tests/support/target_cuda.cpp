@@ -91,6 +91,7 @@ void free_on_device(std::byte* memory) noexcept { static_cast<void>(cudaFree(mem
 
 void copy_to_device(std::byte* to, std::span<const std::byte> from) {
   if (!from.empty()) demand(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+  demand(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // streams that do not wait for the default one read it
 }
 
 void copy_from_device(std::span<std::byte> to, const std::byte* from) {
