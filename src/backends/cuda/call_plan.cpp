@@ -277,8 +277,8 @@ schedule::EvenLine even_line_of(const KernelEntry& entry, const Problem& shape, 
                                 const LaunchPlan& launch) noexcept {
   if (!entry.config.looks_for_even_lines() || plan.options.policy.kind != Policy::Kind::kLean) return {};
   if (has_cumulative_lengths(shape) || (entry.config.copies_runs() && is_paged(shape.pages))) return {};
-  if (entry.config.latent() && shape.batch > kWarpThreads)
-    return {};  // all threads build what is not even sooner than a warp's lanes
+  // All threads build what turns out not to be even sooner than a warp's lanes.
+  if (entry.config.latent() && shape.batch > kWarpThreads) return {};
   const std::int32_t share_tiles = entry.config.latent() ? kEvenLatentShareTiles : kEvenShareTiles;
   return schedule::even_line_of(launch.outputs, launch.workers, cost_model(entry.config), share_tiles);
 }
@@ -307,8 +307,10 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
     if (entry.config.latent()) launch.part_tiles = latent_part_tiles(static_cast<std::int32_t>(schedule::row_capacity(shape)));
   }
   const bool few = launch.flat && shape.batch <= kLaneSequences * kWarpThreads;
-  if (few) launch.even = even_line_of(entry, shape, plan, launch);
-  if (few) launch.even_stair = even_stair_of(entry, shape, launch);
+  if (few) {
+    launch.even = even_line_of(entry, shape, plan, launch);
+    launch.even_stair = even_stair_of(entry, shape, launch);
+  }
   launch.short_line = few && (shape.batch <= kWarpThreads || launch.even.outputs > 0);
 }
 
