@@ -16,9 +16,10 @@ import timeline_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
-TIER_A, PEERS = "h200-tier-a.jsonl", "h200-peers.jsonl"
+TIER_A = "h200-tier-a-peers.jsonl"  # ours and every other, each row in one run
+SCHEDULES = "h200-tier-a.jsonl"  # ours alone, under each schedule
 H100 = "h100-tier-a.jsonl"
-ONE_RUN = "h100-tier-a-peers.jsonl"  # tier a, ours and every other in one run
+ONE_RUN = "h100-tier-a-peers.jsonl"  # beside more of the others
 FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
 ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
@@ -44,7 +45,7 @@ ENGINE_GRAPHS = {"default": "decode steps", "FULL": "steps of any kind"}
 SERVERS = {"lean": "CUSTOM", "FlashAttention-3": "FLASH_ATTN"}
 # Where a library has several kernels, the best one of each row counts: none is judged by a choice of ours.
 FAMILIES = {"FlashAttention-3": r"/fa3$", "cuDNN": r"/cudnn", "FlashInfer": r"flashinfer.*/(cc|tc|batch)$", "XQA": r"/xqa$"}
-# More that is in the file of one run.
+# More that is in the H100's file.
 EVERY_FAMILY = FAMILIES | {"FlashAttention-2": r"^torch[^/]*/flash$", "hpc-ops": r"^hpc-ops", "SGLang": r"^sglang"}
 KNOWN_ROWS = {
     "Llama-3-8B, 1 x 1k": "L8B 1x1k", "Llama-3-8B, 1 x 8k": "L8B 1x8k", "Llama-3-8B, 1 x 128k": "L8B 1x128k",
@@ -81,26 +82,27 @@ def by_name(row: str) -> str:
     return re.sub(r"(\d)x(\d)", r"\1 x \2", row)
 
 
-def tier_a(ours: str = TIER_A, others: str = PEERS, families: dict = FAMILIES) -> list:
+def tier_a(name: str = TIER_A, families: dict = FAMILIES) -> list:
     """Each row's times over the read limit of the same run: ours, and each library's best kernel."""
     rows = {}
-    for line in lines(ours):
+    found = [line for line in lines(name) if line.get("us")]
+    for line in found:
         if line["impl"] in ("lean", "lean/dependent_launch"):
             row = rows.setdefault(line["row"], {"row": line["row"], "MB": line["kv_bytes"] / 1e6, "read": line["ceiling_us"], "over": {},
                                                 "us": {}, "void": False})
-            name = OURS if line["impl"] == "lean" else DEPENDENT
-            row["us"][name], row["over"][name] = line["us"], line["us"] / line["ceiling_us"]
+            ours = OURS if line["impl"] == "lean" else DEPENDENT
+            row["us"][ours], row["over"][ours] = line["us"], line["us"] / line["ceiling_us"]
             row["void"] |= (line["note"] or "").startswith("void")
-    for line in lines(others):
+    for line in found:
         for family, pattern in families.items():
-            if re.search(pattern, line["impl"]) and line.get("us"):
+            if re.search(pattern, line["impl"]):
                 over = rows[line["row"]]["over"]
                 over[family] = min(over.get(family, math.inf), line["us"] / line["ceiling_us"])
     return sorted(rows.values(), key=lambda row: (row["MB"], row["row"]))
 
 
 def one_run() -> list:
-    return tier_a(ONE_RUN, ONE_RUN, EVERY_FAMILY)
+    return tier_a(ONE_RUN, EVERY_FAMILY)
 
 
 def without_version(impl: str) -> str:
@@ -174,7 +176,7 @@ def paper_rows() -> list:
 
 def paper_over_fixed_split() -> list:
     """FlashDecoding's schedule over ours, both by our kernel: the paper's shapes of tier a and of tier b."""
-    of_a, of_b = of_schedule(TIER_A, "fixed_split"), of_schedule("h200-tier-b.jsonl", "fixed_split")
+    of_a, of_b = of_schedule(SCHEDULES, "fixed_split"), of_schedule("h200-tier-b.jsonl", "fixed_split")
     return [of_a[row["row"]] for row in paper_rows()] + [ratio for row, ratio in of_b.items() if row.startswith("paper")]
 
 
@@ -460,7 +462,7 @@ def flat_table() -> str:
 
 
 def paper_table() -> str:
-    fixed, whole = of_schedule(TIER_A, "fixed_split"), of_schedule(TIER_A, "data_parallel")
+    fixed, whole = of_schedule(SCHEDULES, "fixed_split"), of_schedule(SCHEDULES, "data_parallel")
     rows = [[by_name(row["row"]) + (" (void)" if row["void"] else ""), f"{row['us'][OURS]:.4g}", f"{fixed[row['row']]:.2f}",
              f"{whole[row['row']]:.2f}", *(f"{row['over'][name] / row['over'][OURS]:.2f}" for name in FAMILIES)] for row in paper_rows()]
     return markdown(["batch x heads x tokens", "lean, us", "fixed_split", "data_parallel", *FAMILIES], rows)
