@@ -37,6 +37,7 @@ UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+"
 UNEVEN_ROWS = "h100-ragged.jsonl"
 LOAD = "h100-vllm-load.jsonl"
 ENGINE = "h200-vllm-engine.jsonl", "h100-vllm-engine.jsonl"
+CPU_PROMPTS = "cpu-prompts-xeon-16t.jsonl"
 CPU_ENGINE, ZEN_ENGINE = "cpu-vllm-serve.jsonl", "cpu-vllm-serve-zen4.jsonl"
 ENGINE_BUILT = {ENGINE[1]: ["c859a29"]}  # lines from before they said it
 ENGINE_KINDS = {OURS: "CUSTOM", "FlashAttention-3": "FLASH_ATTN", "XQA": "FLASHINFER", "FlashInfer": "FLASHINFER"}
@@ -822,6 +823,11 @@ def latent_of_rows(fewest: int, most: int) -> list:
     return suite_data.ratios([line for line in lines(LATENT_ROWS) if fewest <= rows_of(line) <= most], LATENT)
 
 
+def over_cpu_attn(dtype: str) -> list:
+    """Ours over vLLM's kernels for CPUs, of prompts of a type."""
+    return suite_data.ratios([line for line in lines(CPU_PROMPTS) if line["dtype"] == dtype], {"lean": "lean", "CPU_ATTN": "cpu"})
+
+
 def slower(ratios: Iterable[float]) -> str:
     """Rows in which ours takes longer than the best of the others by more than 2 %."""
     return f"{sum(ratio > 1.02 for ratio in ratios)}"
@@ -850,6 +856,9 @@ NUMBERS = {
     "chunks on an H100 over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",
     "chunk commits beside FlashAttention-2": lambda: commits_of(H100_CHUNKS),
     "prompts on a CPU over CPU_ATTN": lambda: span_of(suite_data.prompts_on_a_cpu(lines(CPU_ENGINE)), ".1f"),
+    "prompts on AMX over CPU_ATTN": lambda: f"{mean(over_cpu_attn('bf16')):.2f}",
+    "prompts on AMX over CPU_ATTN, span": lambda: span_of(over_cpu_attn("bf16"), ".2f"),
+    "fp16 prompts over CPU_ATTN": lambda: f"{mean(over_cpu_attn('fp16')):.2f}",
     "CPU_ATTN's prompts on Zen 4": lambda: span_of([1 / ratio for ratio in suite_data.prompts_on_a_cpu(lines(ZEN_ENGINE))], ".1f"),
     "CPU_ATTN's steps on Zen 4": lambda: span_of(suite_data.steps_on_a_cpu(lines(ZEN_ENGINE)), ".1f"),
     "chunks of any dims over FlashAttention-3": lambda: f"{mean([ratio for _, ratio in chunks_over_fa3()]):.2f}",
