@@ -148,6 +148,11 @@ class Decoder:
         return graph.replay
 
 
+def synchronizer(model):
+    """Called without arguments: waits for what the model's device does."""
+    return torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+
+
 def flash_only(case: Case):
     if case.attention != "flash":
         return contextlib.nullcontext()
@@ -169,7 +174,7 @@ def _times_ms(step, synchronize, steps: int) -> list:
 
 def measure(model, case: Case, steps: int) -> dict:
     """Median, least and most of `steps` steps, each waited for, after some to warm up."""
-    synchronize = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+    synchronize = synchronizer(model)
     model.set_attn_implementation(case.implementation)
     if case.launch == "compiled":
         torch._dynamo.reset()

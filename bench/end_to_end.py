@@ -45,11 +45,16 @@ PATHS = {
 SLOW = ("compiled", "flex_attention")  # seconds of compilation a row: after all other rows of a model
 
 
+def tokens_of(number: str, thousands: str) -> int:
+    """"8", "k": 8,192."""
+    return int(number) * (1024 if thousands else 1)
+
+
 def lengths_of(shape: str) -> tuple:
     match = re.fullmatch(r"(\d+)x(\d+)(k?)(:ragged)?", shape)
     if match is None:
         raise SystemExit(f"end_to_end: --shapes {shape}: expected BATCHxCONTEXT, as 8x32k or 8x32k:ragged")
-    batch, context = int(match[1]), int(match[2]) * (1024 if match[3] else 1)
+    batch, context = int(match[1]), tokens_of(match[2], match[3])
     if not match[4] or batch == 1:
         return (context,) * batch
     first = context // 8
@@ -79,10 +84,10 @@ def about(arguments) -> dict:
     }  # fmt: skip
 
 
-def measured(model, case: Case, arguments) -> dict:
-    """The row's times, or why there are none."""
+def measured(times) -> dict:
+    """The row's times, which a function finds, or why there are none."""
     try:
-        return measure(model, case, arguments.steps) | {"note": None}
+        return times() | {"note": None}
     except Exception as error:  # whatever a stock path or a first contact with a machine may raise
         text = (str(error).strip().splitlines() or [""])[0]
         return {"note": f"{type(error).__name__}: {text[:200]}"}
@@ -177,7 +182,7 @@ def main() -> None:
             model = None  # its memory is needed
             model, name = model_of(case.model, arguments.layers, positions, getattr(torch, arguments.dtype), arguments.device), case.model
         report.progress()
-        row = {"model": case.model, "shape": shape, "impl": case.impl, "lens": case.lengths} | measured(model, case, arguments)
+        row = {"model": case.model, "shape": shape, "impl": case.impl, "lens": case.lengths} | measured(lambda: measure(model, case, arguments.steps))
         row["read_bytes"] = read_bytes(model, case.lengths)
         if arguments.gbps:
             row["bound_ms"] = row["read_bytes"] / arguments.gbps / 1e6
