@@ -66,19 +66,16 @@ struct AlikeShares {
 
 /// plan: what is known of the line before the lengths are, and of where its segments may be cut.
 struct PlanArgs {
-  QueryRange queries;                   // sequences of this launch
-  Policy policy;                        // how the line is dealt out
-  schedule::EvenLine even;              // of a short line
-  schedule::EvenStair even_stair;       // of many rows
-  std::int32_t kv_heads_inverse = 0;    // 2^kOutputInverseBits / kv heads, rounded up
-  AlikeShares alike;                    // for warm_l2()
-  std::int32_t chunk_tiles = 0;         // fixed_chunk: tiles of a chunk; else 0
-  schedule::ShortStairStep stair_step;  // of many rows
-  std::int32_t most_outputs = 0;        // of many rows: for so many 32 bits hold every sum
-  bool flat = false;                    // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
-  bool short_line = false;              // flat, and built by warps
-  bool cumulative = false;              // lengths are, of some kind
-  bool spares_workers = true;           // cuda::spares_workers()
+  bool flat = false;                  // walked in 32 bits: flat whatever the lengths, of many rows schedule::is_stair()
+  bool short_line = false;            // flat, and built by warps
+  bool cumulative = false;            // lengths are, of some kind
+  bool spares_workers = true;         // cuda::spares_workers()
+  schedule::EvenLine even;            // of a short line
+  std::int32_t kv_heads_inverse = 0;  // 2^kOutputInverseBits / kv heads, rounded up
+  AlikeShares alike;                  // for warm_l2()
+  QueryRange queries;                 // sequences of this launch
+  Policy policy;                      // how the line is dealt out
+  std::int32_t chunk_tiles = 0;       // fixed_chunk: tiles of a chunk; else 0
 };
 
 /// load: how K, V and queries come into shared memory. The first copy needs its rows and the ring's sizes.
@@ -115,28 +112,40 @@ struct FixupArgs {
   fixup::Slots slots;
 };
 
-/// What runs ahead of this launch on its stream, and may still run, and what runs beside it. Of two launches side by side the chunks'
-/// waits for all that is ahead of both before it lets the steps' start, which waits for nothing before its end (plan/side_workers.cuh).
+/// What runs ahead of this launch on its stream, and may still run, and whether another launch of the call runs beside it. Of two side by
+/// side the chunks' waits for all that is ahead of both before it lets the steps' start, which waits for nothing before its end
+/// (plan/side_workers.cuh).
 struct LaunchArgs {
-  schedule::SideBySide sides{};  // with the call's other launch
-  bool dependent = false;        // launched as a programmatic dependent: waits before it reads anything
-  bool follows_append = false;   // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
+  bool dependent = false;       // launched as a programmatic dependent: waits before it reads anything
+  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
+  bool beside = false;          // DeviceCall::sides says with whom
 };
 
-/// Nested by stage, so that what one of them reads lies on few lines of constants; those of the first copy on the first two.
+/// What calls of many rows alone have.
+struct StairArgs {
+  Divisor group;                  // of packed rows, which may be more than group_inverse is for
+  schedule::EvenStair even;       // of a short line
+  schedule::ShortStairStep step;  // how a row block's tiles grow
+  std::int32_t most_outputs = 0;  // for so many 32 bits hold every sum
+};
+
+/// Nested by stage, so that what one of them reads lies on few lines of constants: a line that nobody has read yet is some 0.1 us away, and
+/// a decode step's first copy waits for every one of its own. These are the first two, those of the lengths, and two that hold heads, launch
+/// and plan (tests/cuda_host/line_test.cpp); what few calls ask for lies behind all that.
 struct DeviceCall {
   LoadArgs load;
   Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
   schedule::LineShape shape;       // heads, group, tiles and row blocks
   std::int32_t group_inverse = 0;  // 2^kGroupInverseBits / group, rounded up
-  Divisor group_divisor;           // for more rows than that is for
+  LaunchArgs launch;
   PlanArgs plan;
   TileArgs tile;
   OutputArgs output;
   FixupArgs fixup;
-  LaunchArgs launch;
-#ifdef LEAN_TIMELINE          // not an empty member that has no address: nvcc 13.0 doubles a parameter with one
-  timeline::Target timeline;  // where workers record
+  StairArgs stair;
+  schedule::SideBySide sides;  // with the call's other launch
+#ifdef LEAN_TIMELINE           // not an empty member that has no address: nvcc 13.0 doubles a parameter with one
+  timeline::Target timeline;   // where workers record
 #endif
 };
 

@@ -15,7 +15,7 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ PackedRow row_of_block(const DeviceCall& call, std::int32_t row_block, std::int32_t row) {
   if constexpr (kConfig.wide()) {
     const std::int32_t packed = row_block * kConfig.q_rows + row;
-    const std::int32_t token = quotient(packed, call.group_divisor);
+    const std::int32_t token = quotient(packed, call.stair.group);
     return {token, packed - token * call.shape.group};
   }
   return packed_row(std::int64_t{row_block} * kConfig.q_rows + row, call.shape.group);

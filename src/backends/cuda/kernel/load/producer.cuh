@@ -142,7 +142,7 @@ class Producer {
 
   /// Of many rows a second thread walks, and writes, what nobody looks at, while the first builds a stair line (CtaWide).
   [[nodiscard]] __device__ bool rehearses_walk() const {
-    return kConfig.stairs() && thread_ == kWarpThreads && call_.plan.flat && call_.plan.even_stair.outputs == 0;
+    return kConfig.stairs() && thread_ == kWarpThreads && call_.plan.flat && call_.stair.even.outputs == 0;
   }
 
   template <typename TCursor>

@@ -18,7 +18,7 @@ template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ FlatShape<kConfig> flat_shape_of(const DeviceCall& call) {
   if constexpr (kConfig.stairs()) {
     static_assert(cost_model(kConfig).row_units == 0);  // schedule::is_stair()
-    return FlatShape<kConfig>(call.shape, call.plan.stair_step);
+    return FlatShape<kConfig>(call.shape, call.stair.step);
   } else {
     return FlatShape<kConfig>(call.shape);
   }
@@ -39,7 +39,7 @@ template <KernelConfig kConfig>
     schedule::CostModel model = cost_model(kConfig);
     if constexpr (kConfig.latent()) model.part_tiles = latent_part_tiles(call.shape.group * call.problem.q_tokens);
     FlatSums<kConfig> counted = sums;
-    if (counted.outputs > call.plan.most_outputs) counted.outputs = 0;  // of a line without outputs nothing else is looked at
+    if (counted.outputs > call.stair.most_outputs) counted.outputs = 0;  // of a line without outputs nothing else is looked at
     return schedule::make_stair_plan(counted, model, kConfig.tile_tokens, grid);
   } else {
     const bool chunks = kConfig.chunks_only();

@@ -15,7 +15,7 @@ namespace lean::cuda {
 /// By a warp, which reads the lengths of all sequences. Called where it can be: calls of one launch do without it.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ LEAN_CUDA_CALLED std::int32_t count_side_workers(const DeviceCall& call) {
-  const schedule::SideBySide& sides = call.launch.sides;
+  const schedule::SideBySide& sides = call.sides;
   const BasicLengthSource<true> lengths(call.problem);
   schedule::SideSums sums;
 #pragma unroll 4
@@ -48,7 +48,7 @@ template <KernelConfig kConfig>
 /// Whether another launch of the call runs beside this one.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool runs_beside(const DeviceCall& call) {
-  return kConfig.may_run_beside() && call.launch.sides.workers > 0;
+  return kConfig.may_run_beside() && call.launch.beside;
 }
 
 /// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers.

@@ -110,7 +110,7 @@ template <KernelConfig kConfig>
   if (clamped && threadIdx.x / kWarpThreads == kConfig.consumer_warps) rules.lengths().report();
   schedule::BasicSegment<std::int32_t> segment;
   if ((batch > 1 && !all_alike(work.kv_tokens, alike)) ||
-      !schedule::find_even_segment(call.plan.even_stair, rules, work, static_cast<std::int32_t>(blockIdx.x), segment)) {
+      !schedule::find_even_segment(call.stair.even, rules, work, static_cast<std::int32_t>(blockIdx.x), segment)) {
     if (walks) walk.even = false;
     return false;
   }
@@ -134,7 +134,7 @@ template <KernelConfig kConfig>
 __device__ __forceinline__ void build_wide_line(const DeviceCall& call) {
   const bool in_walking_warp = threadIdx.x / kWarpThreads == kConfig.consumer_warps;
   bool even = false;
-  if (call.plan.even_stair.outputs > 0 && (in_walking_warp || !call.plan.short_line)) {
+  if (call.stair.even.outputs > 0 && (in_walking_warp || !call.plan.short_line)) {
     even = begin_even_walk<kConfig>(call, cta_memory<kConfig>().shared.wide.walks[0]);
   }
   if (call.plan.short_line) return;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
       ptx::named_barrier(kSetupBarrier, cta_threads(kConfig) - kWarpThreads);
     }
   };
-  const bool may_be_even = call.plan.even_stair.outputs > 0;
+  const bool may_be_even = call.stair.even.outputs > 0;
   __syncwarp();  // begin_even_walk() has said whether it is
   if (may_be_even && (!in_walking_warp || memory.shared.wide.walks[0].even)) {
     if (call.plan.short_line) await_setup();
