@@ -91,7 +91,9 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
     line.lengths = rules.lengths()(line.start.sequence);
     line.even = {};
   }
-  if constexpr (kConfig.step() && !kConfig.chunks_only()) {  // known to the compiler, wherever the plan comes from
+  // Known to the compiler, wherever the plan comes from.
+  line.plan.level_parts = 0;
+  if constexpr (kConfig.step() && !kConfig.chunks_only()) {
     line.plan.kind = Policy::Kind::kLean;
     line.plan.granularity_tiles = 1;
   }
