@@ -374,20 +374,20 @@ std::int32_t few_tokens_of(const Problem& problem, const CallPlan& plan) noexcep
   return few < problem.q_tokens ? few : 0;
 }
 
-/// Two launches run beside each other where the first is a wide kernel's, which leaves the memory idle, and the second a decode step's
-/// of up to 16 rows, which leaves the tensor cores idle (docs/cuda-kernel.md lists the calls that have no such two). A warp of every CTA
-/// reads all lengths to find out which workers are whose.
-schedule::SideBySide sides_of(const Problem& problem, const CallPlan& plan, std::int32_t few) noexcept {
+/// The decode step's kernel that runs beside chunks, for what a call holds of few rows; null: they follow the chunks.
+const KernelEntry* beside_kernel(const Problem& decoding, const CallPlan& plan) noexcept {
   const KernelEntry* const chunks = plan.launches[0].kernel;
-  const KernelEntry* const steps = plan.launches[1].kernel;
-  const auto may_run_beside = [](const KernelEntry* entry, bool wide) {
-    return entry != nullptr && entry->config.may_run_beside() && entry->config.wide() == wide;
-  };
-  const bool kinds = may_run_beside(chunks, true) && may_run_beside(steps, false);
-  if (plan.plain || !kinds || plan.options.workers < 2 || problem.batch > kSideBySideSequences) return {};
-  return side_by_side(chunks->config, steps->config, few, plan.options.workers, plan.device.memory_rate());
+  if (plan.plain || chunks == nullptr || !chunks->config.wide() || !chunks->config.may_run_beside()) return nullptr;
+  if (plan.options.workers < 2 || decoding.batch > kSideBySideSequences) return nullptr;
+  const std::span<const KernelEntry> kernels = kernels_for(decoding.k.dtype, decoding.head_dim);
+  const KernelEntry* const entry =
+      find_kernel(kernels, plan.device.architecture(), Scope::kBesideStep, schedule::row_capacity(decoding));
+  return entry != nullptr && serves(*entry, decoding, rules_of(decoding, plan.options), plan) ? entry : nullptr;
 }
 
+/// Two launches run beside each other where the first is a wide kernel's, which leaves the memory idle, and the second can be a decode
+/// step's of up to 16 rows, which leaves the tensor cores idle (docs/cuda-kernel.md lists the calls that have no such two). A warp of every
+/// CTA reads all lengths to find out which workers are whose.
 void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
   const std::int32_t few = few_tokens_of(problem, plan);
   plan.launches[0] = plan_launch(problem, {.least = few > 0 ? few + 1 : 0}, plan);
@@ -396,7 +396,11 @@ void plan_launches(const Problem& problem, CallPlan& plan) noexcept {
   decoding.q_tokens = few;
   plan.launches[1] = plan_launch(decoding, {.most = few}, plan);
   plan.launch_count = 2;
-  plan.sides = sides_of(problem, plan, few);
+  plan.sides = {};
+  if (const KernelEntry* const steps = beside_kernel(decoding, plan)) {
+    plan_kernel(plan.launches[1], *steps, decoding, plan);
+    plan.sides = side_by_side(plan.launches[0].kernel->config, steps->config, few, plan.options.workers, plan.device.memory_rate());
+  }
 }
 
 /// The build has kernels for the call, and the device too little shared memory for two stages of any of them: rows of more than 240

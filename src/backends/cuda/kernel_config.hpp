@@ -137,11 +137,9 @@ struct KernelConfig {
   /// The fewest parts that are: 32 partials of 16 rows of 128 dims are 256 KB, which one multiprocessor reads in some 3 us. Of two the
   /// wait for each other costs more (docs/notebook/merging.md), and of 8 rows a merge on one level is a trip to memory, whoever does it.
   [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : narrow() ? 33 : 8; }
-  /// Another launch of the same call may run beside it: chunks' beside few rows', or the other way about (schedule/side_by_side.hpp).
-  /// Whether one does is the call's (call_plan.cpp: sides_of()).
-  [[nodiscard]] constexpr bool may_run_beside() const noexcept {
-    return wide() ? !latent() && !few_values() : step() && q_rows <= kMmaRows && !chunks_only() && !exchanges();
-  }
+  /// Another launch of the same call may run beside it: few rows' beside chunks (schedule/side_by_side.hpp), whose kernels serve calls
+  /// without any, too. Whether one does is the call's (call_plan.cpp: beside_kernel()).
+  [[nodiscard]] constexpr bool may_run_beside() const noexcept { return wide() ? !latent() && !few_values() : traits().beside; }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && !wide() && q_rows <= kMmaRows; }
   /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).

@@ -79,6 +79,9 @@ inline constexpr Reason kLatentFp8{"fp8 rows, half the bytes: threads make fp16 
                                    "h200-mla-fp8.jsonl"};
 inline constexpr Reason kSwapped{"few rows: tokens and dims are the rows of products, and none of 64 is empty", "h200-mla.jsonl"};
 inline constexpr Reason kSwappedFp8{"the same of fp8 rows", "h200-mla-fp8.jsonl"};
+inline constexpr Reason kBeside{
+    "a tensor step of few rows beside chunks: what it asks ahead of all else cost every other step 1 to 2 %",
+    "experiments/h200-step-regression.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
@@ -160,6 +163,9 @@ inline constexpr KernelRow kSm90[] = {
     {kTensorStep,  1, 256, 16,  128, 4, 96,   kBoxesFp8},
     {kTensorStep,  1, 256, 32,  64,  4, 96,   kBoxesFp8},
     {kTensorStep,  1, 256, 64,  64,  4, 392,  kBoxesFp8},
+    {kBesideStep,  2, 64,  16, 256, 8, 0,    kBeside},
+    {kBesideStep,  2, 128, 16, 128, 8, 0,    kBeside},
+    {kBesideStep,  2, 256, 16, 64,  4, 0,    kBeside},
     {kChunkStep,   2, 64,  16,  128, 8, 0,    kChunks},
     {kChunkStep,   2, 128, 16,  128, 8, 0,    kChunks},
     {kChunkStep,   2, 256, 16,  64,  4, 0,    kChunks},

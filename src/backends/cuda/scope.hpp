@@ -22,11 +22,12 @@ enum class Scope : std::int32_t {
   kLatentFp8Tile,
   kLatentSwapped,
   kLatentFp8Swapped,
+  kBesideStep,
 };
-inline constexpr Scope kScopes[] = {Scope::kDecodeStep,      Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
-                                    Scope::kAnyCall,         Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
-                                    Scope::kFewValuesTile,   Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
-                                    Scope::kLatentFp8Swapped};
+inline constexpr Scope kScopes[] = {Scope::kDecodeStep,       Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
+                                    Scope::kAnyCall,          Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
+                                    Scope::kFewValuesTile,    Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
+                                    Scope::kLatentFp8Swapped, Scope::kBesideStep};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -85,6 +86,9 @@ struct ScopeTraits {
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
   bool contributors_warp = false;
+  /// Runs beside the launch of the call's chunks, and never else: on which of the workers follows from all lengths, which are counted before
+  /// anything else (kernel/plan/side_workers.cuh).
+  bool beside = false;
   /// Finished rows go to every rank of an exchange, and what all of them sent becomes the output, in the same launch
   /// (kernel/output/exchange.cuh).
   bool exchanges = false;
@@ -135,6 +139,14 @@ struct ScopeTraits {
               .chunks = Chunks::kAlways,
               .warms_l2 = true,
               .producer_warps = 1};
+    case Scope::kBesideStep:  // chunks that it runs beside have tensor copies too
+      return {.name = "beside",
+              .step = true,
+              .copies = Copies::kBoxes,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kFilledUp,
+              .producer_warps = 4,
+              .beside = true};
     case Scope::kExchangedStep:
       return {.name = "exchanged",
               .step = true,

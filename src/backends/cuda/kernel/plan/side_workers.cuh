@@ -48,7 +48,7 @@ template <KernelConfig kConfig>
 /// Whether another launch of the call runs beside this one.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool runs_beside(const DeviceCall& call) {
-  return kConfig.may_run_beside() && call.launch.beside;
+  return kConfig.may_run_beside() && (!kConfig.wide() || call.launch.beside);
 }
 
 /// Called by all threads ahead of all else where that is so. True: the CTA is one of this launch's workers.
