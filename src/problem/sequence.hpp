@@ -107,14 +107,15 @@ class BasicLengthSource {
     bool clamped;
   };
 
-  /// [cumulative[i], cumulative[i + 1]) cut to [0, total) and to `longest` tokens.
+  /// [cumulative[i], cumulative[i + 1]) cut to [0, total) and to `longest` tokens. In 32 bits, which is all that the array holds.
   [[nodiscard]] LEAN_HD static constexpr Span span_of(const std::int32_t* cumulative, std::int64_t i, std::int64_t total,
                                                       std::int32_t longest) noexcept {
-    const std::int64_t first = TLoad::load(cumulative + i);
-    const std::int64_t last = TLoad::load(cumulative + i + 1);
-    const std::int64_t begin = clamp_to(first, 0, max_of(total, 0));
-    const std::int64_t end = clamp_to(last, begin, max_of(begin, min_of(total, begin + longest)));
-    return {begin, static_cast<std::int32_t>(end - begin), begin != first || end != last};
+    const std::int32_t first = TLoad::load(cumulative + i);
+    const std::int32_t last = TLoad::load(cumulative + i + 1);
+    const auto there = static_cast<std::int32_t>(clamp_to(total, 0, INT32_MAX));
+    const std::int32_t begin = min_of(max_of(first, 0), there);
+    const std::int32_t end = min_of(max_of(last, begin), begin + min_of(max_of(longest, 0), there - begin));
+    return {begin, end - begin, begin != first || end != last};
   }
 
   [[nodiscard]] LEAN_HD static constexpr std::int32_t clamp_length(std::int32_t value, std::int32_t high, bool& clamped) noexcept {
