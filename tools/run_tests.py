@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Builds and runs every test: format, three builds (release, address + undefined, thread), the Python package, the CUDA toolkit
 that is fetched where there is none, the CUDA build, the site of docs/, quick mutants. What Python runs has a thread of its own
-beside the builds, the fetching of its environments (tools/setup.sh) first: many of its tests keep one core busy, or none.
+beside the builds, the fetching of its environments (tools/setup.sh) first: many of its tests keep one core busy, or none. Its wheel
+waits for the first build, whose objects it takes from ccache.
 
 Prints progress, then a table, then alone on the last line "N passed, M failed"; exits non-zero when M > 0.
 What counts: each GoogleTest case, each other CTest entry, each pytest case, the wheel's check, the toolkit, each compiled
@@ -32,9 +33,12 @@ PYTHON_BIN = ROOT / ".venv-python" / "bin"
 WHEELS = ROOT / "build-python"
 CUDA_BUILD = ROOT / "build-cuda"
 DOCS_PYTHON = str(ROOT / ".venv-docs" / "bin" / "python")
-# Kernels are compiled by cuda_build.py; tools/setup.sh has put ONNX Runtime's header where it could.
-WHEEL_SETTINGS = {"LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime"),
+# Kernels are compiled by cuda_build.py; tools/setup.sh has put ONNX Runtime's header where it could. ccache tells objects of compilers
+# of two names apart, so this one has CMake's.
+WHEEL_SETTINGS = {"CC": os.environ.get("CC", "cc"), "CXX": os.environ.get("CXX", "c++"),
+                  "LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime"),
                   "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
+LIBRARY_COMPILED = threading.Event()  # or nobody will
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -114,7 +118,9 @@ def test_preset(preset: str, jobs: int) -> Tally:
     begin = time.monotonic()
     folder = ROOT / BUILD_FOLDERS[preset]
     say(f"{preset}: build")
-    if not (run("cmake", "--preset", preset) and run("cmake", "--build", "--preset", preset, "--parallel", str(jobs))):
+    built = run("cmake", "--preset", preset) and run("cmake", "--build", "--preset", preset, "--parallel", str(jobs))
+    LIBRARY_COMPILED.set()
+    if not built:
         tally.failed += 1
     else:
         say(f"{preset}: test")
@@ -154,6 +160,7 @@ def test_python() -> Tally:
     """The wheel is built and installed as a user would, so the tests see nothing of the tree but themselves."""
     tally = Tally("python")
     begin = time.monotonic()
+    LIBRARY_COMPILED.wait()
     say("python: wheel")
     for old in [*WHEELS.glob("*.whl"), WHEELS / "pytest.xml"]:
         old.unlink(missing_ok=True)
@@ -167,7 +174,7 @@ def test_python() -> Tally:
         say("python: test")
         limited = run(str(PYTHON_BIN / "abi3audit"), "--strict", wheel)
         tally.passed, tally.failed = int(limited), int(not limited)
-        run(str(PYTHON_BIN / "python"), "-m", "pytest", "--quiet", "-rf", f"--junit-xml={WHEELS / 'pytest.xml'}")
+        run(str(PYTHON_BIN / "python"), "-m", "pytest", "--quiet", "-rf", "--durations=8", f"--junit-xml={WHEELS / 'pytest.xml'}")
         count_pytest(WHEELS / "pytest.xml", tally)
     tally.seconds = time.monotonic() - begin
     return tally
@@ -198,7 +205,7 @@ def test_python_releases() -> list[Tally]:
         report.unlink(missing_ok=True)
         if releases:
             say(f"python: test with {tallies[-1].name}")
-            command = [environment / "bin" / "python", "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+            command = [environment / "bin" / "python", "-m", "pytest", "--quiet", "-rf", "--durations=8", "-p", "no:cacheprovider", f"--junit-xml={report}"]
             running.append(subprocess.Popen([*command, *files], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}))
     begin = time.monotonic()
     for process in running:
@@ -220,7 +227,7 @@ def test_engine(name: str, package: str, **environment: str) -> Tally:
     report.unlink(missing_ok=True)
     if found:
         say(f"python: test with {tally.name}")
-        command = [str(python), "-m", "pytest", "--quiet", "-rf", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        command = [str(python), "-m", "pytest", "--quiet", "-rf", "--durations=8", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         files = [f"tests/python/test_{name}{part}.py" for part in ("", "_cuda", "_ranks", "_bench")]
         run(*command, *(file for file in files if (ROOT / file).exists()), **environment)
     count_pytest(report, tally)
@@ -302,9 +309,15 @@ def main() -> int:
     options = parser.parse_args()
 
     share_objects()
+    if not options.presets:
+        LIBRARY_COMPILED.set()
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         python_tallies = beside.submit(test_python_packages, options)
-        tallies = test_builds(options) + python_tallies.result()
+        try:
+            tallies = test_builds(options)
+        finally:
+            LIBRARY_COMPILED.set()
+        tallies += python_tallies.result()
 
     say("summary")
     width = max([12, *(len(tally.name) for tally in tallies)])

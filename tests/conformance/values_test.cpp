@@ -179,6 +179,7 @@ TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
   for (const DType dtype : dtypes()) {
     for (const Case& shape : shapes_of_every_tile(dtype)) {
       for (const CpuIsa isa : available_isas()) {
+        if (reduced() && isa != available_isas().back()) continue;
         for (const std::int64_t key : {std::int64_t{0}, std::int64_t{333}}) {
           Case c = shape;
           c.isa = isa;
