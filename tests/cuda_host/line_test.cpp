@@ -1,13 +1,10 @@
 // Which line a launch walks: chosen from a call's sizes, never from its lengths.
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <set>
 
 #include "backends/cuda/call_plan.hpp"
 #include "backends/cuda/device.hpp"
-#include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel_table.hpp"
 #include "cuda_host/calls.hpp"
 #include "cuda_host/fake_runtime.hpp"
@@ -16,22 +13,6 @@
 
 namespace lean::cuda_host {
 namespace {
-
-/// Each line of constants that a decode step's first copy waits for is a trip to the L2 for every CTA. On an H100 and an H200 a
-/// kernel's parameters begin at byte 0x210 of their bank (cuobjdump --dump-sass), and a line has 64.
-TEST(CudaHost, ADecodeStepsFirstCopyNeedsSixLinesOfConstants) {
-  const auto line = [](std::size_t offset) { return (0x210 + offset) / 64; };
-#define LEAN_LINES(first, last) line(offsetof(cuda::DeviceCall, first)), line(offsetof(cuda::DeviceCall, last))
-  const std::set<std::size_t> lines = {
-      LEAN_LINES(load.k_rows, load.bulk_copies),
-      LEAN_LINES(problem.q_tokens, problem.kv_left_pad),
-      LEAN_LINES(problem.append.cached_lengths, shape),
-      LEAN_LINES(launch.dependent, launch.beside),
-      LEAN_LINES(plan.flat, plan.queries),
-  };
-#undef LEAN_LINES
-  EXPECT_LE(lines.size(), 6U);
-}
 
 /// Calls of many rows walk a stair line in 32 bits, up to the largest capacity that they hold; what is no stair keeps the general one.
 TEST(CudaHost, R20_CallsOfManyRowsWalkIn32BitsWhereTheyFit) {

@@ -131,7 +131,7 @@ struct StairArgs {
 
 /// Nested by stage, so that what one of them reads lies on few lines of constants: a line that nobody has read yet is some 0.1 us away, and
 /// a decode step's first copy waits for every one of its own. These are the first two, those of the lengths, and two that hold heads, launch
-/// and plan (tests/cuda_host/line_test.cpp); what few calls ask for lies behind all that.
+/// and plan (tests/cuda_host/device_call_test.cpp); what few calls ask for lies behind all that.
 struct DeviceCall {
   LoadArgs load;
   Problem problem;                 // what is asked; a launch of part of the sequences has the whole problem
