@@ -176,11 +176,12 @@ std::vector<Case> shapes_of_every_tile(DType dtype) {
 
 /// q k is 400 in one dim, and only times the scale beyond fp32: a row that sees it is NaN.
 TEST(Conformance, R09_AScaledScoreBeyondTheRangeIsInfinite) {
+  support::EveryNth some(7);
   for (const DType dtype : dtypes()) {
     for (const Case& shape : shapes_of_every_tile(dtype)) {
       for (const CpuIsa isa : available_isas()) {
-        if (reduced() && isa != available_isas().back()) continue;
         for (const std::int64_t key : {std::int64_t{0}, std::int64_t{333}}) {
+          if (some.skips()) continue;
           Case c = shape;
           c.isa = isa;
           const TestExecutor executor(c.executor);

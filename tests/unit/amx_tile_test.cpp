@@ -65,14 +65,13 @@ struct Case {
 
 template <typename TCheck>
 void for_cases(const TCheck& check) {
-  using Numbers = std::vector<std::int32_t>;
-  for (const std::int32_t rows : support::full_or_reduced(Numbers{1, 4, 15, 16, 17, 32, 33, 128}, Numbers{1, 15, 33})) {
-    for (const std::int32_t tokens :
-         support::full_or_reduced(Numbers{1, 15, 16, 31, 32, 33, 64, 100, 128}, Numbers{1, 31, 64, 100})) {
+  support::EveryNth some(7);
+  for (const std::int32_t rows : {1, 4, 15, 16, 17, 32, 33, 128}) {
+    for (const std::int32_t tokens : {1, 15, 16, 31, 32, 33, 64, 100, 128}) {
       for (const std::int32_t dims : {32, 64, 96, 128, 256}) {
         if (std::int64_t{tokens} * dims > 128 * 128) continue;  // 64 KB of K and V: a tile has no more
         for (const auto lie : {Tokens::Lie::kSideBySide, Tokens::Lie::kApart, Tokens::Lie::kAnywhere, Tokens::Lie::kInPages}) {
-          check(Case{rows, tokens, dims, lie});
+          if (!some.skips()) check(Case{rows, tokens, dims, lie});
         }
       }
     }
