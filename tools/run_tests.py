@@ -38,7 +38,8 @@ DOCS_PYTHON = str(ROOT / ".venv-docs" / "bin" / "python")
 WHEEL_SETTINGS = {"CC": os.environ.get("CC", "cc"), "CXX": os.environ.get("CXX", "c++"),
                   "LEAN_CUDA": "OFF", "LEAN_ORT": "AUTO", "LEAN_ORT_INCLUDE": str(ROOT / ".venv-onnxruntime"),
                   "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
-LIBRARY_COMPILED = threading.Event()  # or nobody will
+PYTEST = ("-m", "pytest", "--quiet", "-rf", "--durations=8")
+LIBRARY_COMPILED = threading.Event()  # by the first build; at the end of all of them whatever became of it
 BUILD_FOLDERS = {"cpu": "build", "asan-ubsan": "build-asan-ubsan", "tsan": "build-tsan"}
 
 
@@ -174,7 +175,7 @@ def test_python() -> Tally:
         say("python: test")
         limited = run(str(PYTHON_BIN / "abi3audit"), "--strict", wheel)
         tally.passed, tally.failed = int(limited), int(not limited)
-        run(str(PYTHON_BIN / "python"), "-m", "pytest", "--quiet", "-rf", "--durations=8", f"--junit-xml={WHEELS / 'pytest.xml'}")
+        run(str(PYTHON_BIN / "python"), *PYTEST, f"--junit-xml={WHEELS / 'pytest.xml'}")
         count_pytest(WHEELS / "pytest.xml", tally)
     tally.seconds = time.monotonic() - begin
     return tally
@@ -205,7 +206,7 @@ def test_python_releases() -> list[Tally]:
         report.unlink(missing_ok=True)
         if releases:
             say(f"python: test with {tallies[-1].name}")
-            command = [environment / "bin" / "python", "-m", "pytest", "--quiet", "-rf", "--durations=8", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+            command = [environment / "bin" / "python", *PYTEST, "-p", "no:cacheprovider", f"--junit-xml={report}"]
             running.append(subprocess.Popen([*command, *files], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}))
     begin = time.monotonic()
     for process in running:
@@ -227,7 +228,7 @@ def test_engine(name: str, package: str, **environment: str) -> Tally:
     report.unlink(missing_ok=True)
     if found:
         say(f"python: test with {tally.name}")
-        command = [str(python), "-m", "pytest", "--quiet", "-rf", "--durations=8", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        command = [str(python), *PYTEST, "-p", "no:cacheprovider", f"--junit-xml={report}"]
         files = [f"tests/python/test_{name}{part}.py" for part in ("", "_cuda", "_ranks", "_bench")]
         run(*command, *(file for file in files if (ROOT / file).exists()), **environment)
     count_pytest(report, tally)
@@ -309,8 +310,6 @@ def main() -> int:
     options = parser.parse_args()
 
     share_objects()
-    if not options.presets:
-        LIBRARY_COMPILED.set()
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         python_tallies = beside.submit(test_python_packages, options)
         try:
