@@ -84,7 +84,9 @@ struct Options {
   Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
-  std::int32_t workers = 0;            // up to kMaxWorkers; 0: as many of these as the executor or the GPU has, and can have work
+  /// Up to kMaxWorkers. 0: as many as the executor has threads, or a GPU multiprocessors, or twice as many for decode steps of more outputs
+  /// than that; and no more than can have work.
+  std::int32_t workers = 0;
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own
   void* stream = nullptr;              // CUDA only: a cudaStream_t
@@ -97,10 +99,11 @@ struct Options {
   /// refuses.
   bool check_workspace = false;
   /// CUDA: decode() is one rank's part of a call of several GPUs, each of which holds other keys of the same sequences: o and lse become
-  /// those of all keys, on every rank, in the same launch, with the bits of exchange_states() behind decode(). Decode steps alone: one
-  /// query a sequence, fp16 or bf16, d of 64 or 128, up to 16 query heads a K/V head, keys end to end or in pages, no rule that
-  /// masks scores one by one, Fixup::kLastArriver, compute capability 9.0 or newer; supports() says whether it is such a call. All ranks
-  /// make the call, with the same batch, heads and dims; a sink counts on one of them alone. Null: a call by itself.
+  /// those of all keys, on every rank, in the same launch, with the bits of exchange_states() behind decode() by as many workers: one a
+  /// multiprocessor. Decode steps alone: one query a sequence, fp16 or bf16, d of 64 or 128, up to 16 query heads a K/V head, keys end to
+  /// end or in pages, no rule that masks scores one by one, Fixup::kLastArriver, compute capability 9.0 or newer; supports() says whether
+  /// it is such a call. All ranks make the call, with the same batch, heads and dims; a sink counts on one of them alone. Null: a call by
+  /// itself.
   const Exchange* exchange = nullptr;
 };
 

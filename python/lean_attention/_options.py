@@ -35,7 +35,8 @@ class Options:
             pass), "host_block" (the worker of the output's first tile, which waits).
         determinism: "run_to_run" (same inputs and workers, same bits), "batch_invariant" (the bits of a sequence
             depend on that sequence alone), "not_guaranteed".
-        workers: 0 means all threads, or one a multiprocessor.
+        workers: 0 means all threads, or one a multiprocessor, and two where a decode step has more (sequence, K/V head) pairs
+            than that.
         cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
         dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
             may start before the one ahead of it on the stream has ended, and lets the next one do so.

@@ -46,7 +46,8 @@ TEST(CudaHost, R47_TheCurrentDeviceIsTheOneThatComputes) {
   }
 }
 
-/// A decode step has no more CTAs than its longest outputs have tiles; an explicit number is what was asked for.
+/// A decode step has no more CTAs than its longest outputs have tiles, and of more outputs than multiprocessors up to two on each; an
+/// explicit number is what was asked for.
 TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
   to_a_new_device({.multiprocessors = 132});
   struct Row {
@@ -64,7 +65,10 @@ TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
                          {5, 8, 257, 0, 120},
                          {1, 1, 1, 0, 1},
                          {1, 8, 4096, 0, 132},
-                         {50, 8, 100, 0, 132},
+                         {20, 8, 64, 0, 160},
+                         {20, 8, 65, 0, 264},
+                         {50, 8, 100, 0, 264},
+                         {50, 8, 100, 132, 132},
                          {1, 8, 1024, 132, 132},
                          {1, 8, 1024, 200, 200}}) {
     Asked asked{"",
@@ -80,7 +84,8 @@ TEST(CudaHost, R47_ADecodeStepHasNoMoreWorkersThanTiles) {
 
 /// Whole outputs leave a quarter of the workers idle where the others read nearly as fast as all: not with an H200's memory.
 TEST(CudaHost, R04_AQuarterOfTheWorkersIsSparedByTheMemoryThatTheDeviceHas) {
-  const Asked asked{"50 x 500", problem_of({.batch = 50, .q_heads = 32, .kv_heads = 8, .capacity = 500}), cuda_options()};
+  // Of 16 query heads for each K/V head: with fewer there are two workers on a multiprocessor.
+  const Asked asked{"50 x 500", problem_of({.batch = 50, .q_heads = 128, .kv_heads = 8, .capacity = 500}), cuda_options()};
   const auto workers_of = [&](const FakeDevice& device) {
     to_a_new_device(device);
     cuda::Device found;
@@ -286,7 +291,8 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
     const bool plain = name == "the plain kernel";
     EXPECT_TRUE(decoding.decodes()) << name << ": " << decoding.kernel;
     EXPECT_EQ(decoding.plain(), plain) << name;
-    EXPECT_EQ(decoding.grid, plain ? 2U : 132U) << name;  // an output each, or a worker
+    const unsigned workers = name == "many sequences" ? 264 : 132;
+    EXPECT_EQ(decoding.grid, plain ? 2U : workers) << name;  // an output each, or a worker
     EXPECT_EQ(decoding.cooperative, name == "the host block") << name;
     EXPECT_EQ(decoding.dependent, appends || name == "a dependent launch") << name;
     if (name != "prefill and decode") continue;
@@ -511,6 +517,25 @@ Asked random_call(std::uint64_t& key) {
   return asked;
 }
 
+/// Decode steps of up to 2,000 outputs and up to 8 rows, as servers ask for them: random_call() meets a handful of more than there are
+/// multiprocessors.
+Asked random_steps(std::uint64_t& key) {
+  const auto dtype = one_of(key, {DType::kFloat16, DType::kBFloat16});
+  const auto kv_heads = static_cast<std::int32_t>(1 + support::pick(++key, 8));
+  const auto group = static_cast<std::int32_t>(1 + support::pick(++key, 8));
+  return {"random steps",
+          problem_of({.batch = 1 + support::pick(++key, 250),
+                      .q_heads = kv_heads * group,
+                      .kv_heads = kv_heads,
+                      .head_dim = static_cast<std::int32_t>(one_of(key, {64, 80, 128, 256})),
+                      .capacity = static_cast<std::int32_t>(1 + support::pick(++key, one_of(key, {300, 100'000}))),
+                      .dtype = dtype,
+                      .kv_dtype = one_of(key, {dtype, dtype, DType::kFloat8E4M3}),
+                      .token_major = one_of(key, {false, true}),
+                      .page_tokens = one_of(key, {0, 16, 64, 128})}),
+          cuda_options()};
+}
+
 /// Chunks of prompts and decode steps as servers ask for them: most such calls of a device with wide kernels are two launches side by
 /// side, of which random_call() meets a handful.
 Asked random_mixed_batch(std::uint64_t& key) {
@@ -544,10 +569,11 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
   int plain = 0;
   int refused = 0;
   int beside = 0;
+  int paired = 0;
   for (int i = 0; i < 20'000; ++i) {
     const FakeDevice device = one_of(key, {kDevices[0], kDevices[1], kDevices[2], kDevices[3], kDevices[4]});
     to_a_new_device(device);
-    const Asked asked = i % 16 == 0 ? random_mixed_batch(key) : random_call(key);
+    const Asked asked = i % 16 == 0 ? random_mixed_batch(key) : i % 16 == 1 ? random_steps(key) : random_call(key);
     const Status supported = supports(asked.problem, asked.options);
     if (!supported.ok()) {
       EXPECT_NE(std::strstr(supported.message, " = "), nullptr) << supported.message;
@@ -571,12 +597,15 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
         ++beside;
       }
       if (launch.decodes()) ahead = &launch;
+      if (launch.decodes() && !launch.plain() && asked.options.workers == 0)
+        paired += launch.grid > static_cast<unsigned>(device.multiprocessors);
       ASSERT_LE(launch.shared_bytes, static_cast<std::size_t>(device.shared_bytes)) << i << ": " << launch.kernel;
       ASSERT_EQ(launch.plain(), launch.decodes() && needs_the_plain_kernel(asked, device)) << i << ": " << launch.kernel;
     }
     plain += needs_the_plain_kernel(asked, device) ? 1 : 0;
     ++served;
   }
+  EXPECT_GT(paired, 100);
   EXPECT_GT(served, 8'000);
   EXPECT_GT(plain, 1'000);
   EXPECT_GT(refused, 2'000);

@@ -50,7 +50,9 @@ Asked call_for(const cuda::KernelConfig& config) {
   Shape shape{.q_heads = 2 * config.q_rows, .head_dim = config.head_dim, .kv_dtype = config.dtype};
   if (!kv_type_of(config.dtype).scaled) shape.dtype = config.dtype;
   const bool strided = config.scope == cuda::Scope::kStridedStep;
-  shape.token_major = strided || config.scope == cuda::Scope::kTensorStep;
+  const bool boxes = config.scope == cuda::Scope::kTensorStep || config.scope == cuda::Scope::kPairedTensorStep;
+  shape.token_major = strided || boxes;
+  if (config.ctas() > 1) shape.batch = FakeDevice{}.multiprocessors;
   if (strided) shape.page_tokens = 17;  // holds no whole boxes
   Asked asked{"a variant's own call", problem_of(shape), cuda_options()};
   if (config.scope == cuda::Scope::kChunkStep) asked.options.policy = Policy::fixed_chunk();
@@ -567,7 +569,50 @@ TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
   }
 }
 
-/// Who builds a line: a warp up to 32 sequences, and up to 128 where outputs are no more than the workers.
+/// Decode steps of more outputs than multiprocessors have two CTAs on each, where two fit; not those whose workers somebody has counted,
+/// nor a rank's part of an exchange, nor what such kernels do not serve.
+TEST(CudaHost, DecodeStepsOfManyOutputsHaveTwoWorkersOnAMultiprocessor) {
+  constexpr unsigned kProcessors = 132;
+  const auto launch_of = [](const Problem& problem, const Options& options, const FakeDevice& device = {}) {
+    to_a_new_device(device);
+    const Asked asked{"", problem, options};
+    EXPECT_TRUE(decode(problem, options, workspace_for(asked)).ok());
+    return runtime().launches().back();
+  };
+  const auto outputs = [](std::int64_t batch) { return problem_of({.batch = batch, .q_heads = 8, .kv_heads = 2}); };
+  const Options any = cuda_options();
+  EXPECT_EQ(scope_of(outputs(79)), cuda::Scope::kDecodeStep) << "158 outputs, 1.197 a multiprocessor";
+  EXPECT_EQ(scope_of(outputs(80)), cuda::Scope::kPairedStep);
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .token_major = true})), cuda::Scope::kPairedTensorStep);
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .page_tokens = 16})), cuda::Scope::kPairedTensorStep);
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .page_tokens = 64})), cuda::Scope::kPairedStep);
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .head_dim = 80})), cuda::Scope::kPairedTensorStep);
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .head_dim = 256})), cuda::Scope::kDecodeStep) << "no such row";
+  EXPECT_EQ(scope_of(problem_of({.batch = 80, .q_heads = 32})), cuda::Scope::kDecodeStep) << "16 rows";
+  Problem capped = outputs(80);
+  capped.scores.softcap = 30.0F;
+  EXPECT_EQ(scope_of(capped), cuda::Scope::kAnyCall);
+
+  const Call paired = launch_of(outputs(200), any);
+  EXPECT_EQ(paired.grid, 2 * kProcessors);
+  EXPECT_LE(2 * (paired.shared_bytes + 1024), 228U * 1024);
+  Options counted = any;
+  counted.workers = 2 * static_cast<std::int32_t>(kProcessors);
+  const Call alone = launch_of(outputs(200), counted);
+  EXPECT_EQ(alone.grid, 2 * kProcessors);
+  EXPECT_GT(alone.threads, paired.threads);
+  Options exchanging = any;
+  exchanging.exchange = &alone_in_an_exchange();
+  EXPECT_EQ(launch_of(outputs(200), exchanging).grid, kProcessors);
+  for (const FakeDevice& device : kDevices) {
+    const Call call = launch_of(outputs(400), any, device);
+    const bool two = device.major >= 9 && device.shared_bytes >= 200 * 1024;
+    EXPECT_EQ(call.grid, static_cast<unsigned>(device.multiprocessors) * (two ? 2 : 1)) << device.major << device.minor;
+  }
+}
+
+/// Who builds a line: a warp up to 32 sequences, and up to 128 where outputs are no more than the workers, of which there are twice as many
+/// where outputs are more than multiprocessors.
 TEST(CudaHost, R04_WarpsBuildShortLinesAndLongerOnesThatMayBeEven) {
   to_a_new_device({.multiprocessors = 132});
   struct Row {
@@ -578,8 +623,9 @@ TEST(CudaHost, R04_WarpsBuildShortLinesAndLongerOnesThatMayBeEven) {
   };
   for (const Row& row : {Row{1, 8, true, true},
                          {16, 8, true, true},
-                         {32, 8, true, false},
-                         {33, 8, false, false},
+                         {32, 8, true, true},
+                         {33, 8, true, true},
+                         {34, 8, false, false},
                          {33, 4, true, true},
                          {34, 4, false, false},
                          {128, 1, true, true},

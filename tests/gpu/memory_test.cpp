@@ -74,6 +74,33 @@ TEST(Sanitized, R18_ExactAllocationsOfTokensEndToEnd) { expect_matches(variant_c
 TEST(Sanitized, R18_ExactAllocationsOfRowsWithGaps) { expect_matches(variant_cases(Rows::kWithGaps)); }
 TEST(Sanitized, R18_ExactAllocationsOfShortPages) { expect_matches(variant_cases(Rows::kShortPages)); }
 
+/// More outputs than there are multiprocessors, which two workers of each share out: end to end, in boxes of pages and of rows with gaps,
+/// and in long pages; 200 sequences of 2 K/V heads of which some are empty.
+TEST(Sanitized, R18_ExactAllocationsOfManyOutputs) {
+  std::vector<std::int32_t> lens(200);
+  for (std::size_t i = 0; i < lens.size(); ++i)
+    lens[i] = whole_tiles_only() ? 128 * static_cast<std::int32_t>(i % 3) : static_cast<std::int32_t>(i * 37 % 301);
+  std::vector<Case> cases;
+  for (const auto& [dtype, kv_type] : {std::pair{DType::kBFloat16, KvType::kAsQueries}, {DType::kFloat16, KvType::kE4M3}}) {
+    const bool fp8 = kv_type != KvType::kAsQueries;
+    for (const std::int32_t d : {64, 128}) {
+      for (const auto& [layout, page_tokens] : {std::pair{"bhsd", 0}, {"bshd", 0}, {"bshd", 16}, {"bhsd", 128}}) {
+        cases.push_back({.dtype = dtype,
+                         .kv_type = kv_type,
+                         .kv_scales = fp8 ? support::KvScales::kHead : support::KvScales::kNone,
+                         .q_heads = 8,
+                         .head_dim = d,
+                         .lens = lens,
+                         .page_tokens = page_tokens,
+                         .k_layout = layout,
+                         .v_layout = layout,
+                         .workers = 0});
+      }
+    }
+  }
+  expect_matches(cases);
+}
+
 /// Latent rows, by each of their kernels: of 16, 32 and 64 rows and of several such blocks, in boxes, by threads, and converted.
 TEST(Sanitized, R18_ExactAllocationsOfLatentRows) {
   std::vector<Case> cases;

@@ -76,12 +76,18 @@ TileRules rules_of(const Problem& problem, const Options& options) noexcept {
   return rules;
 }
 
+/// Dynamic shared memory that each of a multiprocessor's CTAs may have: 1 KB of every CTA's is the system's.
+std::int32_t shared_bytes_of(const KernelConfig& config, const Device& device) noexcept {
+  constexpr std::int32_t kSystemBytes = 1024;
+  return (device.shared_bytes + kSystemBytes) / config.ctas() - kSystemBytes;
+}
+
 Ring ring_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, bool flat) noexcept {
   const KernelConfig& config = entry.config;
   Ring ring{.stage_bytes = config.mean_stage_bytes(config.fills_rows() ? config.head_dim : shape.head_dim)};
-  std::int64_t room = plan.device.shared_bytes - entry.fixed_shared_bytes[flat ? 1 : 0];
+  std::int64_t room = shared_bytes_of(config, plan.device) - entry.fixed_shared_bytes[flat ? 1 : 0];
   const std::int32_t of_wide = config.latent() ? kLatentRingBytes : max_of(kWideRingBytes, kWideStages * ring.stage_bytes);
-  const std::int32_t enough = config.wide() ? of_wide : kTmaRingBytes;
+  const std::int32_t enough = config.wide() ? of_wide : tma_ring_bytes(config);
   if (plan.copies.runs || (config.in_columns() && plan.copies.boxes)) room = min_of(room, enough);
   ring.stages = static_cast<std::int32_t>(min_of(max_stages(config), room / ring.stage_bytes));
   if (config.few_values()) ring.stages -= ring.stages % 2;  // a place is K's or V's, whoever's turn it is
@@ -117,16 +123,24 @@ bool gains_by_columns(const Problem& shape, std::int32_t workers) noexcept {
   return rows > kNarrowRows || schedule::output_capacity(shape, kNarrowRows) > std::int64_t{2} * workers;
 }
 
-/// The scope that serves a decode step fastest, if it serves it at all.
-Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
-  if (in_chunks(plan.options)) return Scope::kChunkStep;
-  const bool whole = std::ranges::find(kHeadDims, shape.head_dim) != std::end(kHeadDims);
-  if (!whole || gains_by_columns(shape, plan.options.workers)) return Scope::kTensorStep;
-  const KvCopies& copies = plan.copies;
+/// The scope that serves a decode step fastest as K and V lie.
+Scope lying_scope(const Problem& shape, const KvCopies& copies) noexcept {
+  if (std::ranges::find(kHeadDims, shape.head_dim) == std::end(kHeadDims)) return Scope::kTensorStep;
   if (kv_type_of(shape.k.dtype).converted() && !copies.runs) return Scope::kTensorStep;
   const bool short_runs = is_paged(shape.pages) && shape.pages.page_tokens * row_bytes_of(shape) < kMinStepRunBytes;
   if ((!copies.runs || short_runs) && copies.boxes) return Scope::kTensorStep;
   return copies.runs ? Scope::kDecodeStep : Scope::kStridedStep;
+}
+
+/// The scope that serves a decode step fastest, if it serves it at all.
+Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
+  if (in_chunks(plan.options)) return Scope::kChunkStep;
+  return gains_by_columns(shape, plan.options.workers) ? Scope::kTensorStep : lying_scope(shape, plan.copies);
+}
+
+/// The same with two workers on a multiprocessor, which have no use for columns: while one's segment ends the other computes.
+Scope paired_scope(const Problem& shape, const KvCopies& copies) noexcept {
+  return lying_scope(shape, copies) == Scope::kTensorStep ? Scope::kPairedTensorStep : Scope::kPairedStep;
 }
 
 /// The same of a call that may be a rank's part of an exchange: where a decode step's fastest kernel has one that exchanges beside it,
@@ -180,6 +194,11 @@ bool has_tiles_of(const WideRule& rule, const KernelEntry& wide, const Problem& 
   return tiles >= std::int64_t{rule.fewest_tiles} * plan.options.workers;
 }
 
+/// Workers of a launch at most.
+std::int32_t most_workers(const KernelEntry& entry, const Options& options) noexcept {
+  return options.workers * entry.config.ctas();
+}
+
 schedule::LineShape line_of(const KernelEntry& entry, const Problem& shape) noexcept {
   return schedule::line_shape_of(shape, entry.config.q_rows, entry.config.tile_tokens);
 }
@@ -189,7 +208,7 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
   const std::int32_t q_rows = entry.config.q_rows;
   return schedule::measure_of(options.policy.kind) == schedule::Measure::kCost && schedule::row_capacity(shape) <= q_rows &&
          schedule::narrow_units(schedule::output_capacity(shape, q_rows), shape.kv_capacity, line_of(entry, shape),
-                                cost_model(entry.config), options.workers);
+                                cost_model(entry.config), most_workers(entry, options));
 }
 
 /// The latent kernel for calls of these sizes: of few rows a decode step's, unless there is a softcap, which that has not; of others
@@ -264,11 +283,10 @@ bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rule
 /// more have nothing to do, and a short call pays for them. On an H100 1 x 1k of 32/8 heads takes 7.9 us by 132 CTAs and 7.4 by the 64 that have a
 /// tile, 1 x 4k of 8/1 9.8 and 8.9, 5 x 200 of 32/8, 80 tiles, 7.6 and 7.2 (docs/notebook/schedule-constants.md).
 std::int32_t workers_of(const KernelEntry& entry, const Problem& shape, const CallPlan& plan, std::int64_t outputs) noexcept {
-  if (!plan.chooses_workers || !entry.config.step() || entry.config.chunks_only() || entry.config.exchanges()) {
-    return plan.options.workers;
-  }
+  const std::int32_t most = most_workers(entry, plan.options);
+  if (!plan.chooses_workers || !entry.config.step() || entry.config.chunks_only() || entry.config.exchanges()) return most;
   const std::int64_t tiles = max_of<std::int64_t>(1, ceil_div(shape.kv_capacity, entry.config.tile_tokens));
-  return static_cast<std::int32_t>(clamp_to(outputs * tiles, 1, plan.options.workers));
+  return static_cast<std::int32_t>(clamp_to(outputs * tiles, 1, most));
 }
 
 /// The even line that a short line of so many outputs may be; empty if it cannot be one. Variants that copy runs take even lines
@@ -315,7 +333,7 @@ void plan_line(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) n
 }
 
 fixup::WorkspaceLayout workspace_of(const KernelEntry& entry, const Problem& shape, const Options& options) noexcept {
-  return fixup::workspace_layout(shape, options.policy, entry.config.tile(), options.workers);
+  return fixup::workspace_layout(shape, options.policy, entry.config.tile(), most_workers(entry, options));
 }
 
 /// Has the workspace of a kernel that may serve such calls asked for.
@@ -332,6 +350,19 @@ void plan_kernel(LaunchPlan& launch, const KernelEntry& entry, const Problem& sh
   launch.ring = ring_of(entry, shape, plan, launch.flat);
   launch.tensor_copies = entry.config.in_columns() && !entry.config.converts() && plan.copies.boxes;
   launch.workspace = workspace_of(entry, shape, plan.options);
+}
+
+/// The kernel of calls of these sizes with two workers on a multiprocessor, if kPairedRule has them served so. Such a call has the
+/// workers of another kernel twice, so nobody else may have said how many there are.
+const KernelEntry* paired_kernel(std::span<const KernelEntry> kernels, Scope scope, const Problem& shape,
+                                 const CallPlan& plan) noexcept {
+  const bool chooses = plan.chooses_workers && plan.options.exchange == nullptr && plan.options.policy.kind == Policy::Kind::kLean;
+  const bool many =
+      schedule::output_capacity(shape, kNarrowRows) * 100 >= std::int64_t{kPairedRule.outputs_percent} * plan.options.workers;
+  if (!chooses || !many) return nullptr;
+  const std::int64_t rows = schedule::row_capacity(shape);
+  const KernelEntry* const entry = find_kernel(kernels, plan.device.architecture(), scope, rows);
+  return entry != nullptr && rows <= entry->config.q_rows ? entry : nullptr;
 }
 
 /// The launch of what `shape` holds of the call: the same with no more query tokens than that.
@@ -353,9 +384,15 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   const KernelEntry* const wide = wide_kernel(shape, plan);
   reserve(launch, *launch.any_call, shape, plan.options);
   if (wide != nullptr) reserve(launch, *wide, shape, plan.options);
+  // Of either scope it has as many slots of as many rows.
+  if (const KernelEntry* const pair = paired_kernel(kernels, Scope::kPairedStep, shape, plan)) {
+    reserve(launch, *pair, shape, plan.options);
+  }
   if (plan.plain) return launch;
-  const KernelEntry* const step =
-      find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
+  const KernelEntry* step = paired_kernel(kernels, paired_scope(shape, plan.copies), shape, plan);
+  if (step == nullptr || !serves(*step, shape, launch.rules, plan)) {
+    step = find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
+  }
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
   const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && can_copy(wide->config, plan.copies) &&
                            asks_no_more_than_wide(shape, launch.rules, plan);

@@ -70,7 +70,7 @@ struct LaunchPlan {
 };
 
 struct CallPlan {
-  Options options{};             // the workers are known
+  Options options{};             // the workers are known: of a kernel that has a multiprocessor to itself
   bool chooses_workers = false;  // nobody asked for so many
   Device device{};
   KvCopies copies{};
@@ -101,7 +101,8 @@ struct CallPlan {
   [[nodiscard]] tile::Tiling tiling() const noexcept {
     if (plain) return {.config = plain_tile, .cost_model = cost_model(plain_tile), .workers = options.workers};
     const KernelConfig& config = launches[0].kernel->config;
-    tile::Tiling tiling{.config = config.tile(), .cost_model = cost_model(config, device.memory_share), .workers = options.workers};
+    tile::Tiling tiling{
+        .config = config.tile(), .cost_model = cost_model(config, device.memory_share), .workers = options.workers * config.ctas()};
     tiling.cost_model.part_tiles = launches[0].part_tiles;
     tiling.stair = launches[0].flat && config.stairs();
     return tiling;

@@ -63,6 +63,8 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }
   [[nodiscard]] constexpr bool exchanges() const noexcept { return traits().exchanges; }
+  /// CTAs of a multiprocessor.
+  [[nodiscard]] constexpr std::int32_t ctas() const noexcept { return traits().ctas; }
 
   /// Dims of the values that are summed.
   [[nodiscard]] constexpr std::int32_t summed_dims() const noexcept {
@@ -129,7 +131,7 @@ struct KernelConfig {
   /// hold whole rows and their queries have a place of their own. Of swapped tiles the weights of two lie there, a column each,
   /// and while parts are merged up to 32 bundles of a slice (StagedBundles).
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
-    return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192, consumer_warps * staged_rows() * value_dim());
+    return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192 / ctas(), consumer_warps * staged_rows() * value_dim());
   }
   /// Contributors of a decode step's output meet at one counter, however many they are, and where they are many, those that have nothing
   /// else to do merge together (fixup/joint_merge.hpp).

@@ -84,6 +84,8 @@ inline constexpr Reason kBeside{
     "experiments/h200-step-regression.jsonl"};
 inline constexpr Reason kExchanged{"a decode step whose rows leave for the other ranks as they are finished",
                                    "h100-multi-gpu.jsonl"};
+inline constexpr Reason kPaired{"two CTAs of a multiprocessor, of half the warps and half the tile: many outputs",
+                                "experiments/h200-paired.jsonl"};
 inline constexpr Reason kChunks{"a decode step's code under fixed_chunk; tiles as of any call, since they fix the order of sums",
                                 "h200-chunks.jsonl"};
 
@@ -163,6 +165,12 @@ inline constexpr KernelRow kSm90[] = {
     {kTensorStep,  1, 256, 16,  128, 4, 96,   kBoxesFp8},
     {kTensorStep,  1, 256, 32,  64,  4, 96,   kBoxesFp8},
     {kTensorStep,  1, 256, 64,  64,  4, 392,  kBoxesFp8},
+    {kPairedStep,  2, 64,  8,   128, 4, 0,    kPaired},
+    {kPairedStep,  2, 128, 8,   64,  4, 0,    kPaired},
+    {kPairedStep,  1, 64,  8,   256, 4, 0,    kPaired},
+    {kPairedStep,  1, 128, 8,   128, 4, 0,    kPaired},
+    {kPairedTensorStep, 2, 64, 8, 128, 4, 0,  kPaired},
+    {kPairedTensorStep, 2, 128, 8, 64, 4, 0,  kPaired},
     {kBesideStep,  2, 64,  16, 256, 8, 0,    kBeside},
     {kBesideStep,  2, 128, 16, 128, 8, 0,    kBeside},
     {kBesideStep,  2, 256, 16, 64,  4, 0,    kBeside},
@@ -219,6 +227,15 @@ inline constexpr WideRule kTurnsRule{
     .fewest_rows = 65,
     .fewest_tiles = 24,
     .reason = {"more than one row block, and tiles that make up for the first's wait", "experiments/h100-latent-turns.jsonl"}};
+
+/// Which calls of few rows have two workers on a multiprocessor: a stream's end, a merge and the next segment's queries of one are
+/// hidden behind the other's tiles.
+struct PairedRule {
+  std::int32_t outputs_percent = 0;  // outputs at the call's capacity, of the multiprocessors
+  Reason reason{};
+};
+inline constexpr PairedRule kPairedRule{.outputs_percent = 120,
+                                        .reason = {"workers that have several segments", "experiments/h200-paired.jsonl"}};
 
 /// The rows of one architecture.
 struct ArchitectureRows {

@@ -23,11 +23,13 @@ enum class Scope : std::int32_t {
   kLatentSwapped,
   kLatentFp8Swapped,
   kBesideStep,
+  kPairedStep,
+  kPairedTensorStep,
 };
 inline constexpr Scope kScopes[] = {Scope::kDecodeStep,       Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
                                     Scope::kAnyCall,          Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
                                     Scope::kFewValuesTile,    Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
-                                    Scope::kLatentFp8Swapped, Scope::kBesideStep};
+                                    Scope::kLatentFp8Swapped, Scope::kBesideStep,  Scope::kPairedStep,    Scope::kPairedTensorStep};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -86,6 +88,9 @@ struct ScopeTraits {
   std::int32_t producer_warps = 2;  // a CTA gets its registers for four warps at a time
   /// One more warp finds out who shares outputs; else a producer does, once a segment's first tiles are under way.
   bool contributors_warp = false;
+  /// CTAs of a multiprocessor, each of them a worker. Of two, one's tiles are read and computed while the other ends a segment: for calls
+  /// of so many outputs that workers have several segments (kPairedRule).
+  std::int32_t ctas = 1;
   /// Runs beside the launch of the call's chunks, and never else: on which of the workers follows from all lengths, which are counted before
   /// anything else (kernel/plan/side_workers.cuh).
   bool beside = false;
@@ -117,20 +122,39 @@ struct ScopeTraits {
           .producer_warps = 4};
 }
 
+/// Of a decode step whose tokens lie end to end, and of one whose tiles come in columns. With two CTAs to a multiprocessor each has half
+/// the warps. Here as below what is returned is one expression: of a value that is changed on the way, device code is not told that it is
+/// a constant.
+[[nodiscard]] constexpr ScopeTraits runs_traits_of(Scope scope) noexcept {
+  const bool paired = scope == Scope::kPairedStep;
+  return {.name = paired ? "paired" : "step",
+          .step = true,
+          .copies = Copies::kRuns,
+          .dims = Dims::kWhole,
+          .warms_l2 = true,
+          .producer_warps = 1,
+          .ctas = paired ? 2 : 1};
+}
+[[nodiscard]] constexpr ScopeTraits tensor_traits_of(Scope scope) noexcept {
+  const bool paired = scope == Scope::kPairedTensorStep;
+  return {.name = paired ? "paired-tensor" : "tensor",
+          .step = true,
+          .copies = Copies::kBoxes,
+          .stage = StageOrder::kColumns,
+          .dims = Dims::kFilledUp,
+          .warms_l2 = true,
+          .producer_warps = paired ? 2 : 4,
+          .ctas = paired ? 2 : 1};
+}
+
 [[nodiscard]] constexpr ScopeTraits traits_of(Scope scope) noexcept {
   switch (scope) {
     case Scope::kDecodeStep:
-      return {.name = "step", .step = true, .copies = Copies::kRuns, .dims = Dims::kWhole, .warms_l2 = true, .producer_warps = 1};
+    case Scope::kPairedStep: return runs_traits_of(scope);
     case Scope::kStridedStep:
       return {.name = "strided", .step = true, .copies = Copies::kThreads, .dims = Dims::kWhole, .producer_warps = 4};
     case Scope::kTensorStep:
-      return {.name = "tensor",
-              .step = true,
-              .copies = Copies::kBoxes,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kFilledUp,
-              .warms_l2 = true,
-              .producer_warps = 4};
+    case Scope::kPairedTensorStep: return tensor_traits_of(scope);
     case Scope::kChunkStep:
       return {.name = "chunk",
               .step = true,

@@ -208,7 +208,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
 
 /// The template's parameters name a KernelConfig; nvcc 13.0's host stubs do not compile with the value itself.
 template <Architecture kArchitecture, DType kType, std::int32_t kHeadDim, std::int32_t kRows, Scope kScope>
-__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), 1)
+__global__ void __launch_bounds__(cta_threads(config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope)), traits_of(kScope).ctas)
     decode_kernel(const __grid_constant__ DeviceCall call, const __grid_constant__ TensorMaps maps) {
   constexpr KernelConfig kConfig = config_of(kArchitecture, {kType, kHeadDim}, kRows, kScope);
   if constexpr (runs(ptx::kCompiledFor, kArchitecture)) work<kConfig>(call, maps, nullptr);  // else never launched

@@ -23,6 +23,13 @@ inline constexpr std::int32_t kMinPageRows = 64;
 /// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
 inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 
+/// The same of each of two CTAs of a multiprocessor (h200-paired.jsonl).
+inline constexpr std::int32_t kPairedRingBytes = 64 * 1024;
+
+[[nodiscard]] constexpr std::int32_t tma_ring_bytes(const KernelConfig& config) noexcept {
+  return config.ctas() > 1 ? kPairedRingBytes : kTmaRingBytes;
+}
+
 /// Bytes of a wide kernel's ring: two tiles of K and two of V, of 128 dims, so that those of the next are there before the products
 /// of one end. Five tiles made up to 5 % more of long calls, and less of short ones (experiments/h100-wide-tile.jsonl).
 inline constexpr std::int32_t kWideRingBytes = 128 * 1024;
@@ -38,7 +45,7 @@ inline constexpr std::int32_t kLatentRingBytes = 144 * 1024;
 [[nodiscard]] constexpr std::int32_t max_stages(const KernelConfig& config) noexcept {
   if (config.latent()) return kLatentRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
   if (!config.copies_runs()) return 16;
-  return kTmaRingBytes / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
+  return tma_ring_bytes(config) / (config.tile_tokens * config.stage_row_bytes(config.head_dim));
 }
 
 /// Sequences a lane. A flat line of up to a sequence a lane is built by each warp that walks it, for itself, and where it may be
