@@ -203,6 +203,7 @@ void Call::read_queries() {
     if (given("max_seqlen_q")) raise(PyExc_ValueError, "max_seqlen_q: is for cu_seqlens_q");
     problem_.batch = size(q_, axes.sequence);
     problem_.q_tokens = one_token_ ? 1 : to_int32(size(q_, axes.token), "q: its number of tokens");
+    if (problem_.q_tokens == 0) raise(PyExc_ValueError, "q: its number of tokens = 0: allowed 1 or more");
   }
 }
 

@@ -27,6 +27,7 @@ def swapped(array):
         ("q", ValueError, dict(q=np.ones((6, 40), np.float32))),
         ("q", ValueError, dict(q=np.ones((1, 2, 6, 1, 40), np.float32))),
         ("q: heads", ValueError, dict(q=np.ones((2, 5, 1, 40), np.float32))),
+        ("q: its number of tokens", ValueError, dict(q=np.ones((2, 6, 0, 40), np.float32))),
         ("k", ValueError, dict(k=np.ones((2, 2, 37, 32), np.float32))),
         ("k", ValueError, dict(k=np.ones((3, 2, 37, 40), np.float32), v=np.ones((3, 2, 37, 40), np.float32))),
         ("k.dtype", ValueError, dict(k=np.ones((2, 2, 37, 40), np.float16))),

@@ -19,6 +19,8 @@
 //   | states of parts      | copies bring   | O of parts                |                   | up to 96 KB or all    | used   |
 //   +----------------------+----------------+---------------------------+-------------------+-----------------------+--------+
 //
+//   Of two CTAs of a multiprocessor (ScopeTraits::ctas) each has 4 consumer warps and up to 64 KB of stages.
+//
 //   barrier              who waits         until
 //   stage_full, _free    consumers, prod.  a tile, or a part of it, has come; every consumer warp that reads it has
 //   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
