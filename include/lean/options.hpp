@@ -46,7 +46,7 @@ enum class Fixup : std::int32_t {
 
 /// What of a result's bits is promised.
 enum class Determinism : std::int32_t {
-  kRunToRun = 0,        // same inputs, workers and kind of device: same bits
+  kRunToRun = 0,        // same inputs, options and kind of device: same bits
   kBatchInvariant = 1,  // bits of a sequence depend on nothing but that sequence; asks for Policy::fixed_chunk
   kNotGuaranteed = 2,
 };
@@ -84,8 +84,8 @@ struct Options {
   Policy policy{};
   Fixup fixup = Fixup::kLastArriver;
   Determinism determinism = Determinism::kRunToRun;
-  /// Up to kMaxWorkers. 0: as many as the executor has threads, or a GPU multiprocessors, or twice as many for decode steps of more outputs
-  /// than that; and no more than can have work.
+  /// Up to kMaxWorkers. 0: as many as the executor has threads, or a GPU multiprocessors, some decode steps of more outputs than that twice
+  /// as many (docs/cuda-kernel.md); and no more than can have work.
   std::int32_t workers = 0;
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own

@@ -137,9 +137,9 @@ TEST(Conformance, R04_BatchesAroundLanesOfAWarp) {
 /// whole outputs, parts of them, or both; sequences that begin anywhere, and two queries.
 TEST(Conformance, R06_DecodeStepsOfManyOutputs) {
   struct Batch {
-    std::int32_t sequences, tokens;  // of 4 K/V heads: 176 outputs, and 284; 0 tokens: each its own
+    std::int32_t sequences, tokens;  // of 4 K/V heads: 192 outputs, and 284; 0 tokens: each its own
   };
-  constexpr Batch kBatches[] = {{44, 0}, {71, 60}, {71, 0}, {44, 190}, {44, 60}, {71, 190}};
+  constexpr Batch kBatches[] = {{48, 0}, {71, 60}, {71, 0}, {48, 190}, {48, 60}, {71, 190}};
   EveryNth some(11);
   std::size_t next = 0;
   for (const KvType type : {KvType::kAsQueries, KvType::kE4M3}) {

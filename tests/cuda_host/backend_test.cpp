@@ -536,6 +536,37 @@ Asked random_steps(std::uint64_t& key) {
           cuda_options()};
 }
 
+/// R17: what suffices for several query tokens suffices for fewer, wherever rows lie, which is how servers size a workspace once: of steps
+/// of one token that have two workers on a multiprocessor too.
+TEST(CudaHost, R17_AWorkspaceForSeveralTokensSufficesForOne) {
+  std::uint64_t key = 1;
+  int paired = 0;
+  for (int i = 0; i < 3'000; ++i) {
+    const FakeDevice device = one_of(key, {kDevices[0], kDevices[3], kDevices[4]});
+    to_a_new_device(device);
+    Asked asked = random_steps(key);
+    Asked several = asked;
+    several.problem.q_tokens = static_cast<std::int32_t>(2 + support::pick(++key, 40));
+    several.problem.k.strides =
+        several.problem.v.strides = {.sequence = asked.problem.k.strides.sequence, .head = 0, .token = 0, .dim = 1};
+    several.problem.q.strides.sequence = several.problem.q_tokens * several.problem.q.strides.token;
+    lay_out_outputs(several.problem);
+    const WorkspaceSize of_several = workspace_size(several.problem, several.options);
+    if (!of_several.status.ok() || !supports(asked.problem, asked.options).ok()) continue;
+    const WorkspaceSize of_one = workspace_size(asked.problem, asked.options);
+    ASSERT_LE(of_one.state_bytes, of_several.state_bytes) << i;
+    ASSERT_LE(of_one.scratch_bytes, of_several.scratch_bytes) << i;
+    const Workspace workspace{.state = address(12),
+                              .state_bytes = of_several.state_bytes,
+                              .scratch = address(13),
+                              .scratch_bytes = of_several.scratch_bytes};
+    runtime().begin();
+    ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok()) << i;
+    paired += runtime().launches().back().grid > static_cast<unsigned>(device.multiprocessors) ? 1 : 0;
+  }
+  EXPECT_GT(paired, 500);
+}
+
 /// Chunks of prompts and decode steps as servers ask for them: most such calls of a device with wide kernels are two launches side by
 /// side, of which random_call() meets a handful.
 Asked random_mixed_batch(std::uint64_t& key) {

@@ -47,8 +47,8 @@ class ContextParallel:
         block_tokens: see Placement. A multiple of the page size where K/V is paged.
         exchange: "all_gather" (one exchange, every rank merges all heads), "all_to_all" (two exchanges, each rank merges its
             part of the heads; the ranks must divide Hq), or "fused" (GPUs of one host that reach each other's memory: one kernel
-            sends, waits and merges; no collective). The results are the same bits where steps have as many workers: of more
-            (sequence, K/V head) pairs than a GPU has multiprocessors "fused" has half of the others' (Options.workers). Where
+            sends, waits and merges; no collective). The results are the same bits where steps have as many workers: of many
+            (sequence, K/V head) pairs "fused" may have half of the others', if Options.workers is left at 0. Where
             "fused" cannot be, the first call says why in a RuntimeWarning, and it is "all_gather" from there on: the attribute
             `exchange` tells.
         compare_every_call: for debugging: what ranks are asked for is compared in every call, which costs an exchange between

@@ -138,17 +138,17 @@ Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
   return gains_by_columns(shape, plan.options.workers) ? Scope::kTensorStep : lying_scope(shape, plan.copies);
 }
 
-/// The same with two workers on a multiprocessor, which have no use for columns: while one's segment ends the other computes.
-Scope paired_scope(const Problem& shape, const KvCopies& copies) noexcept {
-  return lying_scope(shape, copies) == Scope::kTensorStep ? Scope::kPairedTensorStep : Scope::kPairedStep;
-}
-
 /// The same of a call that may be a rank's part of an exchange: where a decode step's fastest kernel has one that exchanges beside it,
 /// with the same bits. Rows of an exchange are those of one query a sequence.
 Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
   const Scope scope = step_scope(shape, plan);
   const bool one_query = shape.q_tokens == 1 && shape.cu_q_tokens == nullptr;
   return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
+}
+
+/// The scope of a step with two workers on a multiprocessor, which have no use for columns: while one's segment ends the other computes.
+Scope paired_scope(const Problem& shape, const KvCopies& copies) noexcept {
+  return lying_scope(shape, copies) == Scope::kTensorStep ? Scope::kPairedTensorStep : Scope::kPairedStep;
 }
 
 /// Rows of a kv head, those of a last block that do not exist among them, that wide kernels count in 31 bits.
@@ -362,7 +362,8 @@ const KernelEntry* paired_kernel(std::span<const KernelEntry> kernels, Scope sco
   if (!chooses || !many) return nullptr;
   const std::int64_t rows = schedule::row_capacity(shape);
   const KernelEntry* const entry = find_kernel(kernels, plan.device.architecture(), scope, rows);
-  return entry != nullptr && rows <= entry->config.q_rows ? entry : nullptr;
+  if (entry == nullptr || rows > entry->config.q_rows || most_workers(*entry, plan.options) > kMaxWorkers) return nullptr;
+  return entry;
 }
 
 /// The launch of what `shape` holds of the call: the same with no more query tokens than that.
@@ -384,9 +385,12 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   const KernelEntry* const wide = wide_kernel(shape, plan);
   reserve(launch, *launch.any_call, shape, plan.options);
   if (wide != nullptr) reserve(launch, *wide, shape, plan.options);
-  // Of either scope it has as many slots of as many rows.
-  if (const KernelEntry* const pair = paired_kernel(kernels, Scope::kPairedStep, shape, plan)) {
-    reserve(launch, *pair, shape, plan.options);
+  // For any tokens, so that a workspace for several query tokens suffices for one; and for either scope, wherever tensors lie.
+  Problem single = shape;
+  single.q_tokens = 1;
+  for (const Scope scope : {Scope::kPairedStep, Scope::kPairedTensorStep}) {
+    const KernelEntry* const pair = paired_kernel(kernels, scope, single, plan);
+    if (pair != nullptr) reserve(launch, *pair, single, plan.options);
   }
   if (plan.plain) return launch;
   const KernelEntry* step = paired_kernel(kernels, paired_scope(shape, plan.copies), shape, plan);
@@ -470,7 +474,8 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
 /// The workspace of any call's kernels. decode() may choose another kernel than workspace_size() would have: that depends on where
 /// tensors lie, which the latter is not told. It suffices for every other kernel:
 /// - for the same rows a step's row block is no larger than any call's, and so are its partials;
-/// - steps cut the line (is_flat()), so workers alone count their slots;
+/// - steps cut the line (is_flat()), so workers alone count their slots; those of a pair are twice as many, and its kernel is asked for too,
+///   as for one query token;
 /// - chunks have the same tiles, so as many nodes, in both their scopes (kernel_rows.hpp);
 /// - a wide kernel's row block may be larger, and where values have dims of their own its workspace is all there is: either is asked
 ///   for too, wherever tensors lie;

@@ -21,6 +21,9 @@
 
 namespace lean::cuda {
 
+/// Workers of a launch: more would make bundles of partials longer than the kernel stages at once.
+inline constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
+
 /// How K and V may come into shared memory, whichever kernel serves.
 struct KvCopies {
   bool runs = false;               // by bulk copies (TMA): whole tiles, or what a page holds of them

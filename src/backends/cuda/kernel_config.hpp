@@ -129,7 +129,7 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t staged_rows() const noexcept { return step() ? warp_rows() : kMmaRows / 2; }
   /// Size of the area where the warps stage their parts, and where queries and scores lie for a while: nothing of the sort where warps
   /// hold whole rows and their queries have a place of their own. Of swapped tiles the weights of two lie there, a column each,
-  /// and while parts are merged up to 32 bundles of a slice (StagedBundles).
+  /// and while parts are merged up to 32 bundles of a slice (StagedBundles): these fill the half that a CTA has of two on a multiprocessor.
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192 / ctas(), consumer_warps * staged_rows() * value_dim());
   }

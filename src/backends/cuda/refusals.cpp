@@ -15,9 +15,6 @@ using P = const Problem&;
 
 constexpr auto kUnsupported = StatusCode::kUnsupported;
 
-/// More would make bundles of partials longer than the kernel stages at once.
-constexpr std::int32_t kMaxWorkers = fixup::kMaxOneLevel * fixup::kMaxOneLevel;
-
 // clang-format off: one row, one refusal
 constexpr std::array kRefused = {
     Precondition<Problem>{kUnsupported, "q.dtype", "the CUDA backend computes float16 and bfloat16",
