@@ -94,14 +94,17 @@ std::string device_words(const Demo& demo) {
   return fmt::format("{}: {} threads ({}), {}", machine.cpu_model, machine.threads, machine.executor, name_of(demo.isa));
 }
 
+/// "132 workers", if all schedules have as many.
+std::string workers_of(const Demo& demo) {
+  const std::int32_t workers = demo.rows[0].map.workers_asked;
+  const bool alike =
+      std::all_of(demo.rows.begin(), demo.rows.end(), [=](const DemoRow& row) { return row.map.workers_asked == workers; });
+  return alike ? explain::words::counted(workers, "worker") : "its workers";
+}
+
 std::string table_text(const Demo& demo) {
-  std::vector<std::string> header{"schedule",
-                                  "time",
-                                  "min",
-                                  "max",
-                                  "GB/s",
-                                  "of read bandwidth",
-                                  fmt::format("balance, {} workers", demo.rows[0].map.workers_asked)};
+  std::vector<std::string> header{
+      "schedule", "time", "min", "max", "GB/s", "of read bandwidth", fmt::format("balance, {}", workers_of(demo))};
   if (!demo.on_gpu()) header.push_back(fmt::format("balance, {} workers", kPredictedWorkers));
   header.push_back("error / bound");
   Table table(header);
@@ -149,7 +152,7 @@ std::string meaning_of(const Demo& demo) {
   };
   const bool balanced =
       std::all_of(demo.rows.begin(), demo.rows.end(), [](const DemoRow& row) { return row.map.tiles.ratio() >= kBalanced; });
-  const std::string workers = explain::words::counted(demo.rows[0].map.workers_asked, "worker");
+  const std::string workers = workers_of(demo);
   if (demo.on_gpu() || !balanced) {
     return fmt::format("A call ends with its longest worker, so balance is what sets the times apart on {}: {}.\n", workers,
                        balances(&DemoRow::map));
@@ -218,7 +221,8 @@ class DemoCommand final : public Command {
         ->check(not_empty("--trace", "a file that can be read"));
     app.add_option("--batch", batch_, "Requests to take from the trace, evenly spread; 0: as many as fit")
         ->transform(in_range("--batch", 0, 1 << 20));
-    app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
+    app.add_option("--workers", workers_,
+                   "Workers that share the work; 0: as many as there are threads, or one or two a multiprocessor")
         ->transform(in_range("--workers", 0, 4096));
     app.add_option("--repeat", repeat_, "Rounds to time")->transform(in_range("--repeat", 1, 100'000))->capture_default_str();
     app.add_option("--svg", svg_path_, "Where to write the drawing")->check(file_to_write("--svg"))->capture_default_str();

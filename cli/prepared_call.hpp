@@ -34,7 +34,7 @@ class PreparedCall {
 /// What the backend cuts such a call into.
 [[nodiscard]] tile::Tiling tiling_of(const Problem& problem, const Options& options);
 
-/// The schedule the backend follows for these lengths on options.workers workers (0: its threads or multiprocessors). The
+/// The schedule the backend follows for these lengths on options.workers workers (0: its threads, or one or two a multiprocessor). The
 /// lengths are readable by the host.
 [[nodiscard]] explain::ScheduleMap map_of(const Problem& problem, const Options& options);
 

@@ -132,13 +132,15 @@ std::string share_of(std::int64_t part, const TimeParts& parts) {
 }
 
 std::string text_of(const std::vector<Recorded>& all) {
-  Table table({"schedule", "time", "occupancy", "streaming", "storing", "merging", "idle", "shares even to", "simulated"});
+  Table table(
+      {"schedule", "workers", "time", "occupancy", "streaming", "storing", "merging", "idle", "shares even to", "simulated"});
   std::string notes;
   for (const Recorded& one : all) {
     const TimeParts parts = one.timeline.parts();
-    table.add({one.implementation->name, time_text(static_cast<double>(one.timeline.ns) / 1e3),
-               percent_text(one.timeline.occupancy()), share_of(parts.streaming, parts), share_of(parts.storing, parts),
-               share_of(parts.merging, parts), share_of(parts.idle, parts), percent_text(one.map.cost_units.ratio()),
+    table.add({one.implementation->name, fmt::format("{}", one.map.workers_asked),
+               time_text(static_cast<double>(one.timeline.ns) / 1e3), percent_text(one.timeline.occupancy()),
+               share_of(parts.streaming, parts), share_of(parts.storing, parts), share_of(parts.merging, parts),
+               share_of(parts.idle, parts), percent_text(one.map.cost_units.ratio()),
                one.simulated < 0.0 ? "-" : percent_text(one.simulated)});
     if (!one.note.empty()) notes += fmt::format("{}: {}\n", one.implementation->name, one.note);
   }
@@ -183,7 +185,8 @@ class TimelineCommand final : public Command {
   void add_options(CLI::App& app) override {
     problem_.add_to(app);
     const std::string group = "Recording";
-    app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads or multiprocessors")
+    app.add_option("--workers", workers_,
+                   "Workers that share the work; 0: as many as there are threads, or one or two a multiprocessor")
         ->transform(in_range("--workers", 0, 4096))
         ->group(group);
     app.add_option("--calls", calls_, "Calls to record of each schedule; the shortest is told")
@@ -207,9 +210,7 @@ class TimelineCommand final : public Command {
     std::string lines;
     for (const Recorded& one : all) lines += line_of(json_of(one, spec, where, commit_));
     if (!out_.empty()) file.begin(lines);
-    print(json
-              ? lines
-              : fmt::format("{}, {} workers, {}\n\n{}", describe(spec), all.front().map.workers_asked, where.device, text_of(all)));
+    print(json ? lines : fmt::format("{}, {}\n\n{}", describe(spec), where.device, text_of(all)));
     const bool right = std::all_of(all.begin(), all.end(), [](const Recorded& one) { return one.verdict.passes(); });
     return right ? kExitOk : kExitCheckFailed;
   }
