@@ -80,7 +80,7 @@ def verdict(kernel: dict, row: dict) -> str:
     if kernel["spills"] > row["spill_bytes"]:
         return f"spills {kernel['spills']} bytes, {row['spill_bytes']} allowed"
     if kernel["registers"] * row["threads"] > MULTIPROCESSOR_REGISTERS:
-        return "registers of a CTA do not fit a multiprocessor"
+        return "registers of the CTAs that share a multiprocessor do not fit it"
     return ""
 
 

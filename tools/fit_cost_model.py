@@ -58,6 +58,9 @@ def main() -> int:
     lines = [json.loads(text) for path in options.files for text in path.read_text().splitlines()]
     lines = [line for line in lines if line.get("us") and line.get("worker_tiles") and re.search(options.rows, line["row"])
              and line["impl"] in options.impls]
+    # Of one tile: steps of many outputs have two workers on a multiprocessor, and tiles of half the tokens.
+    tile = max((line.get("tile_bytes", 0) for line in lines), default=0)
+    lines = [line for line in lines if line.get("tile_bytes", 0) == tile]
     grid = max((line["workers"] for line in lines), default=0)
     lines = [line for line in lines if line["workers"] >= BUSY * grid]
     if len(lines) < 2 * len(COSTS):

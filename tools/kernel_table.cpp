@@ -54,7 +54,7 @@ void print_json() {
             "\"threads\": %d, \"spill_bytes\": %d}",
             separator, static_cast<int>(table.architecture), static_cast<int>(config.dtype), config.head_dim, config.q_rows,
             static_cast<int>(config.scope), std::string(named.name).c_str(), config.q_rows, static_cast<int>(table.architecture),
-            config.traits().name, cta_threads(config), row.spill_bytes);
+            config.traits().name, cta_threads(config) * config.ctas(), row.spill_bytes);
         separator = ",\n";
       }
     }
