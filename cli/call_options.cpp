@@ -98,7 +98,8 @@ void CallOptions::add_schedule_to(CLI::App& app) {
   add_choice(app, "--determinism", determinism_, kDeterminisms,
              "run-to-run by default; with batch-invariant, lean means fixed-chunk")
       ->group(group);
-  app.add_option("--workers", workers_, "Workers that share the work; 0: as many as there are threads, or one or two a multiprocessor")
+  app.add_option("--workers", workers_,
+                 "Workers that share the work; 0: as many as there are threads, or one or two a multiprocessor")
       ->transform(in_range("--workers", 0, 4096))
       ->group(group);
 }
