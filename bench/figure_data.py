@@ -526,15 +526,15 @@ def onnx_runtime_steps_table() -> str:
          f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
 
 
-def short_batches(name: str = SHORT_ROWS) -> dict:
+def short_batches(file: str = SHORT_ROWS) -> dict:
     """row: {column of SHORT: us}, a line of it; FlashAttention-3 and FlashInfer by the best of their kernels."""
-    return suite_data.times(lines(name), SHORT)
+    return suite_data.times(lines(file), SHORT)
 
 
-def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30, name: str = SHORT_ROWS) -> dict:
+def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30, file: str = SHORT_ROWS) -> dict:
     """Ours over the best of the others, of rows of so many tokens a request."""
     ratios = {}
-    for row, (us, _) in short_batches(name).items():
+    for row, (us, _) in short_batches(file).items():
         others = [us[name] for name in us if name not in (OURS, DEPENDENT)]
         tokens = int(re.match(r"\w+ \d+x(\d+) ", row)[1])
         if ours in us and others and fewest <= tokens <= most:
@@ -883,11 +883,11 @@ NUMBERS = {
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
     "short rows lost": short_lost,
     "many short rows": lambda: rows_timed(MANY_SHORT),
-    "many short over best other from 300": lambda: f"{mean(short_ratios(fewest=300, name=MANY_SHORT).values()):.2f}",
-    "many short over best other below 300": lambda: f"{mean(short_ratios(most=299, name=MANY_SHORT).values()):.2f}",
-    "many short over best other, dependent": lambda: f"{mean(short_ratios(DEPENDENT, name=MANY_SHORT).values()):.2f}",
-    "many short rows lost": lambda: slower(short_ratios(name=MANY_SHORT).values()),
-    "many short rows lost, dependent": lambda: slower(short_ratios(DEPENDENT, name=MANY_SHORT).values()),
+    "many short over best other from 300": lambda: f"{mean(short_ratios(fewest=300, file=MANY_SHORT).values()):.2f}",
+    "many short over best other below 300": lambda: f"{mean(short_ratios(most=299, file=MANY_SHORT).values()):.2f}",
+    "many short over best other, dependent": lambda: f"{mean(short_ratios(DEPENDENT, file=MANY_SHORT).values()):.2f}",
+    "many short rows lost": lambda: slower(short_ratios(file=MANY_SHORT).values()),
+    "many short rows lost, dependent": lambda: slower(short_ratios(DEPENDENT, file=MANY_SHORT).values()),
     "chunks over FlashAttention-2": lambda: f"{mean(chunks_over_fa2()):.2f}",
     "chunks most over FlashAttention-2": lambda: f"{max(chunks_over_fa2()):.2f}",
     "empty parts, mean": empty_parts_mean,

@@ -46,7 +46,7 @@ enum class Fixup : std::int32_t {
 
 /// What of a result's bits is promised.
 enum class Determinism : std::int32_t {
-  kRunToRun = 0,        // same inputs, options and kind of device: same bits
+  kRunToRun = 0,        // same inputs, options, workers and kind of device: same bits
   kBatchInvariant = 1,  // bits of a sequence depend on nothing but that sequence; asks for Policy::fixed_chunk
   kNotGuaranteed = 2,
 };

@@ -33,8 +33,8 @@ class Options:
         chunk_tokens: with "fixed_chunk": tokens of a chunk; 0 asks for the default.
         fixup: who merges the partials of a shared output: "last_arriver" (whoever comes last), "two_kernels" (a second
             pass), "host_block" (the worker of the output's first tile, which waits).
-        determinism: "run_to_run" (same inputs and options, same bits), "batch_invariant" (the bits of a sequence
-            depend on that sequence alone), "not_guaranteed".
+        determinism: "run_to_run" (same inputs, options and workers, same bits), "batch_invariant" (the bits of a
+            sequence depend on that sequence alone), "not_guaranteed".
         workers: 0 means all threads, or one a multiprocessor, and two in some decode steps of more (sequence, K/V head) pairs
             than that.
         cpu_isa: the instruction set on the CPU; "best" takes the widest there is.

@@ -23,7 +23,7 @@ inline constexpr std::int32_t kMinPageRows = 64;
 /// memory for something waits longer (h200-ring-bytes.jsonl). Copies by threads take all there is.
 inline constexpr std::int32_t kTmaRingBytes = 96 * 1024;
 
-/// The same of each of two CTAs of a multiprocessor (h200-paired.jsonl).
+/// The same of each of two CTAs of a multiprocessor: with 80 KB each nothing was gained (experiments/h200-paired.jsonl).
 inline constexpr std::int32_t kPairedRingBytes = 64 * 1024;
 
 [[nodiscard]] constexpr std::int32_t tma_ring_bytes(const KernelConfig& config) noexcept {
