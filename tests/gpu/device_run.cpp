@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backends/cuda/cuda_backend.hpp"
+#include "backends/cuda/kernel_rows.hpp"
 #include "backends/reference/error_bound.hpp"
 #include "support/run_and_check.hpp"
 
@@ -16,6 +18,9 @@ Problem copy_to_device(const support::TestProblem& built, std::map<const support
   });
 }
 
+/// Two CTAs of a decode step have room on a multiprocessor, each with 64 KB of stages and what it has beside them.
+bool holds_pairs() { return launches_dependents() && device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= 200 * 1024; }
+
 }  // namespace
 
 Options options_of(const Case& c, cudaStream_t stream) {
@@ -25,6 +30,21 @@ Options options_of(const Case& c, cudaStream_t stream) {
           .determinism = c.determinism,
           .workers = c.workers,
           .stream = stream};
+}
+
+Case of_many_outputs(Case c, cuda::Scope scope) {
+  const std::size_t sequences = c.lens.size();
+  while (c.batch() * c.kv_heads * 100 < std::int64_t{cuda::kPairedRule.outputs_percent} * multiprocessors()) {
+    c.lens.push_back(c.lens[c.lens.size() - sequences]);
+  }
+  if (!holds_pairs()) return c;
+  const support::TestProblem built(c, support::Contents::kFill);
+  cuda::CallPlan plan;
+  demand(cuda::decide(built.problem(), options_of(c), plan));
+  const cuda::KernelEntry* const kernel = plan.launches[0].kernel;
+  EXPECT_TRUE(kernel != nullptr && kernel->config.scope == scope)
+      << "served by another kernel than '" << cuda::traits_of(scope).name << "': " << support::to_text(c);
+  return c;
 }
 
 DeviceRun::DeviceRun(const Case& c)

@@ -8,6 +8,7 @@
 #include <map>
 #include <vector>
 
+#include "backends/cuda/scope.hpp"
 #include "backends/reference/reference.hpp"
 #include "gpu/device_memory.hpp"
 #include "lean/lean.hpp"
@@ -22,6 +23,10 @@ using support::Fill;
 
 /// The case's options, on the GPU.
 [[nodiscard]] Options options_of(const Case& c, cudaStream_t stream = nullptr);
+
+/// The case with its sequences again and again, until it has as many outputs as calls with two workers on a multiprocessor have
+/// (kPairedRule). Expects that a kernel of this scope, one of theirs, serves it where the device has room for two.
+[[nodiscard]] Case of_many_outputs(Case c, cuda::Scope scope);
 
 class DeviceRun {
  public:
