@@ -24,6 +24,13 @@ Case ragged_case(std::uint64_t seed = 1) {
       .q_heads = 6, .lens = {3001, 0, 613, 67, 1}, .k_layout = "bhsd", .input = support::Input::kPeaks, .seed = seed, .workers = 0};
 }
 
+/// The same of many outputs, by bulk copies and by tensor copies: two workers on a multiprocessor.
+std::vector<Case> cases_of_many_outputs() {
+  Case by_runs = ragged_case(1);
+  by_runs.v_layout = "bhsd";
+  return {of_many_outputs(by_runs, cuda::Scope::kPairedStep), of_many_outputs(ragged_case(2), cuda::Scope::kPairedTensorStep)};
+}
+
 TEST(Streams, R35_EightStreamsGetTheSerialBits) {
   constexpr int kStreams = 8;
   const Stream streams[kStreams];
@@ -51,9 +58,9 @@ TEST(Streams, R35_EightStreamsGetTheSerialBits) {
 }
 
 /// Two calls on the same inputs and outputs' shapes, each with its own state and scratch, many deep on two streams.
-TEST(Streams, R35_TwoWorkspacesInFlight) {
+void expect_bits_in_flight(const Case& first, const Case& second) {
   const Stream streams[2];
-  DeviceRun calls[2] = {DeviceRun(ragged_case(1)), DeviceRun(ragged_case(2))};
+  DeviceRun calls[2] = {DeviceRun(first), DeviceRun(second)};
   const std::vector<std::uint8_t> alone[2] = {calls[0].bits(streams[0].get()), calls[1].bits(streams[1].get())};
   EXPECT_NE(alone[0], alone[1]);
   for (int round = 0; round < full_or_reduced(50, 3); ++round) {
@@ -63,6 +70,13 @@ TEST(Streams, R35_TwoWorkspacesInFlight) {
     for (int i = 0; i < 2; ++i) ASSERT_EQ(calls[i].output_bytes(streams[i].get()), alone[i]) << "round " << round;
   }
   for (const DeviceRun& call : calls) EXPECT_TRUE(call.clean());
+}
+
+/// Of many outputs too, where a multiprocessor may have a worker of either call.
+TEST(Streams, R35_TwoWorkspacesInFlight) {
+  expect_bits_in_flight(ragged_case(1), ragged_case(2));
+  const std::vector<Case> many = cases_of_many_outputs();
+  expect_bits_in_flight(many[0], many[1]);
 }
 
 /// One worker touches no counter, so two calls may share a state here without harm; that they do is told.
@@ -175,24 +189,27 @@ class Taken {
 
 TEST(Streams, R40_EndsOnTheMultiprocessorsThatAreLeft) {
   const Stream stream;
+  std::vector<Case> cases = cases_of_many_outputs();
   for (const Fixup fixup : {Fixup::kLastArriver, Fixup::kTwoKernels}) {
     for (const Policy& policy : {Policy::lean(), Policy::fixed_split(7), Policy::data_parallel()}) {
-      Case c = ragged_case();
-      c.policy = policy;
-      c.fixup = fixup;
-      const DeviceRun call(c);
-      const auto alone = call.bits(stream.get());
-      for (const std::int32_t left : {1, 3, 64}) {
-        if (left >= multiprocessors()) continue;
-        const Taken taken(multiprocessors() - left, 20s);
-        call.poison_outputs(stream.get());
-        call.enqueue(stream.get());
-        const bool ended = stream.done_within(10s);
-        EXPECT_TRUE(ended && taken.holds()) << left << " multiprocessors left, " << support::to_text(c);
-        taken.release();
-        EXPECT_EQ(call.output_bytes(stream.get()), alone) << left << " multiprocessors left";
-        EXPECT_TRUE(call.clean());
-      }
+      cases.push_back(ragged_case());
+      cases.back().policy = policy;
+      cases.back().fixup = fixup;
+    }
+  }
+  for (const Case& c : cases) {
+    const DeviceRun call(c);
+    const auto alone = call.bits(stream.get());
+    for (const std::int32_t left : {1, 3, 64}) {
+      if (left >= multiprocessors()) continue;
+      const Taken taken(multiprocessors() - left, 20s);
+      call.poison_outputs(stream.get());
+      call.enqueue(stream.get());
+      const bool ended = stream.done_within(10s);
+      EXPECT_TRUE(ended && taken.holds()) << left << " multiprocessors left, " << support::to_text(c);
+      taken.release();
+      EXPECT_EQ(call.output_bytes(stream.get()), alone) << left << " multiprocessors left";
+      EXPECT_TRUE(call.clean());
     }
   }
 }
