@@ -30,18 +30,16 @@ Case full_case() {
 /// Lengths that a server might see one after the other, with the answers and bits of plain calls.
 class LengthSets {
  public:
-  LengthSets(DeviceRun& call, const Stream& stream) : table_(sizeof(std::int32_t) * kBatch * kSets) {
+  LengthSets(DeviceRun& call, const Stream& stream)
+      : batch_(static_cast<std::int32_t>(call.problem().batch)),
+        table_(sizeof(std::int32_t) * static_cast<std::size_t>(batch_ * kSets)) {
     support::Stream random(38);
     for (int set = 0; set < kSets; ++set) {
-      for (int b = 0; b < kBatch; ++b) {
-        const std::int64_t longest = set % 3 == 0 ? kCapacity : 130;
-        const bool extreme = set == 1 || set == 2;
-        lengths_.push_back(extreme ? (set == 1 ? 0 : kCapacity) : static_cast<std::int32_t>(random.between(0, longest)));
-      }
+      for (int b = 0; b < batch_; ++b) lengths_.push_back(length_of(set, b, random));
     }
     table_.copy_from(lengths_.data());
     for (int set = 0; set < kSets; ++set) {
-      for (int b = 0; b < kBatch; ++b) call.built().kv_lengths()[b] = lengths_[static_cast<std::size_t>(set * kBatch + b)];
+      for (int b = 0; b < batch_; ++b) call.built().kv_lengths()[b] = lengths_[static_cast<std::size_t>(set * batch_ + b)];
       call.built().remember();
       choose(call, stream, set);
       bits_.push_back(call.bits(stream.get()));
@@ -52,11 +50,22 @@ class LengthSets {
   static constexpr int kSets = 12;
   /// The device's lengths become those of a set.
   void choose(const DeviceRun& call, const Stream& stream, int set) const {
-    copy_ints(stream, call.kv_lengths(), table_.as<std::int32_t>() + set * kBatch, kBatch);
+    copy_ints(stream, call.kv_lengths(), table_.as<std::int32_t>() + set * batch_, batch_);
   }
   [[nodiscard]] const std::vector<std::uint8_t>& bits(int set) const { return bits_[static_cast<std::size_t>(set)]; }
 
  private:
+  /// No keys, all there are, a long sequence among empty ones and those of a token or two, or whatever is drawn.
+  [[nodiscard]] std::int32_t length_of(int set, std::int32_t sequence, support::Stream& random) const {
+    switch (set) {
+      case 1: return 0;
+      case 2: return kCapacity;
+      case 3: return sequence == batch_ / 2 ? kCapacity : sequence % 3;
+      default: return static_cast<std::int32_t>(random.between(0, set % 3 == 0 ? kCapacity : 130));
+    }
+  }
+
+  std::int32_t batch_;
   std::vector<std::int32_t> lengths_;
   DeviceBuffer table_;
   std::vector<std::vector<std::uint8_t>> bits_;
@@ -92,6 +101,17 @@ TEST(Graph, R38_EveryPolicyAndFixupReplays) {
         if (HasFailure()) return;
       }
     }
+  }
+}
+
+/// Two workers on a multiprocessor, by bulk copies and by tensor copies.
+TEST(Graph, R38_CallsOfManyOutputsReplay) {
+  const Case by_runs = full_case();
+  Case by_boxes = by_runs;
+  by_boxes.k_layout = by_boxes.v_layout = "bshd";
+  for (const Case& c :
+       {of_many_outputs(by_runs, cuda::Scope::kPairedStep), of_many_outputs(by_boxes, cuda::Scope::kPairedTensorStep)}) {
+    expect_replays_match(c, full_or_reduced(100, 5));
   }
 }
 
