@@ -16,8 +16,8 @@ using support::full_or_reduced;
 
 constexpr std::int32_t kCapacity = 1009;
 
-/// A decode step by bulk copies, one by threads, one of many sequences, calls that no decode step's variant serves, and one whose chunk
-/// and few rows run side by side.
+/// A decode step by bulk copies, one by threads, one of many sequences, calls that no decode step's variant serves, one whose chunk
+/// and few rows run side by side, and the first two of many outputs, which have two workers on a multiprocessor.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),
@@ -34,6 +34,8 @@ std::vector<Case> cases() {
   all[5].n_q = {1, 200, 2, 1, 1};
   all[5].causal = true;
   all[5].q_layout = all[5].o_layout = all[5].lse_layout = "shd";
+  all.push_back(of_many_outputs(all[0], cuda::Scope::kPairedStep));
+  all.push_back(of_many_outputs(all[1], cuda::Scope::kPairedTensorStep));
   return all;
 }
 
