@@ -104,6 +104,30 @@ TEST(DependentLaunch, R46_CallsBehindEachOtherShareAWorkspace) {
   }
 }
 
+/// Layer after layer: a call's queries are the outputs of the one ahead, which hold NaN until its last worker has written them.
+TEST(DependentLaunch, R46_QueriesMayBeTheOutputsOfTheCallAhead) {
+  if (!launches_dependents()) GTEST_SKIP() << "needs compute capability 9.0";
+  const Stream stream;
+  for (const Case& c : cases()) {
+    DeviceRun ahead(c);
+    DeviceRun call(c);
+    call.problem().q.data = ahead.problem().o.data;
+    call.problem().q.strides = ahead.problem().o.strides;
+    const auto other = ahead.bits(stream.get());
+    const auto alone = call.bits(stream.get());
+    EXPECT_NE(alone, other);
+    ahead.options().dependent_launch = call.options().dependent_launch = true;
+    for (int round = 0; round < full_or_reduced(200, 5); ++round) {
+      call.poison_outputs(stream.get());
+      ahead.poison_outputs(stream.get());
+      ahead.enqueue(stream.get());
+      call.enqueue(stream.get());
+      ASSERT_EQ(call.output_bytes(stream.get()), alone) << "round " << round << ", " << support::to_text(c);
+    }
+    EXPECT_TRUE(ahead.clean() && call.clean());
+  }
+}
+
 TEST(DependentLaunch, R30_HostBlockIsRefused) {
   DeviceRun call(cases()[0]);
   call.options().dependent_launch = true;
