@@ -19,8 +19,8 @@ using support::full_or_reduced;
 
 constexpr int kSteps = 6;
 
-/// Calls by bulk copies, by threads and by tensor copies, with and without a rotary embedding, and what no decode step's variant
-/// serves.
+/// Calls by bulk copies, by threads and by tensor copies, with and without a rotary embedding, what no decode step's variant
+/// serves, and many outputs, which have two workers on a multiprocessor, end to end and in pages.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = {37, 600, 1009},
@@ -44,6 +44,11 @@ std::vector<Case> cases() {
   all[7].softcap = 1.5F;
   all[8].n_q = {33, 1, 3};  // two launches
   all[8].q_layout = "shd";
+  Case many = step;
+  many.lens = {37, 3, 160};
+  all.push_back(of_many_outputs(many, cuda::Scope::kPairedStep));
+  many.page_tokens = 16;
+  all.push_back(of_many_outputs(many, cuda::Scope::kPairedTensorStep));
   return all;
 }
 
@@ -154,20 +159,30 @@ TEST(Append, HostBlocksFollowTheKernelThatAppends) {
   EXPECT_TRUE(call.clean());
 }
 
-/// Lengths and queries are wrong until the kernel ahead ends, which lets dependents start first. All tokens are new, and the cache
-/// is NaN.
+/// Sequences of the same length, all of whose tokens are new: of few outputs, and of many.
+std::vector<Case> cases_of_new_tokens() {
+  std::vector<Case> all;
+  for (const std::int32_t rotary_dim : {0, 64}) {
+    Case c{.q_heads = 6,
+           .lens = std::vector<std::int32_t>(5, 7),
+           .n_q = {7},
+           .causal = true,
+           .append = true,
+           .rotary_dim = rotary_dim,
+           .k_layout = "bhsd",
+           .v_layout = "bhsd",
+           .workers = 0};
+    all.push_back(c);
+    c.lens = c.n_q = {2};
+    all.push_back(of_many_outputs(c, cuda::Scope::kPairedStep));
+  }
+  return all;
+}
+
+/// Lengths and queries are wrong until the kernel ahead ends, which lets dependents start first. The cache is NaN.
 TEST(Append, R46_NothingIsReadBeforeTheKernelAheadEnds) {
   const Stream stream;
-  for (const std::int32_t rotary_dim : {0, 64}) {
-    const Case c{.q_heads = 6,
-                 .lens = std::vector<std::int32_t>(5, 7),
-                 .n_q = {7},
-                 .causal = true,
-                 .append = true,
-                 .rotary_dim = rotary_dim,
-                 .k_layout = "bhsd",
-                 .v_layout = "bhsd",
-                 .workers = 0};
+  for (const Case& c : cases_of_new_tokens()) {
     const auto batch = static_cast<std::int32_t>(c.lens.size());
     DeviceRun call(c);
     const auto bits = call.bits(stream.get());
@@ -177,7 +192,7 @@ TEST(Append, R46_NothingIsReadBeforeTheKernelAheadEnds) {
     const DeviceBuffer lengths(sizeof(std::int32_t) * c.lens.size());
     copy_ints(stream, kept_queries.as<std::int32_t>(), queries, query_words(c));
     copy_ints(stream, lengths.as<std::int32_t>(), call.kv_lengths(), batch);
-    const std::size_t cache_bytes = static_cast<std::size_t>(bytes_of(c.dtype) * 7 * batch * c.kv_heads * c.head_dim);
+    const std::size_t cache_bytes = static_cast<std::size_t>(bytes_of(c.dtype) * c.lens[0] * batch * c.kv_heads * c.head_dim);
     for (const bool dependent : {false, true}) {
       if (dependent && !launches_dependents()) continue;
       call.options().dependent_launch = dependent;
