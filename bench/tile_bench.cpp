@@ -32,11 +32,10 @@ struct Variant {
   Stage stage = Stage::kAll;
 };
 
-tile::TileConfig config_of(const Variant& variant) {
+cpu::WorkerMemoryLayout layout_of(const Variant& variant) {
   Problem problem{.q_heads = variant.rows, .kv_heads = 1, .head_dim = kHeadDim};
-  problem.q.dtype = variant.dtype;
-  problem.k.dtype = variant.dtype;
-  return cpu::select_tile(problem);
+  for (TensorView* tensor : {&problem.q, &problem.k, &problem.v}) tensor->dtype = variant.dtype;
+  return cpu::plan_call(problem, {.cpu_isa = variant.isa}).memory;
 }
 
 /// A worker's private buffers and one tile of N(0, 1) keys and values.
@@ -44,7 +43,7 @@ class Tile {
  public:
   explicit Tile(const Variant& variant)
       : variant_(variant),
-        layout_{.config = config_of(variant)},
+        layout_(layout_of(variant)),
         private_(layout_.bytes()),
         k_(bytes() / 2),
         v_(bytes() / 2),
@@ -69,14 +68,22 @@ class Tile {
     const cpu::RowBuffer s{memory_.scores, rows, layout_.score_stride()};
     const cpu::RowBuffer o{partial.o, rows, layout_.config.value_dim};
     const cpu::RowBuffer sums{memory_.sums, rows, o.stride};
-    const auto& scores = rows < cpu::kManyRows ? kernels_.scores : kernels_.scores_of_many;
-    if (takes(Stage::kScores)) {
-      scores[type]({{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16}, tile_rows(k_), s, {});
+    const cpu::QueryRows q{{memory_.query, rows, layout_.config.head_dim}, memory_.query_bf16};
+    const cpu::SoftmaxRows softmax{softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale};
+    if (layout_.turned != nullptr && stage == Stage::kAll) {
+      layout_.turned->compute({.q = q,
+                               .k = tile_rows(k_),
+                               .v = tile_rows(v_),
+                               .turned_k = memory_.packed_k,
+                               .turned_v = memory_.packed_v,
+                               .s = s,
+                               .sums = sums,
+                               .o = o,
+                               .softmax = softmax});
+      return;
     }
-    if (takes(Stage::kSoftmax)) {
-      kernels_.online_softmax(s, tokens(),
-                              {softmax::log2_scale(0.0F, kHeadDim), memory_.visible, partial.m, partial.l, memory_.rescale});
-    }
+    if (takes(Stage::kScores)) kernels_.scores[type](q, tile_rows(k_), s, {});
+    if (takes(Stage::kSoftmax)) kernels_.online_softmax(s, tokens(), softmax);
     if (takes(Stage::kAccumulate)) kernels_.accumulate[type](o, sums, s, tile_rows(v_), memory_.rescale, {});
   }
 

@@ -199,6 +199,7 @@ TEST(AmxTile, TurnedTilesGiveTheSameBits) {
     const std::vector<std::uint16_t> queries = bf16_rows(room, c.dims, random);
     const QueryRows q{{nullptr, c.rows, c.dims}, const_cast<std::uint16_t*>(queries.data())};
     const float scale = random.one_of({0.125F, -0.25F});
+    const bool masks = random.chance(50);
     Block by_stages(c, room);
     Block turned(c, room);
     support::AlignedRows turned_k(static_cast<std::int32_t>(round_up(c.tokens, 16)), c.dims);
@@ -222,7 +223,8 @@ TEST(AmxTile, TurnedTilesGiveTheSameBits) {
                            .o = turned.o,
                            .softmax = turned.softmax_rows(scale, visible),
                            .apply_rules = spoil,
-                           .context = &c.tokens});
+                           .context = &c.tokens,
+                           .masks = masks});
     }
     for (std::int32_t r = 0; r < c.rows; ++r) {
       const auto i = static_cast<std::size_t>(r);

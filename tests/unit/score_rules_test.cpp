@@ -31,7 +31,6 @@ TEST(TileKernels, EveryTypeHasItsKernels) {
     for (int type = 0; type < kKvTypes; ++type) {
       EXPECT_NE(kernels.order_query[type], nullptr) << name_of(isa) << " " << type;
       EXPECT_NE(kernels.scores[type], nullptr) << name_of(isa) << " " << type;
-      EXPECT_NE(kernels.scores_of_many[type], nullptr) << name_of(isa) << " " << type;
       EXPECT_NE(kernels.accumulate[type], nullptr) << name_of(isa) << " " << type;
       EXPECT_NE(kernels.restore_values[type], nullptr) << name_of(isa) << " " << type;
       EXPECT_NE(kernels.load_row[type], nullptr) << name_of(isa) << " " << type;

@@ -1,4 +1,4 @@
-// TileKernels, one by one and on every instruction set of this machine: the online softmax of a tile, and scores of many rows.
+// TileKernels, one by one and on every instruction set of this machine: the online softmax of a tile, and tiles of many rows.
 #include "backends/cpu/tile_kernels.hpp"
 
 #include <gtest/gtest.h>
@@ -130,56 +130,127 @@ TEST(TileKernels, R08_ANanIsSeenWhereItIs) {
   }
 }
 
-/// Keys and queries in a type, whose products are exact sums of small whole numbers, so any order of adding gives the same.
+/// Rows of small whole numbers in a type: sums of their products are exact in any order.
 template <typename T>
-void check_scores_of_many(DType dtype, CpuIsa isa) {
+std::vector<T> whole_numbers(std::int32_t rows, std::int32_t dims, support::Stream& random) {
+  std::vector<T> values(static_cast<std::size_t>(rows * dims));
+  for (T& value : values) value = from_float<T>(static_cast<float>(random.between(-8, 8)));
+  return values;
+}
+
+template <typename T>
+TokenRows rows_of(const std::vector<T>& values, std::int32_t tokens, std::int32_t dims) {
+  return {.data = values.data(), .token_stride_bytes = dims * static_cast<std::int64_t>(sizeof(T)), .tokens = tokens, .dims = dims};
+}
+
+/// A block's rows on their way through tiles.
+struct Block {
+  Block(std::int32_t rows, std::int32_t tokens, std::int32_t value_stride)
+      : scores(rows, tokens), sums(rows, value_stride), o(rows, value_stride), state(rows, tokens) {
+    std::fill_n(o.buffer().data, std::ptrdiff_t{rows} * value_stride, 0.0F);
+  }
+
+  Scores scores;
+  support::AlignedRows sums;
+  support::AlignedRows o;
+  Softmax state;
+};
+
+/// Tiles turned and by stages, of one call: the same bits, since scores are exact. Rules of rows, of all where they mask, halve scores;
+/// rows see any number of tokens, and what none of a run sees is no number.
+template <typename T>
+void check_turned_tiles(CpuIsa isa, DType dtype) {
   const TileKernels& kernels = kernels_for(isa);
   const int type = table_index(dtype);
+  const TurnedTile* turned = kernels.turned[type];
+  if (turned == nullptr) return;
   support::Stream random(11);
   for (const std::int32_t dims : {1, 2, 15, 31, 32, 33, 64, 80, 127, 128, 129, 192, 200, 257, 576}) {
-    for (const std::int32_t tokens : {1, 15, 16, 17, 31, 33, 64}) {
-      const auto rows = static_cast<std::int32_t>(random.between(kManyRows, 128));
+    for (const std::int32_t tokens : {1, 15, 16, 17, 31, 33, 64, 100}) {
+      if (!turned->serves(dims)) continue;
+      const std::int32_t rows = static_cast<std::int32_t>(random.between(turned->from_rows, 200));
+      const std::int32_t room = static_cast<std::int32_t>(round_up(rows, kTurnedMultiple));
+      const std::int32_t value_dims = random.one_of({dims, std::min(dims, 64)});
       const auto stride = static_cast<std::int32_t>(round_up(dims, kLaneMultiple));
-      support::AlignedRows queries(rows, stride);
-      std::vector<std::uint16_t> queries_bf16(static_cast<std::size_t>(rows * stride));
-      std::vector<T> keys(static_cast<std::size_t>(tokens * dims));  // as many as there are, for whoever reads past them
-      std::vector<std::vector<float>> expected(static_cast<std::size_t>(rows),
-                                               std::vector<float>(static_cast<std::size_t>(tokens)));
-      const auto small = [&] { return static_cast<float>(random.between(-8, 8)); };
-      for (T& key : keys) key = from_float<T>(small());
-      for (std::int32_t r = 0; r < rows; ++r) {
+      const auto value_stride = static_cast<std::int32_t>(round_up(value_dims, kLaneMultiple));
+      support::AlignedRows queries(room, stride);
+      std::vector<std::uint16_t> queries_bf16(static_cast<std::size_t>(room * stride));
+      for (std::int32_t r = 0; r < room; ++r) {
         float* row = queries.buffer().row(r);
-        for (std::int32_t d = 0; d < dims; ++d) row[d] = small();
+        for (std::int32_t d = 0; d < dims; ++d) row[d] = static_cast<float>(random.between(-8, 8));
         for (std::int32_t d = 0; d < stride; ++d)
           queries_bf16[static_cast<std::size_t>(r * stride + d)] = from_float<BFloat16>(row[d]).bits;
-        for (std::int32_t t = 0; t < tokens; ++t) {
-          for (std::int32_t d = 0; d < dims; ++d) {
-            expected[static_cast<std::size_t>(r)][static_cast<std::size_t>(t)] +=
-                row[d] * to_float(keys[static_cast<std::size_t>(t * dims + d)]);
-          }
-        }
         kernels.order_query[type](row, dims);
       }
-      Scores scores(rows, tokens);
-      const TokenRows k{.data = reinterpret_cast<const std::byte*>(keys.data()),
-                        .token_stride_bytes = dims * static_cast<std::int64_t>(sizeof(T)),
-                        .tokens = tokens,
-                        .dims = dims};
-      kernels.scores_of_many[type]({queries.buffer(), queries_bf16.data()}, k, scores.buffer(), {});
+      QueryRows q{queries.buffer(), queries_bf16.data()};
+      q.f32.rows = rows;
+      Block by_stages(room, tokens, value_stride);
+      Block at_once(room, tokens, value_stride);
+      const auto of_call = [&](RowBuffer buffer) { return buffer.rows = rows, buffer; };
+      const auto padded = static_cast<std::int32_t>(round_up(tokens, kTurnedMultiple));
+      support::AlignedRows turned_k(padded, static_cast<std::int32_t>(round_up(dims, kTurnedMultiple)));
+      support::AlignedRows turned_v(padded, static_cast<std::int32_t>(round_up(value_dims, kTurnedMultiple)));
+      const auto halve = [](const void*, std::int32_t, const RowBuffer& s) noexcept {
+        for (std::int32_t r = 0; r < s.rows; ++r) {
+          for (std::int32_t t = 0; t < s.stride; ++t) s.row(r)[t] *= 0.5F;
+        }
+        return true;
+      };
+      for (int tile = 0; tile < 2; ++tile) {
+        const std::vector<T> keys = whole_numbers<T>(tokens, dims, random);
+        std::vector<T> values = whole_numbers<T>(tokens, value_dims, random);
+        const bool scales = random.chance(50);
+        const bool masks = scales && random.chance(50);
+        const float scale = random.one_of({0.125F, -0.25F});
+        const bool rises = random.chance(50);  // as behind a causal limit
+        for (std::int32_t r = 0; r < rows; ++r) {
+          const auto of_causal = static_cast<std::int32_t>(std::int64_t{tokens} * r / rows);
+          by_stages.state.visible[static_cast<std::size_t>(r)] = rises ? of_causal : random.one_of({0, tokens / 2, tokens});
+        }
+        at_once.state.visible = by_stages.state.visible;
+        const TokenRows k = rows_of(keys, tokens, dims);
+        const TokenRows v = rows_of(values, tokens, value_dims);
+        kernels.scores[type](q, k, of_call(by_stages.scores.buffer()), {});
+        if (scales) halve(nullptr, 0, of_call(by_stages.scores.buffer()));
+        SoftmaxRows softmax{scales ? 1.0F : scale, by_stages.state.visible.data(), by_stages.state.m.data(),
+                            by_stages.state.l.data(), by_stages.state.rescale.data()};
+        kernels.online_softmax(of_call(by_stages.scores.buffer()), tokens, softmax);
+        kernels.accumulate[type](of_call(by_stages.o.buffer()), of_call(by_stages.sums.buffer()),
+                                 of_call(by_stages.scores.buffer()), v, by_stages.state.rescale.data(), {});
+        turned->compute({.q = q,
+                         .k = k,
+                         .v = v,
+                         .turned_k = turned_k.buffer().data,
+                         .turned_v = turned_v.buffer().data,
+                         .s = of_call(at_once.scores.buffer()),
+                         .sums = of_call(at_once.sums.buffer()),
+                         .o = of_call(at_once.o.buffer()),
+                         .softmax = {scale, at_once.state.visible.data(), at_once.state.m.data(), at_once.state.l.data(),
+                                     at_once.state.rescale.data()},
+                         .apply_rules = scales ? +halve : nullptr,
+                         .masks = masks});
+      }
       for (std::int32_t r = 0; r < rows; ++r) {
-        for (std::int32_t t = 0; t < tokens; ++t) {
-          ASSERT_EQ(scores.at(r, t), expected[static_cast<std::size_t>(r)][static_cast<std::size_t>(t)])
-              << name_of(isa) << ", " << dims << " dims, " << tokens << " tokens, " << rows << " rows: " << r << ", " << t;
+        const auto i = static_cast<std::size_t>(r);
+        ASSERT_EQ(by_stages.state.m[i], at_once.state.m[i]) << name_of(isa) << " " << dims << " dims, row " << r << " of " << rows;
+        ASSERT_EQ(by_stages.state.l[i], at_once.state.l[i]) << name_of(isa) << " " << dims << " dims, row " << r << " of " << rows;
+        for (std::int32_t d = 0; d < value_dims; ++d) {
+          ASSERT_EQ(by_stages.o.buffer().row(r)[d], at_once.o.buffer().row(r)[d])
+              << name_of(isa) << ", " << dims << ", " << value_dims << " dims, " << tokens << " tokens, " << rows << " rows: " << r
+              << ", " << d;
         }
       }
     }
   }
 }
 
-TEST(TileKernels, ScoresOfManyRowsAreThoseOfAllPairs) {
+TEST(TileKernels, TurnedTilesAreThoseOfTheStages) {
   for (const CpuIsa isa : support::available_isas()) {
-    check_scores_of_many<BFloat16>(DType::kBFloat16, isa);
-    check_scores_of_many<Half>(DType::kFloat16, isa);
+    check_turned_tiles<float>(isa, DType::kFloat32);
+    check_turned_tiles<Half>(isa, DType::kFloat16);
+    check_turned_tiles<BFloat16>(isa, DType::kBFloat16);
+    check_turned_tiles<Float8E4M3>(isa, DType::kFloat8E4M3);
+    check_turned_tiles<Float8E5M2>(isa, DType::kFloat8E5M2);
   }
 }
 

@@ -269,10 +269,9 @@ const TileKernels* amx_bf16_kernels() noexcept {
     table.name = "AMX-BF16";
     table.asks_ahead = true;
     table.scores[table_index(DType::kBFloat16)] = scores;
-    table.scores_of_many[table_index(DType::kBFloat16)] = scores;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = restore_values;
-    table.turned = &amx_turned_tile();
+    table.turned[table_index(DType::kBFloat16)] = &amx_turned_tile();
     return table;
   }();
   return kernels ? &*kernels : nullptr;

@@ -36,17 +36,23 @@ class Products {
  public:
   Products() = default;
 
-  static Products scores(const QueryRows& q, const TokenRows& k, const PackedTile* turned_k, float* s,
-                         std::int32_t stride) noexcept {
-    const std::int32_t chunks = k.dims / kPairLanes;
-    return {{q.bf16, std::int64_t{q.f32.stride} * 2}, {turned_k, chunks, 1, 2 * chunks}, {s, stride}, chunks, blocks_of(k.tokens)};
+  /// With the first `tokens` of the tile.
+  static Products scores(const TurnedCall& call, std::int32_t first_row, std::int32_t tokens, const RowBuffer& s) noexcept {
+    const std::int32_t chunks = call.k.dims / kPairLanes;
+    const std::int64_t stride = call.q.f32.stride;
+    return {{call.q.bf16 + first_row * stride, stride * 2},
+            {static_cast<const PackedTile*>(call.turned_k), chunks, 1, 2 * chunks},
+            {s.data, s.stride},
+            chunks,
+            blocks_of(tokens)};
   }
-  static Products sums(const float* p, std::int32_t stride, const TokenRows& v, const PackedTile* turned_v,
-                       const RowBuffer& sums) noexcept {
-    const std::int32_t chunks = v.dims / kPairLanes;
-    const auto* weights = reinterpret_cast<const std::uint16_t*>(p);
-    return {
-        {weights, std::int64_t{stride} * 4}, {turned_v, 1, 2 * chunks, 2}, {sums.data, sums.stride}, blocks_of(v.tokens), chunks};
+  static Products sums(const TurnedCall& call, std::int32_t tokens, const RowBuffer& p) noexcept {
+    const std::int32_t chunks = call.v.dims / kPairLanes;
+    return {{reinterpret_cast<const std::uint16_t*>(p.data), std::int64_t{p.stride} * 4},
+            {static_cast<const PackedTile*>(call.turned_v), 1, 2 * chunks, 2},
+            {call.sums.data, call.sums.stride},
+            blocks_of(tokens),
+            chunks};
   }
 
   [[nodiscard]] std::int32_t left() const noexcept { return left_; }
@@ -66,12 +72,9 @@ class Products {
     ahead.ask();
     _tile_loadd(7, factor + second_.right, 64);
     _tile_dpbf16ps(1, 4, 7);
-    ahead.ask();
     _tile_loadd(5, row + kTileRows * first_.row_bytes / 2, first_.row_bytes);
     _tile_dpbf16ps(2, 5, 6);
-    ahead.ask();
     _tile_dpbf16ps(3, 5, 7);
-    ahead.ask();
     --left_;
     if (++at_ < depth_) return;
     const std::int64_t out_bytes = out_.stride * 4;
@@ -194,65 +197,84 @@ LEAN_TARGET_AMX void online_softmax(const RowBuffer& s, std::int32_t tokens, con
   }
 }
 
-/// What belongs to the rows that a block's row `first` begins. Scores of three such runs of rows are in use at a time.
+/// Rows of a block that go through the stages together, from `first` on, and those of the tile's tokens that they see; no rows behind
+/// the last that see any. Scores of three are in use at a time and have places in turn, of all rows where rules mask.
 class Run {
  public:
-  Run(const TurnedCall& call, std::int32_t first) noexcept
-      : call_(call), first_(first), rows_(std::min(kRowsTogether, call.s.rows - first)) {}
+  Run(const TurnedCall& call, std::int32_t first, std::int32_t place) noexcept : call_(&call), first_(first), place_(place) {
+    for (; first_ < call.s.rows; first_ += kRowsTogether) {
+      rows_ = std::min(kRowsTogether, call.s.rows - first_);
+      tokens_ = call.tokens_of(first_, rows_);
+      if (tokens_ > 0) return;
+    }
+    rows_ = 0;
+  }
 
-  [[nodiscard]] RowBuffer s() const noexcept { return {call_.s.row(first_ % (3 * kRowsTogether)), rows_, call_.s.stride}; }
-  [[nodiscard]] Products scores() const noexcept {
-    QueryRows q = call_.q;
-    q.bf16 += std::int64_t{first_} * q.f32.stride;
-    return Products::scores(q, call_.k, static_cast<const PackedTile*>(call_.turned_k), s().data, call_.s.stride);
+  [[nodiscard]] bool is_none() const noexcept { return rows_ == 0; }
+  [[nodiscard]] Run next() const noexcept { return {*call_, first_ + kRowsTogether, (place_ + 1) % 3}; }
+  [[nodiscard]] std::int32_t tokens() const noexcept { return tokens_; }
+  [[nodiscard]] RowBuffer s() const noexcept {
+    return {call_->s.row(call_->masks ? first_ : place_ * kRowsTogether), rows_, call_->s.stride};
   }
-  [[nodiscard]] SoftmaxRows softmax() const noexcept {
-    const SoftmaxRows& all = call_.softmax;
-    const bool scaled = call_.apply_rules != nullptr && call_.apply_rules(call_.context, first_, s());
-    return {scaled ? 1.0F : all.scale, all.visible + first_, all.m + first_, all.l + first_, all.rescale + first_};
-  }
-  [[nodiscard]] Products sums() const noexcept {
-    return Products::sums(s().data, call_.s.stride, call_.v, static_cast<const PackedTile*>(call_.turned_v), call_.sums);
-  }
+  [[nodiscard]] Products scores() const noexcept { return Products::scores(*call_, first_, tokens_, s()); }
+  [[nodiscard]] Products sums() const noexcept { return Products::sums(*call_, tokens_, s()); }
+  [[nodiscard]] bool rules_scale() const noexcept { return call_->rules_scale(first_, s()); }
+  [[nodiscard]] SoftmaxRows softmax(bool is_scaled) const noexcept { return call_->softmax_of(first_, is_scaled); }
   void add() const noexcept {
-    add_sums({call_.o.row(first_), rows_, call_.o.stride}, call_.sums, call_.softmax.rescale + first_, call_.v.dims);
+    add_sums({call_->o.row(first_), rows_, call_->o.stride}, call_->sums, call_->softmax.rescale + first_, call_->v.dims);
   }
 
  private:
-  const TurnedCall& call_;
+  const TurnedCall* call_;
   std::int32_t first_;
-  std::int32_t rows_;
+  std::int32_t place_;
+  std::int32_t rows_ = 0;
+  std::int32_t tokens_ = 0;
 };
+
+std::int32_t steps_of(const TurnedCall& call) noexcept {
+  std::int32_t steps = 0;
+  for (Run run(call, 0, 0); !run.is_none(); run = run.next()) steps += run.scores().left() + run.sums().left();
+  return steps;
+}
 
 LEAN_TARGET_AMX void compute(const TurnedCall& call) noexcept {
   turn_keys(call.k, static_cast<PackedTile*>(call.turned_k));
-  turn_values(call.v, static_cast<PackedTile*>(call.turned_v));
+  if (!call.masks) turn_values(call.v, static_cast<PackedTile*>(call.turned_v));
   RowsAhead none;
-  RowsAhead& ahead = call.ahead != nullptr ? *call.ahead : none;
+  RowsAhead& ahead = call.with_scores.ahead != nullptr ? *call.with_scores.ahead : none;
+  ahead.share(8, steps_of(call));
   Tiles tiles;
   tiles.shape(kTileRows);
-  Products behind = Run(call, 0).scores();
-  const std::int32_t runs = (call.s.rows + kRowsTogether - 1) / kRowsTogether;
-  ahead.share(8, 4 * runs * (behind.left() + Run(call, 0).sums().left()));
-  behind.finish(ahead);
+  const Run first(call, 0, 0);
+  bool is_scaled = false;
+  if (call.masks) {
+    for (Run run = first; !run.is_none(); run = run.next()) run.scores().finish(ahead);
+    is_scaled = call.rules_scale(0, call.s);
+    turn_values(call.v, static_cast<PackedTile*>(call.turned_v));
+  } else if (!first.is_none()) {
+    first.scores().finish(ahead);
+  }
   Products before;
-  for (std::int32_t first = 0; first < call.s.rows; first += kRowsTogether) {
-    const Run run(call, first);
-    const bool last = first + kRowsTogether >= call.s.rows;
-    behind = last ? Products() : Run(call, first + kRowsTogether).scores();
-    online_softmax(run.s(), call.k.tokens, run.softmax(), before, behind, ahead);
-    if (first > 0) Run(call, first - kRowsTogether).add();
+  for (Run run = first, last = first; !run.is_none(); last = run, run = run.next()) {
+    const Run next = run.next();
+    Products behind = next.is_none() || call.masks ? Products() : next.scores();
+    if (!call.masks) is_scaled = run.rules_scale();
+    const bool is_first = before.left() == 0;
+    online_softmax(run.s(), run.tokens(), run.softmax(is_scaled), before, behind, ahead);
+    if (!is_first) last.add();
     before = run.sums();
-    if (last) {
-      before.finish(ahead);
-      run.add();
-    }
+    if (!next.is_none()) continue;
+    before.finish(ahead);
+    run.add();
   }
 }
 
 /// Turning takes 32 turns of 16 x 16 words for a tile of 128 tokens of 128 dims, scores without it 12 for each 16 rows.
-constexpr TurnedTile kTurnedTile{
-    .from_rows = 40, .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; }, .compute = compute};
+constexpr TurnedTile kTurnedTile{.from_rows = 40,
+                                 .keeps_order = true,
+                                 .serves = [](std::int32_t dims) noexcept { return dims % kPairLanes == 0; },
+                                 .compute = compute};
 
 }  // namespace
 

@@ -2,7 +2,7 @@
 // rest of the table is AVX-512's. Highway 1.0 has no such target, hence intrinsics, in this one file, with its own cpuid check.
 //
 // Order of arithmetic, the same for every row: a lane of a score adds dimension pairs in order, lanes reduce in one tree; a lane
-// of a tile's sum adds token pairs in order, O adds tiles. scores_of_many, which calls in chunks do not take, adds a score's pairs in
+// of a tile's sum adds token pairs in order, O adds tiles. A turned tile, which calls in chunks do not take, adds a score's pairs in
 // one chain. P is rounded to bf16 (rounds_probabilities() tells the error bound).
 #include "backends/cpu/highway_targets.hpp"
 #include "backends/cpu/transpose_words.hpp"
@@ -121,75 +121,6 @@ void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Pr
   }
 }
 
-// ---- scores of many rows --------------------------------------------------------------------------------------------
-
-constexpr std::int32_t kTurned = 16;                // tokens whose words are turned at once, each with a vector of dims
-constexpr std::int32_t kPanelTokens = 2 * kTurned;  // two vectors of sums
-constexpr std::int32_t kPanelPairs = 64;            // of dims: 8 KB
-
-/// Keys turned: words[p][t] is pair p of the dims of token t, zeros where there are none.
-struct alignas(64) Panel {
-  std::uint32_t words[std::size_t{kPanelPairs}][std::size_t{kPanelTokens}];
-  std::int32_t pairs = 0;
-};
-
-/// The panel of dims [first, first + 2 kPanelPairs) of tokens from `token` on; those past the end repeat the last one.
-LEAN_TARGET_BF16 inline void turn(const TokenRows& k, std::int32_t token, std::int32_t first, const ReadAhead& ahead,
-                                  Panel& panel) {
-  const std::int32_t dims = std::min(2 * kPanelPairs, k.dims - first);
-  panel.pairs = (dims + 1) / 2;
-  for (std::int32_t t = 0; t < kPanelTokens; t += kTurned) {
-    for (std::int32_t d = 0; d < dims; d += kPairLanes) {
-      const FirstLanes load{lanes_left(dims - d)};
-      __m512i words[std::size_t{kTurned}];
-      LEAN_UNROLL for (int i = 0; i < kTurned; ++i) {
-        words[i] = load(token_row(k, std::min(token + t + i, k.tokens - 1)) + first + d);
-      }
-      transpose_words(words);
-      LEAN_UNROLL for (int p = 0; p < kTurned; ++p) _mm512_store_si512(panel.words[d / 2 + p] + t, words[p]);
-    }
-    for (std::int32_t i = 0; first == 0 && i < kTurned && token + t + i < k.tokens; ++i) ahead.ask_row(token + t + i);
-  }
-}
-
-/// Scores of kRows rows with a panel, added to those of the dims before it: each lane holds a token, so none are to be added up.
-template <int kRows>
-LEAN_TARGET_BF16 inline void scores_panel(const QueryRows& q, std::int32_t row, const Panel& panel, std::int32_t first,
-                                          const RowBuffer& s, std::int32_t token) {
-  Sum sums[std::size_t{kRows}][2];
-  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    LEAN_UNROLL for (int i = 0; i < 2; ++i) {
-      sums[r][i] = first == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(s.row(row + r) + token + i * kSumLanes);
-    }
-  }
-  const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride + first;
-  for (std::int32_t p = 0; p < panel.pairs; ++p) {
-    const __m512i keys[2] = {_mm512_load_si512(panel.words[p]), _mm512_load_si512(panel.words[p] + kSumLanes)};
-    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-      const __m512i query = broadcast_pair(queries + r * q.f32.stride + 2 * p);
-      LEAN_UNROLL for (int i = 0; i < 2; ++i) sums[r][i] = multiply_pairs(sums[r][i], query, keys[i]);
-    }
-  }
-  LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    LEAN_UNROLL for (int i = 0; i < 2; ++i) _mm512_storeu_ps(s.row(row + r) + token + i * kSumLanes, sums[r][i]);
-  }
-}
-
-/// scores() of many rows: turning K costs as much as some five of them (docs/cpu-backend.md, "Many rows").
-void scores_of_many(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
-  const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
-  Panel panel;
-  for (std::int32_t token = 0; token < k.tokens; token += kPanelTokens) {
-    for (std::int32_t first = 0; first < k.dims; first += 2 * kPanelPairs) {
-      turn(k, token, first, ahead, panel);
-      std::int32_t row = 0;
-      for (; row + 8 <= s.rows; row += 8) scores_panel<8>(q, row, panel, first, s, token);
-      for (; row + 2 <= s.rows; row += 2) scores_panel<2>(q, row, panel, first, s, token);
-      if (row < s.rows) scores_panel<1>(q, row, panel, first, s, token);
-    }
-  }
-}
-
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
 /// 32 values of O as the interleave of two rows of V leaves them: 128-bit lanes 0, 2 of both halves, then lanes 1, 3.
@@ -287,6 +218,154 @@ void accumulate(const RowBuffer& o, const RowBuffer& /* registers hold the sums 
   if (row < o.rows) accumulate_rows<1, 4>(o, p, row, v, rescale, ahead);
 }
 
+// ---- many rows ------------------------------------------------------------------------------------------------------
+// As in many_rows-inl.hpp, with words of two bf16 in place of elements.
+
+constexpr std::int32_t kTurned = 16;                 // tokens whose words are turned at once, each with a vector of dims
+constexpr std::int32_t kPanelWords = 2 * kSumLanes;  // of a panel's line: tokens of K, dims of V
+constexpr std::int32_t kRowsTogether = 16;           // that go through all stages: their scores stay in the L1
+
+using PanelLine = std::uint32_t[kPanelWords];
+
+/// Lines of a panel of K: pairs of dims, padded to whole vectors.
+constexpr std::int32_t key_lines(std::int32_t dims) noexcept { return (dims + kPairLanes - 1) / kPairLanes * kTurned; }
+
+/// K as panels of kPanelWords tokens: line p of a panel is pair p of the dims. Tokens past the end repeat the last one.
+LEAN_TARGET_BF16 inline void turn_keys(const TokenRows& k, const ReadAhead& ahead, PanelLine* lines) {
+  for (std::int32_t token = 0; token < k.tokens; token += kPanelWords, lines += key_lines(k.dims)) {
+    for (std::int32_t t = 0; t < kPanelWords; t += kTurned) {
+      for (std::int32_t d = 0; d < k.dims; d += kPairLanes) {
+        const FirstLanes load{lanes_left(k.dims - d)};
+        __m512i words[std::size_t{kTurned}];
+        LEAN_UNROLL for (int i = 0; i < kTurned; ++i) words[i] = load(token_row(k, std::min(token + t + i, k.tokens - 1)) + d);
+        transpose_words(words);
+        LEAN_UNROLL for (int p = 0; p < kTurned; ++p) _mm512_store_si512(lines[d / 2 + p] + t, words[p]);
+      }
+      for (std::int32_t i = 0; i < kTurned && token + t + i < k.tokens; ++i) ahead.ask_row(token + t + i);
+    }
+  }
+}
+
+/// Elements i of two vectors side by side in word i, of the first or the second half of them.
+LEAN_TARGET_BF16 inline __m512i pair_up(__m512i first, __m512i second, int half) {
+  std::uint16_t order[std::size_t{kPairLanes}];
+  for (int i = 0; i < kPairLanes; ++i) order[i] = static_cast<std::uint16_t>(i % 2 * kPairLanes + half * kSumLanes + i / 2);
+  return _mm512_permutex2var_epi16(first, _mm512_loadu_si512(order), second);
+}
+
+/// V as panels of kPanelWords dims: line p of a panel is pair p of the tokens, a token of zeros behind an odd last one.
+LEAN_TARGET_BF16 inline void turn_values(const TokenRows& v, const ReadAhead& ahead, PanelLine* lines) {
+  for (std::int32_t d = 0; d < v.dims; d += kPanelWords) {
+    const FirstLanes load{lanes_left(v.dims - d)};
+    for (std::int32_t t = 0; t < v.tokens; t += 2, ++lines) {
+      const bool is_pair = t + 1 < v.tokens;
+      if (d == 0) ahead.ask_row(t);  // once for each token
+      if (d == 0 && is_pair) ahead.ask_row(t + 1);
+      const __m512i first = load(token_row(v, t) + d);
+      const __m512i second = is_pair ? load(token_row(v, t + 1) + d) : _mm512_setzero_si512();
+      _mm512_store_si512(*lines, pair_up(first, second, 0));
+      _mm512_store_si512(*lines + kSumLanes, pair_up(first, second, 1));
+    }
+  }
+}
+
+/// sums[r][i] = sum_j factors[r][j] panel[j][i] of words, one j after the other; kRows rows, `stride_bytes` apart.
+template <int kRows>
+LEAN_TARGET_BF16 inline void multiply_panel(const void* factors, std::int64_t stride_bytes, const PanelLine* lines,
+                                            std::int32_t count, Sum (*sums)[2]) {
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  const auto* words = static_cast<const std::byte*>(factors);
+  for (std::int32_t j = 0; j < count; ++j, words += sizeof(std::uint32_t)) {
+    const __m512i line[2] = {_mm512_load_si512(lines[j]), _mm512_load_si512(lines[j] + kSumLanes)};
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const __m512i factor = broadcast_pair(words + r * stride_bytes);
+      LEAN_UNROLL for (int i = 0; i < 2; ++i) sums[r][i] = multiply_pairs(sums[r][i], factor, line[i]);
+    }
+  }
+}
+
+/// Rows of a block that go through the stages together, and those of the tile's tokens that they see.
+struct Run {
+  const TurnedCall& call;
+  std::int32_t first;
+  std::int32_t rows = std::min(kRowsTogether, call.s.rows - first);
+  std::int32_t tokens = call.tokens_of(first, rows);
+
+  [[nodiscard]] RowBuffer s() const noexcept { return {call.s.row(first), rows, call.s.stride}; }
+
+  template <int kRows>
+  LEAN_TARGET_BF16 void score_rows(std::int32_t row) const noexcept {
+    const auto* lines = static_cast<const PanelLine*>(call.turned_k);
+    const std::int64_t stride = call.q.f32.stride;
+    for (std::int32_t token = 0; token < tokens; token += kPanelWords, lines += key_lines(call.k.dims)) {
+      Sum sums[std::size_t{kRows}][2];
+      multiply_panel<kRows>(call.q.bf16 + (first + row) * stride, 2 * stride, lines, (call.k.dims + 1) / 2, sums);
+      LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+        LEAN_UNROLL for (int i = 0; i < 2; ++i) _mm512_storeu_ps(s().row(row + r) + token + i * kSumLanes, sums[r][i]);
+      }
+    }
+  }
+
+  template <int kRows>
+  LEAN_TARGET_BF16 void add_rows(std::int32_t row) const noexcept {
+    const auto* lines = static_cast<const PanelLine*>(call.turned_v);
+    const float* rescale = call.softmax.rescale + first + row;
+    for (std::int32_t d = 0; d < call.v.dims; d += kPanelWords, lines += (call.v.tokens + 1) / 2) {
+      Sum sums[std::size_t{kRows}][2];
+      multiply_panel<kRows>(s().row(row), 4 * std::int64_t{s().stride}, lines, (tokens + 1) / 2, sums);
+      LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+        float* o = call.o.row(first + row + r) + d;
+        const Sum factor = _mm512_set1_ps(rescale[r]);
+        _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_loadu_ps(o), factor, sums[r][0]));
+        if (d + kSumLanes >= call.v.dims) continue;
+        _mm512_storeu_ps(o + kSumLanes, _mm512_fmadd_ps(_mm512_loadu_ps(o + kSumLanes), factor, sums[r][1]));
+      }
+    }
+  }
+
+  void score() const noexcept {
+    std::int32_t row = 0;
+    for (; row + 8 <= rows; row += 8) score_rows<8>(row);
+    for (; row + 2 <= rows; row += 2) score_rows<2>(row);
+    if (row < rows) score_rows<1>(row);
+  }
+
+  void weigh_and_add(bool is_scaled) const noexcept {
+    avx512_kernels()->online_softmax(s(), tokens, call.softmax_of(first, is_scaled));
+    round_weights(s(), tokens);
+    std::int32_t row = 0;
+    for (; row + 8 <= rows; row += 8) add_rows<8>(row);
+    for (; row + 2 <= rows; row += 2) add_rows<2>(row);
+    if (row < rows) add_rows<1>(row);
+  }
+};
+
+template <typename TF>
+inline void for_runs(const TurnedCall& call, const TF& f) {
+  for (std::int32_t first = 0; first < call.s.rows; first += kRowsTogether) {
+    if (const Run run{call, first}; run.tokens > 0) f(run);
+  }
+}
+
+void compute_turned(const TurnedCall& call) noexcept {
+  const auto lay_values = [&] {
+    turn_values(call.v, ReadAhead(call.v, sizeof(std::uint16_t), call.with_accumulate), static_cast<PanelLine*>(call.turned_v));
+  };
+  turn_keys(call.k, ReadAhead(call.k, sizeof(std::uint16_t), call.with_scores), static_cast<PanelLine*>(call.turned_k));
+  if (!call.masks) lay_values();
+  for_runs(call, [&](const Run& run) {
+    run.score();
+    if (!call.masks) run.weigh_and_add(call.rules_scale(run.first, run.s()));
+  });
+  if (!call.masks) return;
+  const bool are_scaled = call.rules_scale(0, call.s);
+  lay_values();
+  for_runs(call, [&](const Run& run) { run.weigh_and_add(are_scaled); });
+}
+
+constexpr TurnedTile kTurnedTile{
+    .from_rows = kManyRows, .serves = [](std::int32_t) noexcept { return true; }, .compute = compute_turned};
+
 /// accumulate leaves O in order.
 void keep_values(float*, std::int32_t) noexcept {}
 
@@ -299,9 +378,9 @@ const TileKernels* avx512_bf16_kernels() noexcept {
     TileKernels table = *avx512;
     table.name = "AVX-512-BF16";
     table.scores[table_index(DType::kBFloat16)] = scores;
-    table.scores_of_many[table_index(DType::kBFloat16)] = scores_of_many;
     table.accumulate[table_index(DType::kBFloat16)] = accumulate;
     table.restore_values[table_index(DType::kBFloat16)] = keep_values;
+    table.turned[table_index(DType::kBFloat16)] = &kTurnedTile;
     return table;
   }();
   return kernels ? &*kernels : nullptr;

@@ -15,16 +15,14 @@ namespace {
 /// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
 constexpr std::int64_t kTileBytes = 64 * 1024;
 constexpr std::int32_t kMinTileTokens = 16;
-constexpr std::int32_t kMaxTileTokens = 256;
 
 std::int32_t pad(std::int32_t dims) noexcept { return static_cast<std::int32_t>(round_up(dims, kLaneMultiple)); }
 
 WorkerMemoryLayout memory_of(const Problem& problem, const tile::TileConfig& config, const Options& options,
                              const fixup::WorkspaceLayout& workspace) noexcept {
-  const bool turns = turns_tiles(problem, kernels_for(isa_of(options, problem)), config.q_rows);
   WorkerMemoryLayout memory{.config = config,
-                            .packs_tiles = turns || problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
-                            .turns_tiles = turns,
+                            .packs_tiles = problem.k.strides.dim != 1 || problem.v.strides.dim != 1,
+                            .turned = turned_tile_of(options, problem, config.q_rows),
                             .tables = hides_tokens(problem.scores) || is_paged(problem.pages) || appends(problem)};
   if (appends(problem)) memory.new_rows = min_of(config.tile_tokens, problem.q_tokens);
   if (options.policy.kind == Policy::Kind::kFixedChunk) memory.accumulators = workspace.nodes_per_slot + 1;

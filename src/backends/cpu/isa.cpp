@@ -58,18 +58,23 @@ std::int32_t read_ahead_bytes() noexcept {
 #endif
 }
 
+bool in_chunks(const Options& options) noexcept {
+  return options.policy.kind == Policy::Kind::kFixedChunk || options.determinism == Determinism::kBatchInvariant;
+}
+
 CpuIsa isa_of(const Options& options, const Problem& problem) noexcept {
   if (options.cpu_isa != CpuIsa::kBest) return options.cpu_isa;
   const bool serves = is_bf16_in_place(problem) && amx_bf16_kernels() != nullptr;
-  const bool in_chunks = options.policy.kind == Policy::Kind::kFixedChunk || options.determinism == Determinism::kBatchInvariant;
-  const std::int64_t rows = in_chunks ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
+  const std::int64_t rows = in_chunks(options) ? problem.q_heads / problem.kv_heads : schedule::row_capacity(problem);
   return serves && rows >= kAmxRows ? CpuIsa::kAmxBf16 : best_cpu_isa();
 }
 
-bool turns_tiles(const Problem& problem, const TileKernels& kernels, std::int32_t q_rows) noexcept {
-  const TurnedTile* turned = kernels.turned;
-  return turned != nullptr && q_rows >= turned->from_rows && is_bf16_in_place(problem) && turned->serves(problem.head_dim) &&
-         turned->serves(value_dim_of(problem));
+const TurnedTile* turned_tile_of(const Options& options, const Problem& problem, std::int32_t q_rows) noexcept {
+  const TurnedTile* turned = kernels_for(isa_of(options, problem)).turned[table_index(problem.k.dtype)];
+  const bool serves = turned != nullptr && q_rows >= turned->from_rows && in_place(problem.k) && in_place(problem.v) &&
+                      (turned->keeps_order || !in_chunks(options)) && turned->serves(problem.head_dim) &&
+                      turned->serves(value_dim_of(problem));
+  return serves ? turned : nullptr;
 }
 
 bool rounds_probabilities(const Options& options, const Problem& problem) noexcept {

@@ -413,19 +413,12 @@ void add_scaled(const float* addend, const float* x, float factor, float* out, s
   }
 }
 
-#if HWY_TARGET == HWY_SCALAR
-template <typename T>
-constexpr auto* scores_of_many = scores<T>;
-#endif
-
 [[maybe_unused]] TileKernels tile_kernels() noexcept {
   return {
       .name = hwy::TargetName(HWY_TARGET),
       .order_query = {order_query<float>, order_query<Half>, order_query<BFloat16>, order_query<Float8E4M3>,
                       order_query<Float8E5M2>},
       .scores = {scores<float>, scores<Half>, scores<BFloat16>, scores<Float8E4M3>, scores<Float8E5M2>},
-      .scores_of_many = {scores_of_many<float>, scores_of_many<Half>, scores_of_many<BFloat16>, scores_of_many<Float8E4M3>,
-                         scores_of_many<Float8E5M2>},
       .apply_rule = apply_rule,
       .online_softmax = online_softmax,
       .accumulate = {accumulate<float>, accumulate<Half>, accumulate<BFloat16>, accumulate<Float8E4M3>, accumulate<Float8E5M2>},
@@ -434,6 +427,10 @@ constexpr auto* scores_of_many = scores<T>;
       .load_row = {load_row<float>, load_row<Half>, load_row<BFloat16>, load_row<Float8E4M3>, load_row<Float8E5M2>},
       .store_row = {store_row<float>, store_row<Half>, store_row<BFloat16>},
       .add_scaled = add_scaled,
+#if HWY_TARGET != HWY_SCALAR
+      .turned = {&kTurnedTile<float>, &kTurnedTile<Half>, &kTurnedTile<BFloat16>, &kTurnedTile<Float8E4M3>,
+                 &kTurnedTile<Float8E5M2>},
+#endif
   };
 }
 

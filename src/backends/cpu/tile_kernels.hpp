@@ -4,9 +4,10 @@
 // Arithmetic contract, the same for every row whatever else is in its row block (batch invariance rests on it):
 // a dot product adds its vectors in order into one accumulator and reduces its lanes in one fixed tree; a tile adds its tokens
 // in order to a sum of its own, and O adds tiles in order; l adds lanes in order, tile by tile. Calls that do not promise it may
-// take scores_of_many, where a dot product adds its dims one by one.
+// take a TurnedTile, where a dot product adds its dims one by one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backends/cpu/prefetch.hpp"
@@ -25,6 +26,9 @@ inline constexpr std::int32_t kLaneMultiple = 16;
 /// scores and scores_of_many: 155 and 150 with 16 rows, 166 and 185 with 32, 154 and 230 with 128; of accumulate before and with
 /// sums in registers: 171 and 213, 180 and 217, 157 and 232.
 inline constexpr std::int32_t kManyRows = 24;
+
+/// Tokens of a LeanTile, at most.
+inline constexpr std::int32_t kMaxTileTokens = 256;
 
 /// Private buffers of one segment, fp32: rows x stride.
 struct RowBuffer {
@@ -74,27 +78,46 @@ struct ScoreRule {
 inline constexpr int kKvTypes = kDTypeCount;
 inline constexpr int kOutputTypes = kQueryDTypeCount;
 
+/// Turned K and V are padded to multiples of this many tokens and dims.
+inline constexpr std::int32_t kTurnedMultiple = 32;
+
 /// A tile and a block's rows, for TurnedTile.
 struct TurnedCall {
   QueryRows q;
   TokenRows k;
-  TokenRows v;
-  void* turned_k = nullptr;  // room for an fp32 copy of K
+  const TokenRows& v;        // rules that mask replace what it says
+  void* turned_k = nullptr;  // room for K and V in fp32, padded
   void* turned_v = nullptr;
   RowBuffer s;  // this and sums are scratch
   RowBuffer sums;
   RowBuffer o;
-  SoftmaxRows softmax;
-  RowsAhead* ahead = nullptr;
+  SoftmaxRows softmax;  // visible[r] also says how many of the tile's tokens need be computed for a row
+  Prefetch with_scores{};
+  Prefetch with_accumulate{};
   /// Score rules of rows from `first` on, whose scores `s` are: true where they made log2-domain scores of them.
   bool (*apply_rules)(const void* context, std::int32_t first, const RowBuffer& s) noexcept = nullptr;
   const void* context = nullptr;
+  bool masks = false;  // the rules hide tokens of V that no row sees: they take all rows before V is read
+
+  /// Whether rows from `first` on, which see the tile's first `tokens` at most, were scaled by their rules.
+  [[nodiscard]] bool rules_scale(std::int32_t first, const RowBuffer& of_rows) const noexcept {
+    return apply_rules != nullptr && apply_rules(context, first, of_rows);
+  }
+  [[nodiscard]] SoftmaxRows softmax_of(std::int32_t first, bool is_scaled) const noexcept {
+    return {is_scaled ? 1.0F : softmax.scale, softmax.visible + first, softmax.m + first, softmax.l + first,
+            softmax.rescale + first};
+  }
+  /// Of the tile's tokens, those before the last that one of these rows sees.
+  [[nodiscard]] std::int32_t tokens_of(std::int32_t first, std::int32_t rows) const noexcept {
+    return *std::max_element(softmax.visible + first, softmax.visible + first + rows);
+  }
 };
 
 /// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, so that what lies
-/// between two stages stays in the L1. Same bits as by the stages of TileKernels.
+/// between two stages stays in the L1, and only with tokens that one of them sees.
 struct TurnedTile {
   std::int32_t from_rows = 0;  // of a block: as many pay for it
+  bool keeps_order = false;    // the same bits as by the stages of TileKernels
   /// True where rows of that many dims can be.
   bool (*serves)(std::int32_t dims) noexcept;
   /// All stages. A block's buffers are as long as row_block_for() says, and rows past the call's last are scratch too, but in o.
@@ -109,8 +132,6 @@ struct TileKernels {
   void (*order_query[kKvTypes])(float* row, std::int32_t dims) noexcept;
   /// s[r][t] = sum_d q[r][d] k[t][d], for all rows and tokens; s is padded to whole vectors.
   void (*scores[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
-  /// The same of kManyRows rows or more, faster: a row's bits may differ from those that it has among fewer.
-  void (*scores_of_many[kKvTypes])(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept;
   /// Makes log2-domain scores of a row's raw ones by the rule; online_softmax then takes them with scale 1.
   void (*apply_rule)(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept;
   /// Online softmax of one tile: masks, updates m and l, turns s into p = exp2(scale s - m) with 0 for unseen tokens.
@@ -127,8 +148,8 @@ struct TileKernels {
   void (*store_row[kOutputTypes])(const float* in, float scale, void* out, std::int32_t dims) noexcept;
   /// out[i] = fma(x[i], factor, addend[i]); out may be x or addend, and all are padded to whole vectors. Every merge is made of it.
   void (*add_scaled)(const float* addend, const float* x, float factor, float* out, std::int32_t dims) noexcept;
-  /// For bf16; null: there is no such layout.
-  const TurnedTile* turned = nullptr;
+  /// Of K and V of that type; null: there is no such layout.
+  const TurnedTile* turned[kKvTypes] = {};
 };
 
 /// Index into the tables above.
@@ -141,8 +162,11 @@ struct TileKernels {
 /// The table of an available instruction set; for kBest that of best_cpu_isa().
 [[nodiscard]] const TileKernels& kernels_for(CpuIsa isa) noexcept;
 
-/// True where blocks of that many rows take turned tiles, if no mask is in the way.
-[[nodiscard]] bool turns_tiles(const Problem& problem, const TileKernels& kernels, std::int32_t q_rows) noexcept;
+/// A row's bits do not depend on the rows beside it, nor on how many query tokens there are.
+[[nodiscard]] bool in_chunks(const Options& options) noexcept;
+
+/// By what blocks of that many rows take their tiles turned; null: they do not. In chunks none that does not keep the order.
+[[nodiscard]] const TurnedTile* turned_tile_of(const Options& options, const Problem& problem, std::int32_t q_rows) noexcept;
 
 /// How far ahead of the arithmetic this machine's rows are best asked for (docs/cpu-backend.md, "Reading ahead").
 [[nodiscard]] std::int32_t read_ahead_bytes() noexcept;

@@ -52,6 +52,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     return tiles_.locate(from, static_cast<std::int32_t>(min_of(tile_tokens, end - from)));
   };
   static const std::int32_t distance_bytes = read_ahead_bytes();
+  const bool turns = memory_.layout.turned != nullptr && output_.rows >= memory_.layout.turned->from_rows;
   RowsAhead ahead;
   KvTile tile = locate(token);
   TokenRows first_v = asked_for(problem_.v, tile.v);  // nobody has asked for the first tile: its V comes with its own scores
@@ -60,12 +61,13 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
     token += tile_tokens;
     next = token < end ? locate(token) : KvTile{};
     const TokenRows next_k = asked_for(problem_.k, next.k);
-    const bool turns = memory_.layout.turns_tiles && output_.rows >= kernels_.turned->from_rows && !rules_.masks(output_, tile);
     if (kernels_.asks_ahead) ahead.begin({first_v, next_k, asked_for(problem_.v, next.v)}, bytes_of(problem_.k.dtype));
+    const Prefetch with_scores{asked_for(problem_.v, tile.v), distance_bytes, &ahead};
+    const Prefetch with_accumulate{next_k, distance_bytes, &ahead};
     if (turns) {
-      compute_turned(tile, into, ahead);
+      compute_turned(tile, into, with_scores, with_accumulate);
     } else {
-      compute(tile, into, {asked_for(problem_.v, tile.v), distance_bytes, &ahead}, {next_k, distance_bytes, &ahead});
+      compute(tile, into, with_scores, with_accumulate);
     }
   }
   for (std::int32_t r = 0; r < output_.rows; ++r) {
@@ -77,8 +79,7 @@ void TileLoop::run(std::int64_t tile_begin, std::int64_t tile_end, const fixup::
 void TileLoop::compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
                        const Prefetch& with_accumulate) const noexcept {
   Rows rows = rows_of(into);
-  const auto& scores = one_order_ || output_.rows < kManyRows ? kernels_.scores : kernels_.scores_of_many;
-  scores[kernel_of(problem_.k)](rows.q, kernel_rows(problem_.k, tile.k, memory_.packed_k), rows.s, with_scores);
+  kernels_.scores[kernel_of(problem_.k)](rows.q, kernel_rows(problem_.k, tile.k, memory_.packed_k), rows.s, with_scores);
   if (rules_.apply(output_, score_scale_, tile, rows.s)) rows.softmax.scale = 1.0F;
   if (kernels_.asks_ahead) {
     rows.softmax.ahead = with_scores.ahead;
@@ -89,7 +90,8 @@ void TileLoop::compute(KvTile& tile, const fixup::Partial& into, const Prefetch&
   kernels_.accumulate[kernel_of(problem_.v)](rows.o, rows.sums, rows.s, v, memory_.rescale, with_accumulate);
 }
 
-void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, RowsAhead& ahead) const noexcept {
+void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
+                              const Prefetch& with_accumulate) const noexcept {
   struct Context {
     const TileLoop& loop;
     KvTile& tile;
@@ -99,18 +101,20 @@ void TileLoop::compute_turned(KvTile& tile, const fixup::Partial& into, RowsAhea
     return loop.rules_.apply(loop.output_.part(first, s.rows), loop.score_scale_, its_tile, s);
   };
   const Rows rows = rows_of(into);
-  kernels_.turned->compute({.q = rows.q,
-                            .k = tile.k,
-                            .v = tile.v,
-                            .turned_k = memory_.packed_k,
-                            .turned_v = memory_.packed_v,
-                            .s = rows.s,
-                            .sums = rows.sums,
-                            .o = rows.o,
-                            .softmax = rows.softmax,
-                            .ahead = &ahead,
-                            .apply_rules = apply_rules,
-                            .context = &context});
+  memory_.layout.turned->compute({.q = rows.q,
+                                  .k = tile.k,
+                                  .v = tile.v,
+                                  .turned_k = memory_.packed_k,
+                                  .turned_v = memory_.packed_v,
+                                  .s = rows.s,
+                                  .sums = rows.sums,
+                                  .o = rows.o,
+                                  .softmax = rows.softmax,
+                                  .with_scores = with_scores,
+                                  .with_accumulate = with_accumulate,
+                                  .apply_rules = apply_rules,
+                                  .context = &context,
+                                  .masks = rules_.masks(output_, tile)});
 }
 
 TileLoop::Rows TileLoop::rows_of(const fixup::Partial& into) const noexcept {

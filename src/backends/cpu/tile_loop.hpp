@@ -16,14 +16,11 @@ namespace lean::cpu {
 
 class TileLoop {
  public:
-  /// `one_order`: a row's bits are the same whatever rows are beside it.
-  TileLoop(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale,
-           bool one_order) noexcept
+  TileLoop(const Problem& problem, const TileKernels& kernels, const WorkerMemory& memory, float log2_scale) noexcept
       : problem_(problem),
         kernels_(kernels),
         memory_(memory),
         log2_scale_(log2_scale),
-        one_order_(one_order),
         tiles_(problem, kernels, memory),
         rules_(problem, kernels, memory) {}
 
@@ -47,7 +44,8 @@ class TileLoop {
   [[nodiscard]] Rows rows_of(const fixup::Partial& into) const noexcept;
   void compute(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
                const Prefetch& with_accumulate) const noexcept;
-  void compute_turned(KvTile& tile, const fixup::Partial& into, RowsAhead& ahead) const noexcept;
+  void compute_turned(KvTile& tile, const fixup::Partial& into, const Prefetch& with_scores,
+                      const Prefetch& with_accumulate) const noexcept;
   void set_visible(std::int64_t token, std::int32_t tokens) noexcept;
   /// The rows as the kernels read them: in place, or as an fp32 copy in `packed`.
   [[nodiscard]] TokenRows kernel_rows(const TensorView& tensor, const TokenRows& rows, float* packed) const noexcept;
@@ -56,7 +54,6 @@ class TileLoop {
   const TileKernels& kernels_;
   const WorkerMemory& memory_;
   float log2_scale_;
-  bool one_order_;
   float score_scale_ = 0.0F;  // with K's own scale
   KvTiles tiles_;
   ScoreRules rules_;

@@ -35,7 +35,7 @@ class Worker {
   Worker(const Call& call, std::int32_t worker) noexcept
       : call_(call),
         memory_(call.memory, call.worker_memory + worker * call.memory.bytes()),
-        tiles_(call.problem, call.kernels, memory_, call.log2_scale, chunked()),
+        tiles_(call.problem, call.kernels, memory_, call.log2_scale),
         worker_(worker),
         track_(worker) {}
 

@@ -15,12 +15,12 @@ namespace lean::cpu {
 inline constexpr std::int32_t kTileSets = 2;
 
 struct WorkerMemoryLayout {
-  tile::TileConfig config;        // head_dim and value_dim padded to kLaneMultiple
-  std::int32_t accumulators = 1;  // partials held at once: 1, or the chunk tree's stack
-  bool packs_tiles = false;       // K or V needs a contiguous fp32 copy of each tile, or room for as much
-  bool turns_tiles = false;       // turned tiles lie there
-  std::int32_t new_rows = 0;      // tokens that a call may append to one tile
-  bool tables = false;            // rows of a tile may not be evenly spaced: pages, hidden tokens
+  tile::TileConfig config;             // head_dim and value_dim padded to kLaneMultiple
+  std::int32_t accumulators = 1;       // partials held at once: 1, or the chunk tree's stack
+  bool packs_tiles = false;            // K or V needs a contiguous fp32 copy of each tile
+  const TurnedTile* turned = nullptr;  // tiles are turned, into as much room
+  std::int32_t new_rows = 0;           // tokens that a call may append to one tile
+  bool tables = false;                 // rows of a tile may not be evenly spaced: pages, hidden tokens
 
   [[nodiscard]] constexpr fixup::PartialLayout partial() const noexcept { return {config.q_rows, config.value_dim}; }
   [[nodiscard]] constexpr std::int32_t score_stride() const noexcept {
@@ -32,8 +32,9 @@ struct WorkerMemoryLayout {
   [[nodiscard]] constexpr std::int64_t sum_floats() const noexcept { return std::int64_t{config.q_rows} * config.value_dim; }
   [[nodiscard]] constexpr std::int64_t row_floats() const noexcept { return round_up(config.q_rows, kLaneMultiple); }
   [[nodiscard]] constexpr std::int64_t partial_floats() const noexcept { return round_up(partial().floats(), kLaneMultiple); }
-  [[nodiscard]] constexpr std::int64_t packed_floats() const noexcept {
-    return packs_tiles ? std::int64_t{config.tile_tokens} * (config.head_dim + config.value_dim) : 0;
+  [[nodiscard]] constexpr std::int64_t packed_floats(std::int32_t dims) const noexcept {
+    if (turned != nullptr) return round_up(config.tile_tokens, kTurnedMultiple) * round_up(dims, kTurnedMultiple);
+    return packs_tiles ? std::int64_t{config.tile_tokens} * dims : 0;
   }
   /// A new token's K, then its V, as the cache holds them.
   [[nodiscard]] constexpr std::int64_t new_k_bytes() const noexcept { return config.head_dim * bytes_of(config.kv_dtype); }
@@ -54,8 +55,8 @@ struct WorkerMemoryLayout {
   /// A page more than the sum, so that two workers never share a cache line or alias in the L1.
   [[nodiscard]] constexpr std::int64_t bytes() const noexcept {
     const std::int64_t floats = query_floats() + query_bf16_floats() + score_floats() + sum_floats() + 2 * row_floats() +
-                                accumulators * partial_floats() + packed_floats() + bias_floats() +
-                                kTileSets * (2 * table_floats() + flag_floats() + new_kv_floats());
+                                accumulators * partial_floats() + packed_floats(config.head_dim) + packed_floats(config.value_dim) +
+                                bias_floats() + kTileSets * (2 * table_floats() + flag_floats() + new_kv_floats());
     return round_up(floats * static_cast<std::int64_t>(sizeof(float)), 4096) + 256;
   }
 };
@@ -96,8 +97,8 @@ struct WorkerMemory {
     rescale = take(layout.row_floats());
     visible = reinterpret_cast<std::int32_t*>(take(layout.row_floats()));
     partials = take(layout.accumulators * layout.partial_floats());
-    packed_k = take(layout.packs_tiles ? std::int64_t{layout.config.tile_tokens} * layout.config.head_dim : 0);
-    packed_v = take(layout.packs_tiles ? std::int64_t{layout.config.tile_tokens} * layout.config.value_dim : 0);
+    packed_k = take(layout.packed_floats(layout.config.head_dim));
+    packed_v = take(layout.packed_floats(layout.config.value_dim));
     if (!layout.tables) return;
     bias = take(layout.bias_floats());
     for (TileTables& tables : tile_tables) {
