@@ -42,7 +42,7 @@ class Batch {
   Batch& operator=(const Batch&) = delete;
 
   [[nodiscard]] Line line() const {
-    const tile::TileConfig tile = cpu::select_tile(problem_);
+    const tile::TileConfig tile = cpu::select_tile(problem_, {});
     const schedule::LineShape shape{.batch = problem_.batch,
                                     .kv_heads = problem_.kv_heads,
                                     .group = problem_.q_heads / problem_.kv_heads,

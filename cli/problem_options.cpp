@@ -11,7 +11,6 @@
 #include "cli/choice.hpp"
 #include "cli/validators.hpp"
 #include "lean/dtypes.hpp"
-#include "tile/tile_config.hpp"
 
 namespace lean::cli {
 namespace {
@@ -40,7 +39,8 @@ CLI::Validator softcap_in_range() {
 }
 
 void require_countable(const ProblemSpec& spec) {
-  const std::int64_t blocks = ceil_div(std::int64_t{spec.group()} * spec.q_tokens, tile::kMaxRowBlock);
+  constexpr std::int64_t kBlockRows = 128;  // the longest row block of any backend has as many at least
+  const std::int64_t blocks = ceil_div(std::int64_t{spec.group()} * spec.q_tokens, kBlockRows);
   const std::int64_t outputs = checked_product(checked_product(spec.batch(), spec.kv_heads), blocks);
   if (outputs < 0 || outputs > kMaxOutputs) {
     throw BadArgument("--q-heads", std::to_string(spec.q_heads),

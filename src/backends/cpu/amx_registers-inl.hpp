@@ -22,8 +22,8 @@ constexpr std::int32_t kSumLanes = 16;                                          
 constexpr std::int32_t kPairLanes = 32;                                           // bf16 in a row
 constexpr std::int32_t kMaxChunks = (kMaxHeadDim + kPairLanes - 1) / kPairLanes;  // of a row
 constexpr std::int32_t kBlockTokens = 32;                                         // of P and V that one product takes
-/// A LeanTile has 64 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
-constexpr std::size_t kMaxValueTiles = (64 * 1024 + kTileRows * kMaxHeadDim * 2 + 1023) / 1024;
+/// A LeanTile has up to 128 KB of K and V and a multiple of 16 tokens (select_tile()); all of that may be V, rounded up to whole blocks.
+constexpr std::size_t kMaxValueTiles = (128 * 1024 + kTileRows * kMaxHeadDim * 2 + 1023) / 1024;
 
 /// What ldtilecfg reads (Intel SDM, volume 1, 18.2): palette 1; bytes of a row and rows of each of the eight registers.
 struct alignas(64) TileShapes {

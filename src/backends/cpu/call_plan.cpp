@@ -14,7 +14,19 @@ namespace {
 
 /// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
 constexpr std::int64_t kTileBytes = 64 * 1024;
+/// The same where a tile of so many rows is turned: what begins and ends it is once for each row (docs/cpu-backend.md, "Many rows").
+constexpr std::int64_t kTurnedTileBytes = 2 * kTileBytes;
+constexpr std::int32_t kTurnedTileRows = 128;
 constexpr std::int32_t kMinTileTokens = 16;
+
+/// The smallest row block of 16, 32, ... 256 that holds `rows`, so that up to 256 rows of a kv head share one read of K and V and few
+/// rows are never padded far.
+std::int32_t row_block_for(std::int64_t rows) noexcept {
+  constexpr std::int32_t kMost = 256;
+  std::int32_t block = 16;
+  while (block < kMost && block < rows) block *= 2;
+  return block;
+}
 
 std::int32_t pad(std::int32_t dims) noexcept { return static_cast<std::int32_t>(round_up(dims, kLaneMultiple)); }
 
@@ -31,20 +43,22 @@ WorkerMemoryLayout memory_of(const Problem& problem, const tile::TileConfig& con
 
 }  // namespace
 
-tile::TileConfig select_tile(const Problem& problem) noexcept {
+tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept {
   const std::int32_t value_dim = value_dim_of(problem);
+  const std::int32_t q_rows = row_block_for(schedule::row_capacity(problem));
+  const bool is_longer = q_rows >= kTurnedTileRows && !in_chunks(options) && turned_tile_of(options, problem, q_rows) != nullptr;
   const std::int64_t token_bytes = (problem.head_dim + value_dim) * bytes_of(problem.k.dtype);
-  const std::int64_t tokens = kTileBytes / token_bytes / kLaneMultiple * kLaneMultiple;
+  const std::int64_t tokens = (is_longer ? kTurnedTileBytes : kTileBytes) / token_bytes / kLaneMultiple * kLaneMultiple;
   return {.q_dtype = problem.q.dtype,
           .kv_dtype = problem.k.dtype,
           .head_dim = pad(problem.head_dim),
           .value_dim = pad(value_dim),
           .tile_tokens = static_cast<std::int32_t>(clamp_to(tokens, kMinTileTokens, kMaxTileTokens)),
-          .q_rows = tile::row_block_for(schedule::row_capacity(problem))};
+          .q_rows = q_rows};
 }
 
 CallPlan plan_call(const Problem& problem, const Options& options) noexcept {
-  CallPlan plan{.options = options, .executor = &executor_of(options), .config = select_tile(problem)};
+  CallPlan plan{.options = options, .executor = &executor_of(options), .config = select_tile(problem, options)};
   plan.workers = options.workers > 0 ? options.workers : min_of(plan.executor->worker_count, Options::kMaxWorkers);
   plan.batch = problem.batch;
   plan.workspace = fixup::workspace_layout(problem, options.policy, plan.config, plan.workers);

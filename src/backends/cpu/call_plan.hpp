@@ -42,8 +42,9 @@ struct CallPlan {
 
 [[nodiscard]] CallPlan plan_call(const Problem& problem, const Options& options) noexcept;
 
-/// The LeanTile variant for a problem: a function of types, d, dv and the longest n_q alone, never of lengths.
-[[nodiscard]] tile::TileConfig select_tile(const Problem& problem) noexcept;
+/// The LeanTile variant for a problem: a function of types, d, dv and the longest n_q alone, never of lengths; its tokens not of n_q in
+/// chunks, whose sums are a tile's.
+[[nodiscard]] tile::TileConfig select_tile(const Problem& problem, const Options& options) noexcept;
 
 /// The schedule's integers for this backend (docs/schedule.md).
 [[nodiscard]] constexpr schedule::CostModel cost_model(const tile::TileConfig& /*config*/) noexcept {

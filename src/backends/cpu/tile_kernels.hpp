@@ -120,7 +120,7 @@ struct TurnedTile {
   bool keeps_order = false;    // the same bits as by the stages of TileKernels
   /// True where rows of that many dims can be.
   bool (*serves)(std::int32_t dims) noexcept;
-  /// All stages. A block's buffers are as long as row_block_for() says, and rows past the call's last are scratch too, but in o.
+  /// All stages. A block's buffers are as long as select_tile() says, and rows past the call's last are scratch too, but in o.
   void (*compute)(const TurnedCall& call) noexcept;
 };
 
