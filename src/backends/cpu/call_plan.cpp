@@ -14,8 +14,8 @@ namespace {
 
 /// K and V of one LeanTile: large enough to amortise a tile's fixed work, small enough for the L2 (sweep in docs/schedule.md).
 constexpr std::int64_t kTileBytes = 64 * 1024;
-/// The same where a tile of so many rows is turned: what begins and ends it is once for each row (docs/cpu-backend.md, "Many rows").
-constexpr std::int64_t kTurnedTileBytes = 2 * kTileBytes;
+/// Where a tile of so many rows is turned: what begins and ends it is once for each row (docs/cpu-backend.md, "Many rows").
+constexpr std::int64_t kTurnedTileElements = 64 * 1024;
 constexpr std::int32_t kTurnedTileRows = 128;
 constexpr std::int32_t kMinTileTokens = 16;
 
@@ -47,8 +47,8 @@ tile::TileConfig select_tile(const Problem& problem, const Options& options) noe
   const std::int32_t value_dim = value_dim_of(problem);
   const std::int32_t q_rows = row_block_for(schedule::row_capacity(problem));
   const bool is_longer = q_rows >= kTurnedTileRows && !in_chunks(options) && turned_tile_of(options, problem, q_rows) != nullptr;
-  const std::int64_t token_bytes = (problem.head_dim + value_dim) * bytes_of(problem.k.dtype);
-  const std::int64_t tokens = (is_longer ? kTurnedTileBytes : kTileBytes) / token_bytes / kLaneMultiple * kLaneMultiple;
+  const std::int64_t elements = is_longer ? kTurnedTileElements : kTileBytes / bytes_of(problem.k.dtype);
+  const std::int64_t tokens = elements / (problem.head_dim + value_dim) / kLaneMultiple * kLaneMultiple;
   return {.q_dtype = problem.q.dtype,
           .kv_dtype = problem.k.dtype,
           .head_dim = pad(problem.head_dim),

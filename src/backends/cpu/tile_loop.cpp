@@ -33,7 +33,7 @@ void TileLoop::begin(const TileOutput& output) noexcept {
     float* row = memory_.query + std::int64_t{r} * stride;
     load_row(kernels_, problem_.q, element(problem_.q, offset), row, problem_.head_dim);
     rotate_query(problem_, output.lengths, at.token, row);
-    for (std::int32_t d = problem_.head_dim; d < stride; ++d) row[d] = 0.0F;
+    std::fill(row + problem_.head_dim, row + stride, 0.0F);
     if (problem_.q.dtype == DType::kBFloat16) {  // exact: the values are bf16's
       kernels_.store_row[table_index(DType::kBFloat16)](row, 1.0F, memory_.query_bf16 + std::int64_t{r} * stride, stride);
     }
@@ -126,10 +126,22 @@ TileLoop::Rows TileLoop::rows_of(const fixup::Partial& into) const noexcept {
           .softmax = {score_scale_, memory_.visible, into.m, into.l, memory_.rescale}};
 }
 
-/// How many of the tile's tokens each row sees, counted from its first.
+/// How many of the tile's tokens each row sees, counted from its first; the first row sees the fewest.
 void TileLoop::set_visible(std::int64_t token, std::int32_t tokens) noexcept {
+  const auto visible_to = [&](std::int32_t query_token) {
+    return static_cast<std::int32_t>(clamp_to(output_.seen_by(query_token).end - token, 0, tokens));
+  };
+  PackedRow at = output_.row(0);
+  std::int32_t visible = visible_to(at.token);
+  if (visible == tokens) {
+    std::fill_n(memory_.visible, output_.rows, tokens);
+    return;
+  }
   for (std::int32_t r = 0; r < output_.rows; ++r) {
-    memory_.visible[r] = static_cast<std::int32_t>(clamp_to(output_.seen_by(output_.row(r).token).end - token, 0, tokens));
+    memory_.visible[r] = visible;
+    if (++at.head_in_group < output_.group) continue;
+    at.head_in_group = 0;
+    visible = visible_to(++at.token);
   }
 }
 
