@@ -17,7 +17,6 @@ import timeline_data
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OURS, DEPENDENT = "lean", "lean, dependent launch"
 TIER_A = "h200-tier-a-peers.jsonl"  # ours and every other, each row in one run
-MENDED = "experiments/h200-tier-a-peers-274b60e.jsonl"  # later kernels beside six of its eight kernels of others
 SCHEDULES = "h200-tier-a.jsonl"  # ours alone, under each schedule
 H100 = "h100-tier-a.jsonl"
 ONE_RUN = "h100-tier-a-peers.jsonl"  # beside more of the others
@@ -30,7 +29,7 @@ H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other fil
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
-SHORT_ROWS, MANY_SHORT = "h100-short.jsonl", "experiments/h200-short-many.jsonl"
+SHORT_ROWS = "h200-short.jsonl"
 SHORT = {OURS: "lean", DEPENDENT: "dependent_launch", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
          "hpc-ops": "decode"}
 UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa", "hpc-ops": "decode",
@@ -526,15 +525,15 @@ def onnx_runtime_steps_table() -> str:
          f"{row['us']['onnxruntime'] / row['us']['lean_ort']:.2f}"] for row in onnx_runtime("h100-ort-steps.jsonl")])
 
 
-def short_batches(file: str = SHORT_ROWS) -> dict:
+def short_batches() -> dict:
     """row: {column of SHORT: us}, a line of it; FlashAttention-3 and FlashInfer by the best of their kernels."""
-    return suite_data.times(lines(file), SHORT)
+    return suite_data.times(lines(SHORT_ROWS), SHORT)
 
 
-def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30, file: str = SHORT_ROWS) -> dict:
+def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30) -> dict:
     """Ours over the best of the others, of rows of so many tokens a request."""
     ratios = {}
-    for row, (us, _) in short_batches(file).items():
+    for row, (us, _) in short_batches().items():
         others = [us[name] for name in us if name not in (OURS, DEPENDENT)]
         tokens = int(re.match(r"\w+ \d+x(\d+) ", row)[1])
         if ours in us and others and fewest <= tokens <= most:
@@ -860,6 +859,9 @@ NUMBERS = {
     "prompts on AMX over CPU_ATTN": lambda: f"{mean(over_cpu_attn('bf16')):.2f}",
     "prompts on AMX over CPU_ATTN, span": lambda: span_of(over_cpu_attn("bf16"), ".2f"),
     "fp16 prompts over CPU_ATTN": lambda: f"{mean(over_cpu_attn('fp16')):.2f}",
+    "fp16 prompts over CPU_ATTN, span": lambda: span_of(over_cpu_attn("fp16"), ".2f"),
+    "fp32 prompts beside CPU_ATTN": lambda: f"{len(over_cpu_attn('fp32'))}",
+    "fp32 prompts over CPU_ATTN, span": lambda: span_of(over_cpu_attn("fp32"), ".2f"),
     "CPU_ATTN's prompts on Zen 4": lambda: span_of([1 / ratio for ratio in suite_data.prompts_on_a_cpu(lines(ZEN_ENGINE))], ".1f"),
     "CPU_ATTN's steps on Zen 4": lambda: span_of(suite_data.steps_on_a_cpu(lines(ZEN_ENGINE)), ".1f"),
     "chunks of any dims over FlashAttention-3": lambda: f"{mean([ratio for _, ratio in chunks_over_fa3()]):.2f}",
@@ -882,12 +884,8 @@ NUMBERS = {
     "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
     "short rows lost": short_lost,
-    "many short rows": lambda: rows_timed(MANY_SHORT),
-    "many short over best other from 300": lambda: f"{mean(short_ratios(fewest=300, file=MANY_SHORT).values()):.2f}",
-    "many short over best other below 300": lambda: f"{mean(short_ratios(most=299, file=MANY_SHORT).values()):.2f}",
-    "many short over best other, dependent": lambda: f"{mean(short_ratios(DEPENDENT, file=MANY_SHORT).values()):.2f}",
-    "many short rows lost": lambda: slower(short_ratios(file=MANY_SHORT).values()),
-    "many short rows lost, dependent": lambda: slower(short_ratios(DEPENDENT, file=MANY_SHORT).values()),
+    "short over best other, dependent": lambda: f"{mean(short_ratios(DEPENDENT).values()):.2f}",
+    "short rows lost, dependent": lambda: short_lost(DEPENDENT),
     "chunks over FlashAttention-2": lambda: f"{mean(chunks_over_fa2()):.2f}",
     "chunks most over FlashAttention-2": lambda: f"{max(chunks_over_fa2()):.2f}",
     "empty parts, mean": empty_parts_mean,
@@ -945,11 +943,6 @@ NUMBERS = {
     "worst over best other, dependent": lambda: f"{max(against_best(DEPENDENT)):.2f}",
     "rows lost": lambda: slower(against_best(OURS)),
     "rows lost, dependent": lambda: slower(against_best(DEPENDENT)),
-    "mended over read": lambda: f"{mean(row['over'][OURS] for row in tier_a(MENDED)):.2f}",
-    "mended over best other": lambda: f"{mean(against_best(OURS, tier_a(MENDED))):.2f}",
-    "mended over best other, dependent": lambda: f"{mean(against_best(DEPENDENT, tier_a(MENDED))):.2f}",
-    "mended rows lost": lambda: slower(against_best(OURS, tier_a(MENDED))),
-    "mended worst": lambda: f"{max(against_best(OURS, tier_a(MENDED))):.2f}",
     "worst over read from 1 GB": lambda: f"{max(large((OURS,), 1000)):.2f}",
     "void rows": lambda: f"{sum(row['void'] for row in tier_a())}",
     "1 x 1k over read": lambda: f"{tier_a()[0]['over'][OURS]:.1f}",
