@@ -2,15 +2,23 @@
 #include "backends/cpu/tile_loop.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "backends/cpu/elements.hpp"
 #include "base/int_math.hpp"
 #include "problem/address.hpp"
+#include "problem/append.hpp"
 #include "problem/kv_scales.hpp"
 #include "problem/preconditions.hpp"
 
 namespace lean::cpu {
 namespace {
+
+constexpr std::int32_t kQueriesAhead = 16;  // rows asked for together while as many are loaded
+
+[[gnu::always_inline]] inline void ask_for_row(const std::byte* row, std::int64_t bytes) noexcept {
+  for (std::int64_t byte = 0; byte < bytes; byte += kLineBytes) ask_for(row + byte);
+}
 
 /// Which kernel reads the tensor: its own type's, or fp32's after a copy.
 int kernel_of(const TensorView& tensor) noexcept { return table_index(in_place(tensor) ? tensor.dtype : DType::kFloat32); }
@@ -26,16 +34,30 @@ void TileLoop::begin(const TileOutput& output) noexcept {
   tiles_.begin(output);
   const std::int32_t stride = memory_.layout.config.head_dim;
   const bool cumulative = problem_.cu_q_tokens != nullptr;
+  const auto query_at = [&](PackedRow at) {
+    const Strides& strides = problem_.q.strides;
+    return element(problem_.q, q_offset(strides, output.lengths, output.q_head(at), cumulative) + at.token * strides.token);
+  };
   for (std::int32_t r = 0; r < output.rows; ++r) {
+    if (r % kQueriesAhead == 0 && output.rows > kQueriesAhead &&
+        in_place(problem_.q)) {  // rows of several tokens may lie a page apart each
+      for (std::int32_t later = r == 0 ? 0 : r + kQueriesAhead; later < min_of(r + 2 * kQueriesAhead, output.rows); ++later) {
+        ask_for_row(query_at(output.row(later)), problem_.head_dim * bytes_of(problem_.q.dtype));
+      }
+    }
     const PackedRow at = output.row(r);
-    const std::int64_t offset =
-        q_offset(problem_.q.strides, output.lengths, output.q_head(at), cumulative) + at.token * problem_.q.strides.token;
     float* row = memory_.query + std::int64_t{r} * stride;
-    load_row(kernels_, problem_.q, element(problem_.q, offset), row, problem_.head_dim);
+    load_row(kernels_, problem_.q, query_at(at), row, problem_.head_dim);
     rotate_query(problem_, output.lengths, at.token, row);
     std::fill(row + problem_.head_dim, row + stride, 0.0F);
-    if (problem_.q.dtype == DType::kBFloat16) {  // exact: the values are bf16's
-      kernels_.store_row[table_index(DType::kBFloat16)](row, 1.0F, memory_.query_bf16 + std::int64_t{r} * stride, stride);
+    if (problem_.q.dtype == DType::kBFloat16) {
+      std::uint16_t* bits = memory_.query_bf16 + std::int64_t{r} * stride;
+      if (in_place(problem_.q) && !rotates_queries(problem_.append, output.lengths)) {
+        std::memcpy(bits, query_at(at), static_cast<std::size_t>(problem_.head_dim) * sizeof(*bits));
+        std::fill(bits + problem_.head_dim, bits + stride, std::uint16_t{0});
+      } else {  // exact: the values are bf16's
+        kernels_.store_row[table_index(DType::kBFloat16)](row, 1.0F, bits, stride);
+      }
     }
     kernels_.order_query[kernel_of(problem_.k)](row, problem_.head_dim);
   }
