@@ -29,5 +29,31 @@ TEST(Conformance, WhatIsNotSeenRaisesNoFloatingPointException) {
   }
 }
 
+/// Short prompts with rules: scores that no row sees are not computed, and what scratch holds in their place is no operand.
+TEST(Conformance, WhatScratchHoldsRaisesNoFloatingPointException) {
+  if (on_cuda()) GTEST_SKIP() << "the CPU's flags";
+  for (const DType dtype : kDTypes) {
+    for (const CpuIsa isa : available_isas()) {
+      for (const Fill scratch : {Fill::kZero, Fill::kInfinity}) {
+        for (const Policy& policy : {Policy::lean(), Policy::fixed_chunk(256)}) {
+          for (const float softcap : {0.0F, 3.0F}) {
+            Case c{.dtype = dtype, .lens = {70, 200, 300}, .n_q = {70, 200, 70}, .causal = true, .policy = policy, .isa = isa};
+            c.softcap = softcap;
+            c.alibi = softcap == 0.0F;
+            c.q_layout = "shd";
+            const TestExecutor serial(ExecutorKind::kDescending);
+            const Options options = options_of(c, serial);
+            TestProblem built(c);
+            const TestWorkspace workspace(built.problem(), options, scratch);
+            std::feclearexcept(FE_ALL_EXCEPT);
+            ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+            EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW), 0) << name_of(isa) << ' ' << reproducer(c);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lean::support

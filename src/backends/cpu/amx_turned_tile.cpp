@@ -218,7 +218,7 @@ class Run {
   }
   [[nodiscard]] Products scores() const noexcept { return Products::scores(*call_, first_, tokens_, s()); }
   [[nodiscard]] Products sums() const noexcept { return Products::sums(*call_, tokens_, s()); }
-  [[nodiscard]] bool rules_scale() const noexcept { return call_->rules_scale(first_, s()); }
+  [[nodiscard]] bool rule() const noexcept { return call_->rule(first_, s()); }
   [[nodiscard]] SoftmaxRows softmax(bool is_scaled) const noexcept { return call_->softmax_of(first_, is_scaled); }
   void add() const noexcept {
     add_sums({call_->o.row(first_), rows_, call_->o.stride}, call_->sums, call_->softmax.rescale + first_, call_->v.dims);
@@ -250,7 +250,7 @@ LEAN_TARGET_AMX void compute(const TurnedCall& call) noexcept {
   bool is_scaled = false;
   if (call.masks) {
     for (Run run = first; !run.is_none(); run = run.next()) run.scores().finish(ahead);
-    is_scaled = call.rules_scale(0, call.s);
+    is_scaled = call.rule(0, call.s);
     turn_values(call.v, static_cast<PackedTile*>(call.turned_v));
   } else if (!first.is_none()) {
     first.scores().finish(ahead);
@@ -259,7 +259,7 @@ LEAN_TARGET_AMX void compute(const TurnedCall& call) noexcept {
   for (Run run = first, last = first; !run.is_none(); last = run, run = run.next()) {
     const Run next = run.next();
     Products behind = next.is_none() || call.masks ? Products() : next.scores();
-    if (!call.masks) is_scaled = run.rules_scale();
+    if (!call.masks) is_scaled = run.rule();
     const bool is_first = before.left() == 0;
     online_softmax(run.s(), run.tokens(), run.softmax(is_scaled), before, behind, ahead);
     if (!is_first) last.add();

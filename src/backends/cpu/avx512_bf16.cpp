@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <type_traits>
 
 // Function-level targets: nothing else in this file, or inline code it shares, may use these instructions.
 #define LEAN_TARGET_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma,avx2")))
@@ -284,83 +285,64 @@ LEAN_TARGET_BF16 inline void multiply_panel(const void* factors, std::int64_t st
   }
 }
 
-/// Rows of a block that go through the stages together, and those of the tile's tokens that they see.
-struct Run {
-  const TurnedCall& call;
-  std::int32_t first;
-  std::int32_t rows = std::min(kRowsTogether, call.s.rows - first);
-  std::int32_t tokens = call.tokens_of(first, rows);
-
-  [[nodiscard]] RowBuffer s() const noexcept { return {call.s.row(first), rows, call.s.stride}; }
-
-  template <int kRows>
-  LEAN_TARGET_BF16 void score_rows(std::int32_t row) const noexcept {
-    const auto* lines = static_cast<const PanelLine*>(call.turned_k);
-    const std::int64_t stride = call.q.f32.stride;
-    for (std::int32_t token = 0; token < tokens; token += kPanelWords, lines += key_lines(call.k.dims)) {
-      Sum sums[std::size_t{kRows}][2];
-      multiply_panel<kRows>(call.q.bf16 + (first + row) * stride, 2 * stride, lines, (call.k.dims + 1) / 2, sums);
-      LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-        LEAN_UNROLL for (int i = 0; i < 2; ++i) _mm512_storeu_ps(s().row(row + r) + token + i * kSumLanes, sums[r][i]);
-      }
+template <int kRows>
+LEAN_TARGET_BF16 void score_rows(const TurnedRun& run, std::int32_t row) noexcept {
+  const TurnedCall& call = run.call;
+  const auto* lines = static_cast<const PanelLine*>(call.turned_k);
+  const std::int64_t stride = call.q.f32.stride;
+  for (std::int32_t token = 0; token < run.tokens; token += kPanelWords, lines += key_lines(call.k.dims)) {
+    Sum sums[std::size_t{kRows}][2];
+    multiply_panel<kRows>(call.q.bf16 + (run.first + row) * stride, 2 * stride, lines, (call.k.dims + 1) / 2, sums);
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      LEAN_UNROLL for (int i = 0; i < 2; ++i) _mm512_storeu_ps(run.s().row(row + r) + token + i * kSumLanes, sums[r][i]);
     }
-  }
-
-  template <int kRows>
-  LEAN_TARGET_BF16 void add_rows(std::int32_t row) const noexcept {
-    const auto* lines = static_cast<const PanelLine*>(call.turned_v);
-    const float* rescale = call.softmax.rescale + first + row;
-    for (std::int32_t d = 0; d < call.v.dims; d += kPanelWords, lines += (call.v.tokens + 1) / 2) {
-      Sum sums[std::size_t{kRows}][2];
-      multiply_panel<kRows>(s().row(row), 4 * std::int64_t{s().stride}, lines, (tokens + 1) / 2, sums);
-      LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-        float* o = call.o.row(first + row + r) + d;
-        const Sum factor = _mm512_set1_ps(rescale[r]);
-        _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_loadu_ps(o), factor, sums[r][0]));
-        if (d + kSumLanes >= call.v.dims) continue;
-        _mm512_storeu_ps(o + kSumLanes, _mm512_fmadd_ps(_mm512_loadu_ps(o + kSumLanes), factor, sums[r][1]));
-      }
-    }
-  }
-
-  void score() const noexcept {
-    std::int32_t row = 0;
-    for (; row + 8 <= rows; row += 8) score_rows<8>(row);
-    for (; row + 2 <= rows; row += 2) score_rows<2>(row);
-    if (row < rows) score_rows<1>(row);
-  }
-
-  void weigh_and_add(bool is_scaled) const noexcept {
-    avx512_kernels()->online_softmax(s(), tokens, call.softmax_of(first, is_scaled));
-    round_weights(s(), tokens);
-    std::int32_t row = 0;
-    for (; row + 8 <= rows; row += 8) add_rows<8>(row);
-    for (; row + 2 <= rows; row += 2) add_rows<2>(row);
-    if (row < rows) add_rows<1>(row);
-  }
-};
-
-template <typename TF>
-inline void for_runs(const TurnedCall& call, const TF& f) {
-  for (std::int32_t first = 0; first < call.s.rows; first += kRowsTogether) {
-    if (const Run run{call, first}; run.tokens > 0) f(run);
   }
 }
 
+template <int kRows>
+LEAN_TARGET_BF16 void add_rows(const TurnedRun& run, std::int32_t row) noexcept {
+  const TurnedCall& call = run.call;
+  const auto* lines = static_cast<const PanelLine*>(call.turned_v);
+  const RowBuffer s = run.s();
+  const float* rescale = call.softmax.rescale + run.first + row;
+  for (std::int32_t d = 0; d < call.v.dims; d += kPanelWords, lines += (call.v.tokens + 1) / 2) {
+    Sum sums[std::size_t{kRows}][2];
+    multiply_panel<kRows>(s.row(row), 4 * std::int64_t{s.stride}, lines, (run.tokens + 1) / 2, sums);
+    LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      float* o = call.o.row(run.first + row + r) + d;
+      const Sum factor = _mm512_set1_ps(rescale[r]);
+      _mm512_storeu_ps(o, _mm512_fmadd_ps(_mm512_loadu_ps(o), factor, sums[r][0]));
+      if (d + kSumLanes >= call.v.dims) continue;
+      _mm512_storeu_ps(o + kSumLanes, _mm512_fmadd_ps(_mm512_loadu_ps(o + kSumLanes), factor, sums[r][1]));
+    }
+  }
+}
+
+/// f(std::integral_constant of how many, the first) for the rows whose sums are in registers together.
+template <typename TF>
+void for_rows(std::int32_t rows, const TF& f) {
+  std::int32_t row = 0;
+  for (; row + 8 <= rows; row += 8) f(std::integral_constant<int, 8>(), row);
+  for (; row + 2 <= rows; row += 2) f(std::integral_constant<int, 2>(), row);
+  if (row < rows) f(std::integral_constant<int, 1>(), row);
+}
+
+void score(const TurnedRun& run) noexcept {
+  for_rows(run.rows, [&](auto count, std::int32_t row) { score_rows<count()>(run, row); });
+}
+
+void weigh_and_add(const TurnedRun& run, bool is_scaled) noexcept {
+  avx512_kernels()->online_softmax(run.s(), run.tokens, run.call.softmax_of(run.first, is_scaled));
+  round_weights(run.s(), run.tokens);
+  for_rows(run.rows, [&](auto count, std::int32_t row) { add_rows<count()>(run, row); });
+}
+
 void compute_turned(const TurnedCall& call) noexcept {
+  turn_keys(call.k, ReadAhead(call.k, sizeof(std::uint16_t), call.with_scores), static_cast<PanelLine*>(call.turned_k));
   const auto lay_values = [&] {
     turn_values(call.v, ReadAhead(call.v, sizeof(std::uint16_t), call.with_accumulate), static_cast<PanelLine*>(call.turned_v));
   };
-  turn_keys(call.k, ReadAhead(call.k, sizeof(std::uint16_t), call.with_scores), static_cast<PanelLine*>(call.turned_k));
-  if (!call.masks) lay_values();
-  for_runs(call, [&](const Run& run) {
-    run.score();
-    if (!call.masks) run.weigh_and_add(call.rules_scale(run.first, run.s()));
-  });
-  if (!call.masks) return;
-  const bool are_scaled = call.rules_scale(0, call.s);
-  lay_values();
-  for_runs(call, [&](const Run& run) { run.weigh_and_add(are_scaled); });
+  take_turned(call, kRowsTogether, lay_values, score, weigh_and_add);
 }
 
 constexpr TurnedTile kTurnedTile{

@@ -163,40 +163,26 @@ HWY_INLINE void scores_of_panel(const QueryRows& q, std::int32_t row, const floa
 
 constexpr std::int32_t kRowsTogether = 16;  // that go through all stages: their scores stay in the L1
 
-/// Rows of a block that go through the stages together, and those of the tile's tokens that they see.
-struct Run {
-  const TurnedCall& call;
-  std::int32_t first;
-  std::int32_t rows = std::min(kRowsTogether, call.s.rows - first);
-  std::int32_t tokens = call.tokens_of(first, rows);
-
-  [[nodiscard]] RowBuffer s() const noexcept { return {call.s.row(first), rows, call.s.stride}; }
-
-  void score() const noexcept {
-    const auto* panel = static_cast<const float*>(call.turned_k);
-    const std::int32_t lines = (call.k.dims + kLanes - 1) / kLanes * kLanes;
-    const QueryRows q{{call.q.f32.row(first), rows, call.q.f32.stride}};
-    for (std::int32_t token = 0; token < tokens; token += kPanelLanes, panel += lines * kPanelLanes) {
-      for_rows(rows,
-               [&](auto count, std::int32_t row) HWY_ATTR { scores_of_panel<count()>(q, row, panel, call.k.dims, s(), token); });
-    }
+void score(const TurnedRun& run) noexcept {
+  const TurnedCall& call = run.call;
+  const auto* panel = static_cast<const float*>(call.turned_k);
+  const std::int32_t lines = (call.k.dims + kLanes - 1) / kLanes * kLanes;
+  const QueryRows q{{call.q.f32.row(run.first), run.rows, call.q.f32.stride}};
+  const RowBuffer s = run.s();
+  for (std::int32_t token = 0; token < run.tokens; token += kPanelLanes, panel += lines * kPanelLanes) {
+    for_rows(run.rows,
+             [&](auto count, std::int32_t row) HWY_ATTR { scores_of_panel<count()>(q, row, panel, call.k.dims, s, token); });
   }
+}
 
-  void weigh_and_add(bool is_scaled) const noexcept {
-    const SoftmaxRows softmax = call.softmax_of(first, is_scaled);
-    online_softmax(s(), tokens, softmax);
-    const auto* panel = static_cast<const float*>(call.turned_v);
-    const RowBuffer o{call.o.row(first), rows, call.o.stride};
-    for (std::int32_t d = 0; d < call.v.dims; d += kPanelLanes, panel += call.v.tokens * kPanelLanes) {
-      accumulate_panel_rows(o, s(), panel, tokens, d, call.v.dims, softmax.rescale);
-    }
-  }
-};
-
-template <typename TF>
-HWY_INLINE void for_runs(const TurnedCall& call, const TF& f) {
-  for (std::int32_t first = 0; first < call.s.rows; first += kRowsTogether) {
-    if (const Run run{call, first}; run.tokens > 0) f(run);
+void weigh_and_add(const TurnedRun& run, bool is_scaled) noexcept {
+  const TurnedCall& call = run.call;
+  const SoftmaxRows softmax = call.softmax_of(run.first, is_scaled);
+  online_softmax(run.s(), run.tokens, softmax);
+  const auto* panel = static_cast<const float*>(call.turned_v);
+  const RowBuffer o{call.o.row(run.first), run.rows, call.o.stride};
+  for (std::int32_t d = 0; d < call.v.dims; d += kPanelLanes, panel += call.v.tokens * kPanelLanes) {
+    accumulate_panel_rows(o, run.s(), panel, run.tokens, d, call.v.dims, softmax.rescale);
   }
 }
 
@@ -212,15 +198,7 @@ void lay_all_values(const TurnedCall& call) noexcept {
 template <typename T>
 void compute_turned(const TurnedCall& call) noexcept {
   turn_keys<T>(call.k, ReadAhead(call.k, sizeof(StorageOf<T>), call.with_scores), static_cast<float*>(call.turned_k));
-  if (!call.masks) lay_all_values<T>(call);
-  for_runs(call, [&](const Run& run) HWY_ATTR {
-    run.score();
-    if (!call.masks) run.weigh_and_add(call.rules_scale(run.first, run.s()));
-  });
-  if (!call.masks) return;
-  const bool are_scaled = call.rules_scale(0, call.s);
-  lay_all_values<T>(call);
-  for_runs(call, [&](const Run& run) HWY_ATTR { run.weigh_and_add(are_scaled); });
+  take_turned(call, kRowsTogether, [&] { lay_all_values<T>(call); }, score, weigh_and_add);
 }
 
 template <typename T>

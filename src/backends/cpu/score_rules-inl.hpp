@@ -23,6 +23,7 @@ HWY_INLINE Vec tanh_of(Vec x) {
   return hn::IfThenElse(hn::Lt(magnitude, hn::Set(f32, 0.625F)), near_zero, elsewhere);
 }
 
+/// Of the last vector, what lies past the last token is not looked at: nobody computed it.
 void apply_rule(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept {
   const F32 f32;
   const I32 i32;
@@ -32,7 +33,8 @@ void apply_rule(float* s, std::int32_t tokens, const ScoreRule& rule) noexcept {
   const Vec slope = hn::Set(f32, rule.slope);
   const Vec none = hn::Set(f32, softmax::kNegInf);
   for (std::int32_t t = 0; t < tokens; t += kLanes) {
-    Vec x = hn::Mul(hn::Load(f32, s + t), scale);
+    const Vec raw = tokens - t >= kLanes ? hn::Load(f32, s + t) : load_first_lanes(f32, s + t, tokens - t);
+    Vec x = hn::Mul(raw, scale);
     if (rule.cap > 0.0F) x = hn::Mul(tanh_of(hn::Mul(x, inverse_cap)), cap);
     if (rule.slope != 0.0F) {
       const Vec distance = hn::Abs(hn::ConvertTo(f32, hn::Iota(i32, t + rule.distance)));

@@ -46,7 +46,7 @@ bool ScoreRules::apply(const TileOutput& output, float scale, KvTile& tile, cons
       fill_bias(output, at, tile, begin, end);
       rule.bias = memory_.bias;
     }
-    kernels_.apply_rule(scores.row(r), tile.tokens, rule);
+    kernels_.apply_rule(scores.row(r), end, rule);  // what lies behind may not have been computed, and is hidden
   }
   if (masked && std::memchr(tile.tables->hidden, 1, static_cast<std::size_t>(tile.tokens)) != nullptr) KvTiles::hide_values(tile);
   return true;

@@ -4,7 +4,7 @@
 // Arithmetic contract, the same for every row whatever else is in its row block (batch invariance rests on it):
 // a dot product adds its vectors in order into one accumulator and reduces its lanes in one fixed tree; a tile adds its tokens
 // in order to a sum of its own, and O adds tiles in order; l adds lanes in order, tile by tile. Calls that do not promise it may
-// take a TurnedTile, where a dot product adds its dims one by one.
+// take a TurnedTile that does not keep the order, where a dot product adds its dims one by one.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,8 @@ namespace lean::cpu {
 /// Row strides of the private buffers are multiples of this many floats: a whole vector of any instruction set.
 inline constexpr std::int32_t kLaneMultiple = 16;
 
-/// Rows from which on K and V are looked at as what the caches hold. On one Zen 5 core, tiles of 64 tokens of 128 fp32 dims, GFLOP/s of
-/// scores and scores_of_many: 155 and 150 with 16 rows, 166 and 185 with 32, 154 and 230 with 128; of accumulate before and with
-/// sums in registers: 171 and 213, 180 and 217, 157 and 232.
+/// Rows from which on K and V are looked at as what the caches hold: on one Zen 5 core, GFLOP/s of scores by lanes and of turned keys
+/// were 155 and 150 with 16 rows, 166 and 185 with 32, 154 and 230 with 128 (tiles of 64 tokens of 128 fp32 dims).
 inline constexpr std::int32_t kManyRows = 24;
 
 /// Tokens of a LeanTile, at most.
@@ -99,9 +98,9 @@ struct TurnedCall {
   const void* context = nullptr;
   bool masks = false;  // the rules hide tokens of V that no row sees: they take all rows before V is read
 
-  /// Whether rows from `first` on, which see the tile's first `tokens` at most, were scaled by their rules.
-  [[nodiscard]] bool rules_scale(std::int32_t first, const RowBuffer& of_rows) const noexcept {
-    return apply_rules != nullptr && apply_rules(context, first, of_rows);
+  /// Puts rows from `first` on, whose scores `rows` are, under the rules; whether these have scaled them.
+  [[nodiscard]] bool rule(std::int32_t first, const RowBuffer& rows) const noexcept {
+    return apply_rules != nullptr && apply_rules(context, first, rows);
   }
   [[nodiscard]] SoftmaxRows softmax_of(std::int32_t first, bool is_scaled) const noexcept {
     return {is_scaled ? 1.0F : softmax.scale, softmax.visible + first, softmax.m + first, softmax.l + first,
@@ -112,6 +111,46 @@ struct TurnedCall {
     return *std::max_element(softmax.visible + first, softmax.visible + first + rows);
   }
 };
+
+/// Rows of a block that go through the stages together, and those of the tile's tokens that they see.
+struct TurnedRun {
+  const TurnedCall& call;
+  std::int32_t first = 0;
+  std::int32_t rows = 0;
+  std::int32_t tokens = 0;
+
+  TurnedRun(const TurnedCall& of_call, std::int32_t first_row, std::int32_t most_rows) noexcept
+      : call(of_call),
+        first(first_row),
+        rows(std::min(most_rows, of_call.s.rows - first_row)),
+        tokens(of_call.tokens_of(first, rows)) {}
+
+  [[nodiscard]] RowBuffer s() const noexcept { return {call.s.row(first), rows, call.s.stride}; }
+};
+
+/// The stages one after the other, so many rows at a time; score(run) and weigh_and_add(run, whether its rules have scaled it). V is
+/// laid out behind the rules that mask.
+template <typename TLayValues, typename TScore, typename TWeighAndAdd>
+void take_turned(const TurnedCall& call, std::int32_t rows_together, const TLayValues& lay_values, const TScore& score,
+                 const TWeighAndAdd& weigh_and_add) noexcept {
+  const auto for_runs = [&](const auto& f) {
+    for (std::int32_t first = 0; first < call.s.rows; first += rows_together) {
+      if (const TurnedRun run(call, first, rows_together); run.tokens > 0) f(run);
+    }
+  };
+  if (!call.masks) {
+    lay_values();
+    for_runs([&](const TurnedRun& run) {
+      score(run);
+      weigh_and_add(run, call.rule(run.first, run.s()));
+    });
+    return;
+  }
+  for_runs(score);
+  const bool are_scaled = call.rule(0, call.s);
+  lay_values();
+  for_runs([&](const TurnedRun& run) { weigh_and_add(run, are_scaled); });
+}
 
 /// A tile whose K and V are laid out anew, once for all rows of a block. These then take its stages a few at a time, so that what lies
 /// between two stages stays in the L1, and only with tokens that one of them sees.

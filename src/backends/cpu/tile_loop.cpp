@@ -38,9 +38,9 @@ void TileLoop::begin(const TileOutput& output) noexcept {
     const Strides& strides = problem_.q.strides;
     return element(problem_.q, q_offset(strides, output.lengths, output.q_head(at), cumulative) + at.token * strides.token);
   };
+  const bool asks = output.rows > kQueriesAhead && in_place(problem_.q);  // rows of several tokens may lie a page apart each
   for (std::int32_t r = 0; r < output.rows; ++r) {
-    if (r % kQueriesAhead == 0 && output.rows > kQueriesAhead &&
-        in_place(problem_.q)) {  // rows of several tokens may lie a page apart each
+    if (asks && r % kQueriesAhead == 0) {
       for (std::int32_t later = r == 0 ? 0 : r + kQueriesAhead; later < min_of(r + 2 * kQueriesAhead, output.rows); ++later) {
         ask_for_row(query_at(output.row(later)), problem_.head_dim * bytes_of(problem_.q.dtype));
       }
