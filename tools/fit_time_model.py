@@ -27,7 +27,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fit_cost_model import solve  # noqa: E402
 
-FITTED = ("h200-tier-a.jsonl", "h200-tier-b.jsonl", "h200-short.jsonl")
+FITTED = ("h200-tier-a.jsonl", "h200-tier-b.jsonl", "experiments/h200-short-a573c56.jsonl")
 SM80 = ("h200-sm80-path.jsonl",)  # of the same card, by the kernels of sm_80
 OTHER_GPU = ("experiments/h100-house.jsonl",)
 SEVERAL_GPUS = ("h100-multi-gpu.jsonl",)

@@ -182,7 +182,7 @@ class Whole(unittest.TestCase):
         for arguments, words in ((("--n-q", "2"), "--n-q = 2: 1 with --html"), (("--window-left", "5"), "--window-left = 5: -1 with --html"),
                                  (("--lens", "1025x1"), "the requests = 1025: up to 1024 with --html"),
                                  (("--lens", "1000x1", "--kv-heads", "64", "--q-heads", "64"), "requests x --kv-heads = 64000: up to 50000"),
-                                 (("--q-heads", "1600"), "--q-heads = 1600: up to "), (("--json",), "--html = -: the name of a file with --json"),
+                                 (("--q-heads", "3200"), "--q-heads = 3200: up to "), (("--json",), "--html = -: the name of a file with --json"),
                                  (("--svg", "x.svg"), "--html = -: the name of a file with --svg"),
                                  (("--schedule", "data-parallel"), "--schedule and --determinism: as they are by default with --html")):
             self.assertIn("lean schedule: " + words, refused("--html", "-", *arguments))

@@ -64,7 +64,7 @@ TEST(ConformanceExecutor, AWorkerLeftOutOrRunTwiceIsTold) {
 /// New tokens of several row blocks are written ahead of the call, by an executor's first run of two.
 TEST(ConformanceExecutor, AWorkerLeftOutOfTheFirstOfTwoRunsIsTold) {
   if (on_cuda()) GTEST_SKIP() << "the CPU's alone";
-  Case c{.q_heads = 2, .kv_heads = 1, .head_dim = 16, .lens = {300, 300}, .n_q = {80}};
+  Case c{.q_heads = 2, .kv_heads = 1, .head_dim = 16, .lens = {300, 300}, .n_q = {200}};
   c.causal = c.append = true;
   static int runs;
   static int leaves_out;  // in this run

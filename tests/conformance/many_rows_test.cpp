@@ -12,7 +12,7 @@
 namespace lean::support {
 namespace {
 
-/// Row blocks of 128 rows, full and not, over whole tiles and what is left of one.
+/// Row blocks of 128 rows and more, full and not, over whole tiles and what is left of one.
 Case chunk_case(DType dtype, std::int32_t head_dim) {
   return {.dtype = dtype,
           .q_heads = 4,
