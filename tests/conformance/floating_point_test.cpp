@@ -9,20 +9,23 @@
 namespace lean::support {
 namespace {
 
+void expect_no_exception(const Case& c, Fill scratch) {
+  const TestExecutor serial(ExecutorKind::kDescending);
+  const Options options = options_of(c, serial);
+  TestProblem built(c);
+  const TestWorkspace workspace(built.problem(), options, scratch);
+  std::feclearexcept(FE_ALL_EXCEPT);
+  ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
+  EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW), 0) << name_of(c.isa) << ' ' << reproducer(c);
+}
+
 TEST(Conformance, WhatIsNotSeenRaisesNoFloatingPointException) {
   if (on_cuda()) GTEST_SKIP() << "the CPU's flags";
   for (const DType dtype : kDTypes) {
     for (const CpuIsa isa : available_isas()) {
       for (const std::vector<std::int32_t>& lens : std::vector<std::vector<std::int32_t>>{{700, 0}, {1}, {5, 256, 257}}) {
         for (const Policy& policy : {Policy::lean(), Policy::fixed_chunk(64)}) {
-          const Case c{.dtype = dtype, .lens = lens, .n_q = {2}, .causal = true, .policy = policy, .isa = isa};
-          const TestExecutor serial(ExecutorKind::kDescending);
-          const Options options = options_of(c, serial);
-          TestProblem built(c);
-          const TestWorkspace workspace(built.problem(), options);
-          std::feclearexcept(FE_ALL_EXCEPT);
-          ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
-          EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW), 0) << name_of(isa) << ' ' << reproducer(c);
+          expect_no_exception({.dtype = dtype, .lens = lens, .n_q = {2}, .causal = true, .policy = policy, .isa = isa}, Fill::kNan);
         }
       }
     }
@@ -41,13 +44,7 @@ TEST(Conformance, WhatScratchHoldsRaisesNoFloatingPointException) {
             c.softcap = softcap;
             c.alibi = softcap == 0.0F;
             c.q_layout = "shd";
-            const TestExecutor serial(ExecutorKind::kDescending);
-            const Options options = options_of(c, serial);
-            TestProblem built(c);
-            const TestWorkspace workspace(built.problem(), options, scratch);
-            std::feclearexcept(FE_ALL_EXCEPT);
-            ASSERT_TRUE(decode(built.problem(), options, workspace.get()).ok());
-            EXPECT_EQ(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW), 0) << name_of(isa) << ' ' << reproducer(c);
+            expect_no_exception(c, scratch);
           }
         }
       }

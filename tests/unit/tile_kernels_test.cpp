@@ -157,7 +157,7 @@ struct Block {
 };
 
 /// Tiles turned and by stages, of one call: the same bits, since scores are exact. Rules of rows, of all where they mask, halve scores;
-/// rows see any number of tokens, and what none of a run sees is no number.
+/// rows see any number of tokens.
 template <typename T>
 void check_turned_tiles(CpuIsa isa, DType dtype) {
   const TileKernels& kernels = kernels_for(isa);
@@ -198,7 +198,7 @@ void check_turned_tiles(CpuIsa isa, DType dtype) {
       };
       for (int tile = 0; tile < 2; ++tile) {
         const std::vector<T> keys = whole_numbers<T>(tokens, dims, random);
-        std::vector<T> values = whole_numbers<T>(tokens, value_dims, random);
+        const std::vector<T> values = whole_numbers<T>(tokens, value_dims, random);
         const bool scales = random.chance(50);
         const bool masks = scales && random.chance(50);
         const float scale = random.one_of({0.125F, -0.25F});
@@ -212,8 +212,8 @@ void check_turned_tiles(CpuIsa isa, DType dtype) {
         const TokenRows v = rows_of(values, tokens, value_dims);
         kernels.scores[type](q, k, of_call(by_stages.scores.buffer()), {});
         if (scales) halve(nullptr, 0, of_call(by_stages.scores.buffer()));
-        SoftmaxRows softmax{scales ? 1.0F : scale, by_stages.state.visible.data(), by_stages.state.m.data(),
-                            by_stages.state.l.data(), by_stages.state.rescale.data()};
+        const SoftmaxRows softmax{scales ? 1.0F : scale, by_stages.state.visible.data(), by_stages.state.m.data(),
+                                  by_stages.state.l.data(), by_stages.state.rescale.data()};
         kernels.online_softmax(of_call(by_stages.scores.buffer()), tokens, softmax);
         kernels.accumulate[type](of_call(by_stages.o.buffer()), of_call(by_stages.sums.buffer()),
                                  of_call(by_stages.scores.buffer()), v, by_stages.state.rescale.data(), {});

@@ -12,10 +12,11 @@ namespace {
 constexpr std::int32_t kPanelLanes = 2 * kLanes;
 static_assert(kTurnedMultiple % kPanelLanes == 0);
 
-/// sums[r][i] += sum_j factors[r][j] panel[j][i], one j after the other; kRows rows, `stride` apart.
+/// sums[r][i] = sum_j factors[r][j] panel[j][i], one j after the other; kRows rows, `stride` apart.
 template <int kRows>
 HWY_INLINE void multiply_panel(const float* factors, std::int32_t stride, const float* panel, std::int32_t lines, Vec (*sums)[2]) {
   const F32 f32;
+  LEAN_UNROLL for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = hn::Zero(f32);
   for (std::int32_t j = 0; j < lines; ++j) {
     const Vec line[2] = {hn::Load(f32, panel + j * kPanelLanes), hn::Load(f32, panel + j * kPanelLanes + kLanes)};
     LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -23,11 +24,6 @@ HWY_INLINE void multiply_panel(const float* factors, std::int32_t stride, const 
       LEAN_UNROLL for (int i = 0; i < 2; ++i) sums[r][i] = hn::MulAdd(factor, line[i], sums[r][i]);
     }
   }
-}
-
-template <int kRows>
-HWY_INLINE void clear_sums(Vec (*sums)[2]) {
-  LEAN_UNROLL for (int r = 0; r < kRows; ++r) { LEAN_UNROLL for (int i = 0; i < 2; ++i) sums[r][i] = hn::Zero(F32()); }
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -77,7 +73,6 @@ HWY_INLINE void turn_keys(const TokenRows& k, const ReadAhead& ahead, float* pan
     }
   }
 }
-
 #endif
 
 /// A panel of V: line t is dims [d, d + kPanelLanes) of token t, as accumulate() reads them; zeros past the last dim.
@@ -106,7 +101,6 @@ HWY_INLINE void accumulate_panel(const RowBuffer& o, const RowBuffer& p, std::in
                                  std::int32_t d, std::int32_t dims, const float* rescale) {
   const F32 f32;
   Vec sums[std::size_t{kRows}][2];
-  clear_sums<kRows>(sums);
   multiply_panel<kRows>(p.row(row), p.stride, panel, tokens, sums);
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const Vec factor = hn::Set(f32, rescale[row + r]);
@@ -154,7 +148,6 @@ template <int kRows>
 HWY_INLINE void scores_of_panel(const QueryRows& q, std::int32_t row, const float* panel, std::int32_t dims, const RowBuffer& s,
                                 std::int32_t token) {
   Vec sums[std::size_t{kRows}][2];
-  clear_sums<kRows>(sums);
   multiply_panel<kRows>(q.f32.row(row), q.f32.stride, panel, dims, sums);
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     LEAN_UNROLL for (int i = 0; i < 2; ++i) hn::Store(sums[r][i], F32(), s.row(row + r) + token + i * kLanes);

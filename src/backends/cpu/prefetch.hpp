@@ -26,6 +26,11 @@ inline constexpr std::int32_t kAccumulateEighths = 4;
 /// Inlined early: GCC 12 takes a function that only prefetches for one without effects, and drops calls of it.
 [[gnu::always_inline]] inline void ask_for(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
+/// All lines of a row.
+[[gnu::always_inline]] inline void ask_for_row(const std::byte* row, std::int64_t bytes) noexcept {
+  for (std::int64_t byte = 0; byte < bytes; byte += kLineBytes) ask_for(row + byte);
+}
+
 /// The lines of rows that come next, asked for in steps while something else is computed. In order, because hardware prefetchers
 /// then join in: alone, software's requests hold a line-fill buffer each for a whole memory
 /// latency.
@@ -130,10 +135,7 @@ class ReadAhead {
   }
 
   /// All lines of the row to ask for.
-  [[gnu::always_inline]] void ask_row(std::int32_t token) const noexcept {
-    const std::byte* ahead = row(token);
-    for (std::int32_t byte = 0; byte < row_bytes_; byte += kLineBytes) ask_for(ahead + byte);
-  }
+  [[gnu::always_inline]] void ask_row(std::int32_t token) const noexcept { ask_for_row(row(token), row_bytes_); }
 
  private:
   TokenRows rows_;

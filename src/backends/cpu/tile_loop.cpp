@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::int32_t kQueriesAhead = 16;  // rows asked for together while as many are loaded
 
-[[gnu::always_inline]] inline void ask_for_row(const std::byte* row, std::int64_t bytes) noexcept {
-  for (std::int64_t byte = 0; byte < bytes; byte += kLineBytes) ask_for(row + byte);
-}
-
 /// Which kernel reads the tensor: its own type's, or fp32's after a copy.
 int kernel_of(const TensorView& tensor) noexcept { return table_index(in_place(tensor) ? tensor.dtype : DType::kFloat32); }
 
