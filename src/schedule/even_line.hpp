@@ -9,6 +9,7 @@
 #include "base/int_math.hpp"
 #include "schedule/plan.hpp"
 #include "schedule/segments.hpp"
+#include "schedule/shares.hpp"
 
 namespace lean::schedule {
 
@@ -54,9 +55,9 @@ struct EvenShare {
   [[nodiscard]] LEAN_HD constexpr std::int32_t first_worker() const noexcept { return output * parts; }
 };
 
-/// `head`: the sums of one output; all are like it.
+/// Of a place of the grid. `head`: the sums of one output; all are like it.
 LEAN_HD [[nodiscard]] constexpr EvenShare even_share(const EvenLine& line, const BasicLineSums<std::int32_t>& head,
-                                                     const CostModel& model, std::int32_t worker) noexcept {
+                                                     const CostModel& model, std::int32_t place) noexcept {
   const BasicOutput<std::int32_t> output{.tiles = head.max_output_tiles, .cost = head.max_output_cost};
   if (output.tiles == 0) return {};
   const bool is_whole = output.tiles <= line.unshared_tiles;
@@ -65,6 +66,7 @@ LEAN_HD [[nodiscard]] constexpr EvenShare even_share(const EvenLine& line, const
   if (!is_whole && !a_tile_each) {
     if (output.cost > line.most_cost || output.cost < parts * head.max_tile_cost) return {};  // there cuts might fall together
   }
+  const std::int32_t worker = spread_worker(place, line.outputs * parts, line.workers);
   EvenShare share{.even = true, .output = quotient(worker, parts), .parts = parts};
   share.part = worker - share.first_worker();
   if (share.output >= line.outputs) return share;

@@ -79,4 +79,14 @@ class BasicShares {
 
 using Shares = BasicShares<std::int64_t>;
 
+/// Which of the workers a place of the grid is, or `workers` where it is none: places without work lie evenly among the others. A GPU
+/// fills neighbouring places with CTAs in an order of its own, which a dependent launch takes up where the one ahead left it, and the
+/// multiprocessors that share a way to the memory read no faster together for being more (docs/notebook/short-calls.md).
+/// 0 <= place < places, 0 < workers, workers x places < 2^31.
+LEAN_HD [[nodiscard]] constexpr std::int32_t spread_worker(std::int32_t place, std::int32_t workers, std::int32_t places) noexcept {
+  if (workers >= places) return place;
+  const std::int32_t worker = quotient(place * workers, places);
+  return (place + 1) * workers >= (worker + 1) * places ? worker : workers;
+}
+
 }  // namespace lean::schedule

@@ -368,10 +368,11 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
     const auto share_tiles =
         static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(std::max(1, model.unshared_tiles), 60));
     const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
-    for (std::int32_t worker = 0; worker < grid; ++worker) {
-      const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, worker);
+    for (std::int32_t place = 0; place < grid; ++place) {
+      const EvenShare share = line.outputs == 0 ? EvenShare{} : even_share(line, sums, model, place);
       if (!share.even) break;
-      even_lines += worker == 0 ? 1 : 0;
+      const std::int32_t worker = spread_worker(place, plan.workers, grid);
+      even_lines += place == 0 ? 1 : 0;
       ASSERT_LE(share.tile_end - share.tile_begin, share_tiles);
       const BasicOutput<std::int32_t> output{.sequence = share.output / shape.kv_heads, .kv_head = share.output % shape.kv_heads};
       FlatCursor b(rules, plan, share, output, lengths(std::min(output.sequence, shape.batch - 1)));

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <vector>
+
 #include "support/random.hpp"
 
 namespace lean::schedule {
@@ -46,6 +49,32 @@ TEST(Shares, R04_LargeLinesExactly) {
     ASSERT_GE(shares.begin(first), place);
     ASSERT_TRUE(first == 0 || shares.begin(first - 1) < place) << place << " of " << total << " in " << parts;
   }
+}
+
+/// Every worker has one place, in order, and any run of neighbouring places has its part of them.
+TEST(Shares, R04_WorkersLieEvenlyOverThePlaces) {
+  for (std::int32_t places = 1; places <= 140; ++places) {
+    for (std::int32_t workers = 1; workers <= places; ++workers) {
+      std::vector<std::int32_t> before = {0};  // workers before each place
+      for (std::int32_t place = 0; place < places; ++place) {
+        const std::int32_t worker = spread_worker(place, workers, places);
+        const bool works = worker < workers;
+        ASSERT_EQ(worker, works ? before.back() : workers) << "place " << place << " of " << places << ", " << workers;
+        before.push_back(before.back() + (works ? 1 : 0));
+      }
+      ASSERT_EQ(before.back(), workers);
+      for (std::int32_t begin = 0; begin < places; begin += 3) {
+        for (std::int32_t end = begin + 1; end <= places; end += 5) {
+          const std::int32_t held = before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
+          ASSERT_LT(std::abs(held * places - (end - begin) * workers), places)
+              << begin << " to " << end << " of " << places << ", " << workers;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(spread_worker(4095, 4096, 4096), 4095);
+  EXPECT_EQ(spread_worker(4095, 4095, 4096), 4094);
+  EXPECT_EQ(spread_worker(0, 4095, 4096), 4095);
 }
 
 }  // namespace

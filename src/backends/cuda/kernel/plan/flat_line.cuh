@@ -51,19 +51,23 @@ template <KernelConfig kConfig>
 }
 
 /// This worker, or the first that has no share.
-[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const schedule::BasicPlan<std::int32_t>& plan) {
-  return min(static_cast<std::int32_t>(blockIdx.x), plan.workers);
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ std::int32_t worker_of(const DeviceCall& call,
+                                                                const schedule::BasicPlan<std::int32_t>& plan) {
+  return schedule::spread_worker(static_cast<std::int32_t>(blockIdx.x), plan.workers, workers_of_launch<kConfig>(call));
 }
 
 /// Its share, and where it begins on the line.
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ FlatRange share_of_worker(const FlatPlan<kConfig>& plan) {
-  if constexpr (kConfig.stairs()) return plan.share_of(worker_of(plan));
-  return plan.shares.range(worker_of(plan));
+[[nodiscard]] __device__ __forceinline__ FlatRange share_of_worker(const DeviceCall& call, const FlatPlan<kConfig>& plan) {
+  const std::int32_t worker = worker_of<kConfig>(call, plan);
+  if constexpr (kConfig.stairs()) return plan.share_of(worker);
+  return plan.shares.range(worker);
 }
 template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ std::int32_t begin_of_worker(const FlatPlan<kConfig>& plan, const FlatRange& share) {
-  if constexpr (kConfig.stairs()) return plan.begin_of(worker_of(plan), share);
+[[nodiscard]] __device__ __forceinline__ std::int32_t begin_of_worker(const DeviceCall& call, const FlatPlan<kConfig>& plan,
+                                                                      const FlatRange& share) {
+  if constexpr (kConfig.stairs()) return plan.begin_of(worker_of<kConfig>(call, plan), share);
   return share.begin;
 }
 
@@ -172,8 +176,8 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
   if (kConfig.stairs() && line.plan.level_parts > 0) own.cost = own.outputs * line.plan.level_parts;
   std::int32_t begin = ptx::warp_sum_before(own.cost);
   if constexpr (kConfig.stairs()) begin += line.plan.line_begin();
-  line.share = share_of_worker<kConfig>(line.plan);
-  const std::int32_t place = begin_of_worker<kConfig>(line.plan, line.share);
+  line.share = share_of_worker<kConfig>(call, line.plan);
+  const std::int32_t place = begin_of_worker<kConfig>(call, line.plan, line.share);
   const std::uint32_t holds = __ballot_sync(ptx::kAllLanes, begin <= place && place - begin < own.cost);
   const int holder = max(__ffs(static_cast<int>(holds)), 1) - 1;
   std::int32_t in_lane = 0;
@@ -242,8 +246,8 @@ __device__ LEAN_CUDA_CALLED void build_flat_line() {
       length = own.outputs * plan.level_parts;
     }
   }
-  const FlatRange share = share_of_worker<kConfig>(plan);
-  const std::int32_t place = begin_of_worker<kConfig>(plan, share);
+  const FlatRange share = share_of_worker<kConfig>(shared.call, plan);
+  const std::int32_t place = begin_of_worker<kConfig>(shared.call, plan, share);
   if (begin <= place && place - begin < length) built.line.start = {first, begin};
   if (threadIdx.x == 0) {
     built.line.plan = plan;

@@ -182,8 +182,8 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
     line.plan.kind = Policy::Kind::kLean;  // known to the compiler
     line.plan.granularity_tiles = 1;
     memory.shared.wide.walks[0].plan = line.plan;
-    memory.shared.wide.walks[0].walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(line.plan, worker_of(line.plan),
-                                                                                              line.share, line.start, line.lengths);
+    memory.shared.wide.walks[0].walk = schedule::StairCursor<FlatRules<kConfig, true>>::begin(
+        line.plan, worker_of<kConfig>(call, line.plan), line.share, line.start, line.lengths);
   }
   if (!call.plan.short_line) return;
   await_setup();

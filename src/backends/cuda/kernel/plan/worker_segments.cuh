@@ -103,7 +103,9 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
     return Cursor(rules, line.plan, line.even, {.sequence = sequence, .kv_head = line.even.output - sequence * call.shape.kv_heads},
                   line.lengths);
   };
-  const auto flat_cursor = [&] { return Cursor(rules, line.plan, worker_of(line.plan), line.share, line.start, line.lengths); };
+  const auto flat_cursor = [&] {
+    return Cursor(rules, line.plan, worker_of<kConfig>(call, line.plan), line.share, line.start, line.lengths);
+  };
   if constexpr (!kMayBeEven<kConfig, kCumulative>) {
     Cursor cursor = flat_cursor();
     visit(cursor);
