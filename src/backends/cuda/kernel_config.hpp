@@ -227,14 +227,17 @@ struct KernelConfig {
   return model;
 }
 
-/// Whether three quarters of a GPU's multiprocessors read nearly as fast as all, so that whole outputs may leave a quarter idle. By the bytes
-/// a us of its memory for each multiprocessor, 0 if nobody knows: an H100 has 25,400 and reads 50 x 500 in 42.0 us by 100 workers, 43.7 by
-/// 132; an H200 has 37,200 and takes 36.9 and 34.9, 50 x 1000 63.2 and 54.6 (docs/notebook/schedule-constants.md).
-[[nodiscard]] LEAN_HD constexpr bool spares_workers(std::int32_t memory_share) noexcept { return memory_share <= 30'000; }
+/// Whether three quarters of a GPU's places for workers read nearly as fast as all, so that whole outputs may leave a quarter idle. Where a
+/// multiprocessor has two, they do: 50 x 1000 took an H200 51.4 us by 200 workers, 54.6 by 264 (experiments/h200-spread-workers.jsonl).
+/// Else by the bytes a us of the memory for each multiprocessor, 0 if nobody knows: an H100 has 25,400 and read 50 x 500 in 42.0 us by 100
+/// workers, 43.7 by 132; an H200 has 37,200 and took 36.9 and 34.9 (docs/notebook/schedule-constants.md).
+[[nodiscard]] constexpr bool spares_workers(const KernelConfig& config, std::int32_t memory_share) noexcept {
+  return config.ctas() > 1 || memory_share <= 30'000;
+}
 
 [[nodiscard]] constexpr schedule::CostModel cost_model(const KernelConfig& config, std::int32_t memory_share) noexcept {
   schedule::CostModel model = cost_model(config);
-  if (!spares_workers(memory_share)) model.spare_tiles = 0;
+  if (!spares_workers(config, memory_share)) model.spare_tiles = 0;
   return model;
 }
 

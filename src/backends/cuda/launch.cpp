@@ -63,7 +63,7 @@ DeviceCall device_call(const Problem& problem, const CallPlan& plan, const Launc
           .plan = {.flat = launch.flat,
                    .short_line = launch.short_line,
                    .cumulative = has_cumulative_lengths(problem),
-                   .spares_workers = spares_workers(plan.device.memory_share),
+                   .spares_workers = !plan.plain && spares_workers(launch.kernel->config, plan.device.memory_share),
                    .even = launch.even,
                    .kv_heads_inverse = inverse_of(problem.kv_heads, kOutputInverseBits),
                    .alike = alike_shares(launch.outputs, problem.kv_heads, launch.workers),
