@@ -15,7 +15,7 @@ import suite_data
 import timeline_data
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OURS, DEPENDENT = "lean", "lean, dependent launch"
+OURS, ORDERED = "lean", "lean, in stream order"
 TIER_A = "h200-tier-a-peers.jsonl"  # ours and every other, each row in one run
 SCHEDULES = "h200-tier-a.jsonl"  # ours alone, under each schedule
 H100 = "h100-tier-a.jsonl"
@@ -30,7 +30,7 @@ LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
 SHORT_ROWS = "h200-short.jsonl"
-SHORT = {OURS: "lean", DEPENDENT: "dependent_launch", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
+SHORT = {OURS: "lean", ORDERED: "lean/stream_order", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
          "hpc-ops": "decode"}
 UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa", "hpc-ops": "decode",
           "SGLang's lean": r"sglang-[\d.]+/lean"}
@@ -73,6 +73,15 @@ def lines(name: str) -> list:
         return [json.loads(line) for line in file]
 
 
+def by_launch(name: str) -> list:
+    """lines(), by the names of today. Before dependent launches were the default a call in stream order was "lean", and the other one
+    lean/dependent_launch."""
+    found = lines(name)
+    rows = {line["row"] for line in found if line["impl"] == "lean/dependent_launch"}
+    renamed = {"lean": "lean/stream_order", "lean/dependent_launch": "lean"}
+    return [line | {"impl": renamed.get(line["impl"], line["impl"])} if line["row"] in rows else line for line in found]
+
+
 def mean(values) -> float:
     """The geometric mean: these are ratios."""
     values = list(values)
@@ -86,12 +95,12 @@ def by_name(row: str) -> str:
 def tier_a(name: str = TIER_A, families: dict = FAMILIES) -> list:
     """Each row's times over the read limit of the same run: ours, and each library's best kernel."""
     rows = {}
-    found = [line for line in lines(name) if line.get("us")]
+    found = [line for line in by_launch(name) if line.get("us")]
     for line in found:
-        if line["impl"] in ("lean", "lean/dependent_launch"):
+        if line["impl"] in ("lean", "lean/stream_order"):
             row = rows.setdefault(line["row"], {"row": line["row"], "MB": line["kv_bytes"] / 1e6, "read": line["ceiling_us"], "over": {},
                                                 "us": {}, "void": False})
-            ours = OURS if line["impl"] == "lean" else DEPENDENT
+            ours = OURS if line["impl"] == "lean" else ORDERED
             row["us"][ours], row["over"][ours] = line["us"], line["us"] / line["ceiling_us"]
             row["void"] |= (line["note"] or "").startswith("void")
     for line in found:
@@ -122,7 +131,7 @@ def suite_rows(path: pathlib.Path) -> list:
 
 
 def best_peer(row: dict) -> tuple:
-    return min((over, family) for family, over in row["over"].items() if family not in (OURS, DEPENDENT))
+    return min((over, family) for family, over in row["over"].items() if family not in (OURS, ORDERED))
 
 
 def against_best(name: str, rows: list | None = None) -> list:
@@ -376,7 +385,7 @@ def shapes_table() -> str:
 
 
 def tier_a_table(rows: list, families: dict) -> str:
-    names, tier = [OURS, DEPENDENT, *families], tier_a_heads()
+    names, tier = [OURS, ORDERED, *families], tier_a_heads()
     return markdown(["row", "heads of d", "MB", "read, us", "lean, us", *names, "lean / best other"],
                     [[by_name(row["row"]) + (" (void)" if row["void"] else ""), heads_text(tier[row["row"]]),
                       f"{row['MB']:.0f}", f"{row['read']:.4g}", f"{row['us'][OURS]:.4g}",
@@ -386,7 +395,7 @@ def tier_a_table(rows: list, families: dict) -> str:
 def tier_a_means_table() -> str:
     rows = tier_a()
     table = []
-    for name in (OURS, DEPENDENT, *FAMILIES, "the best other of each row"):
+    for name in (OURS, ORDERED, *FAMILIES, "the best other of each row"):
         values = [best_peer(row)[0] if name not in row["over"] else row["over"][name] for row in rows]
         worst = max(range(len(rows)), key=lambda i: values[i])
         table.append([name, f"{mean(values):.2f}", f"{values[worst]:.2f}, {by_name(rows[worst]['row'])}"])
@@ -403,7 +412,7 @@ def tier_a_h100_table() -> str:
         lean, dependent, *others = (of[impl] for impl in ("lean", "lean/dependent_launch", "lean/fixed_split", "lean/data_parallel"))
         table.append([by_name(row) + suite_data.void_mark(lean), f"{lean['kv_bytes'] / 1e6:.0f}", f"{lean['ceiling_us']:.4g}", f"{lean['us']:.4g}",
                       *(f"{line['us'] / line['ceiling_us']:.2f}" for line in (lean, dependent)), *(f"{line['us'] / lean['us']:.2f}" for line in others)])
-    return markdown(["row", "MB", "read, us", "lean, us", "lean / read", "dependent launch / read", "fixed_split / lean", "data_parallel / lean"], table)
+    return markdown(["row", "MB", "read, us", "lean, us", "lean in stream order / read", "dependent launch / read", "fixed_split / lean", "data_parallel / lean"], table)
 
 
 def load_table() -> str:
@@ -527,14 +536,14 @@ def onnx_runtime_steps_table() -> str:
 
 def short_batches() -> dict:
     """row: {column of SHORT: us}, a line of it; FlashAttention-3 and FlashInfer by the best of their kernels."""
-    return suite_data.times(lines(SHORT_ROWS), SHORT)
+    return suite_data.times(by_launch(SHORT_ROWS), SHORT)
 
 
 def short_ratios(ours: str = OURS, fewest: int = 1, most: int = 1 << 30) -> dict:
     """Ours over the best of the others, of rows of so many tokens a request."""
     ratios = {}
     for row, (us, _) in short_batches().items():
-        others = [us[name] for name in us if name not in (OURS, DEPENDENT)]
+        others = [us[name] for name in us if name not in (OURS, ORDERED)]
         tokens = int(re.match(r"\w+ \d+x(\d+) ", row)[1])
         if ours in us and others and fewest <= tokens <= most:
             ratios[row] = us[ours] / min(others)
@@ -548,11 +557,11 @@ def short_lost(ours: str = OURS) -> str:
 def short_table() -> str:
     """Rows of 32/8 heads: a batch a line, a context a column."""
     cells: dict = {}
-    plain, dependent = short_ratios(), short_ratios(DEPENDENT)
+    ratios, ordered = short_ratios(), short_ratios(ORDERED)
     for row, (us, line) in short_batches().items():
         found = re.match(r"short (\d+)x(\d+) 32/8 d128 ", row)
-        if found and row in plain:
-            both = f"{plain[row]:.2f}" + (f", {dependent[row]:.2f}" if row in dependent else "")
+        if found and row in ratios:
+            both = f"{ratios[row]:.2f}" + (f", {ordered[row]:.2f}" if row in ordered else "")
             cells.setdefault(int(found[1]), {})[int(found[2])] = f"{us[OURS]:.1f} ({both})" + suite_data.void_mark(line)
     contexts = sorted({tokens for of in cells.values() for tokens in of if len([1 for other in cells.values() if tokens in other]) > 1})
     return markdown(["requests", *(f"of {tokens}" for tokens in contexts)],
@@ -884,8 +893,8 @@ NUMBERS = {
     "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
     "short rows lost": short_lost,
-    "short over best other, dependent": lambda: f"{mean(short_ratios(DEPENDENT).values()):.2f}",
-    "short rows lost, dependent": lambda: short_lost(DEPENDENT),
+    "short over best other, stream order": lambda: f"{mean(short_ratios(ORDERED).values()):.2f}",
+    "short rows lost, stream order": lambda: short_lost(ORDERED),
     "chunks over FlashAttention-2": lambda: f"{mean(chunks_over_fa2()):.2f}",
     "chunks most over FlashAttention-2": lambda: f"{max(chunks_over_fa2()):.2f}",
     "empty parts, mean": empty_parts_mean,
@@ -927,22 +936,22 @@ NUMBERS = {
     "ort uneven most": lambda: f"{max(ort_uneven()):.1f}",
     "tier a rows": lambda: f"{len(tier_a())}",
     "tier a over read": lambda: f"{mean(row['over'][OURS] for row in tier_a()):.2f}",
-    "tier a over read, dependent": lambda: f"{mean(row['over'][DEPENDENT] for row in tier_a()):.2f}",
+    "tier a over read, stream order": lambda: f"{mean(row['over'][ORDERED] for row in tier_a()):.2f}",
     "best other over read": lambda: f"{mean(best_peer(row)[0] for row in tier_a()):.2f}",
     "best single other over read": lambda: f"{min(mean(row['over'][family] for row in tier_a()) for family in FAMILIES):.2f}",
     "tier a over best other": lambda: f"{mean(against_best(OURS)):.2f}",
-    "tier a over best other, dependent": lambda: f"{mean(against_best(DEPENDENT)):.2f}",
+    "tier a over best other, stream order": lambda: f"{mean(against_best(ORDERED)):.2f}",
     "one run rows": lambda: f"{len(one_run())}",
     "one run over read": lambda: f"{mean(row['over'][OURS] for row in one_run()):.2f}",
-    "one run over read, dependent": lambda: f"{mean(row['over'][DEPENDENT] for row in one_run()):.2f}",
+    "one run over read, stream order": lambda: f"{mean(row['over'][ORDERED] for row in one_run()):.2f}",
     "one run over best other": lambda: f"{mean(against_best(OURS, one_run())):.2f}",
-    "one run over best other, dependent": lambda: f"{mean(against_best(DEPENDENT, one_run())):.2f}",
+    "one run over best other, stream order": lambda: f"{mean(against_best(ORDERED, one_run())):.2f}",
     "one run rows lost": lambda: slower(against_best(OURS, one_run())),
     "one run, worst": lambda: f"{max(against_best(OURS, one_run())):.2f}",
     "worst over best other": lambda: f"{max(against_best(OURS)):.2f}",
-    "worst over best other, dependent": lambda: f"{max(against_best(DEPENDENT)):.2f}",
+    "worst over best other, stream order": lambda: f"{max(against_best(ORDERED)):.2f}",
     "rows lost": lambda: slower(against_best(OURS)),
-    "rows lost, dependent": lambda: slower(against_best(DEPENDENT)),
+    "rows lost, stream order": lambda: slower(against_best(ORDERED)),
     "worst over read from 1 GB": lambda: f"{max(large((OURS,), 1000)):.2f}",
     "void rows": lambda: f"{sum(row['void'] for row in tier_a())}",
     "1 x 1k over read": lambda: f"{tier_a()[0]['over'][OURS]:.1f}",

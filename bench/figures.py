@@ -14,13 +14,13 @@ import re
 
 import figure_data
 import timeline_data
-from figure_data import DEPENDENT, FAMILIES, OURS
+from figure_data import FAMILIES, ORDERED, OURS
 
 OUT = figure_data.ROOT / "docs" / "figures"
 TABLE = re.compile(r"(<!-- table: ([^>]+?) -->\n).*?(<!-- table: end -->)", re.S)
 NUMBER = re.compile(r"(<!--= ([^>]+?) -->)(.*?)(<!--=-->)", re.S)
 # Told apart by shape and filling first, so that print in black and white tells them too; colours are safe for the colour-blind.
-MARKERS = {OURS: "o", DEPENDENT: "*", "FlashAttention-3": "s", "cuDNN": "^", "FlashInfer": "D", "XQA": "x"}
+MARKERS = {OURS: "o", ORDERED: "*", "FlashAttention-3": "s", "cuDNN": "^", "FlashInfer": "D", "XQA": "x"}
 COLOURS = {
     "light": {"ink": "#1f2328", "faint": "#d0d7de", "ours": "#0b57d0", "others": ["#b35900", "#2a7f62", "#8250df", "#6e7781"]},
     "dark": {"ink": "#e6edf3", "faint": "#3d444d", "ours": "#6cb6ff", "others": ["#f0a35e", "#57c7a0", "#c297ff", "#9da7b3"]},
@@ -57,7 +57,7 @@ def ticks(axis, places) -> None:
 def points(axes, x, y, name: str, colours: dict, filled: bool = False, size: float = 26, **options):
     """A library's points: ours are filled, others hollow."""
     index = list(FAMILIES).index(name) if name in FAMILIES else 0
-    colour = colours["ours"] if name in (OURS, DEPENDENT) else colours["others"][index]
+    colour = colours["ours"] if name in (OURS, ORDERED) else colours["others"][index]
     marker = MARKERS.get(name, "o")
     hollow = {} if marker == "x" else {"facecolors": colour if filled else "none", "edgecolors": colour}
     if marker == "x":

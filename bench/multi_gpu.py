@@ -132,7 +132,7 @@ class Bench:
             raise Refused("these GPUs do not reach each other's memory")
         if way in ALONE:
             own = context.placement.local_tokens(lens, self.rank)
-            options = lean_attention.Options(dependent_launch=way == "context_alone_dependent" and self.device.type == "cuda")
+            options = lean_attention.Options(dependent_launch=way == "context_alone_dependent")
             return lambda: lambda k, v: lean_attention.decode(q, k, v, seqlens=own, return_lse=True, options=options)
         if context.exchange == "all_to_all" and row.q_heads % self.ranks:
             raise Refused(f"{self.ranks} ranks do not divide {row.q_heads} heads")

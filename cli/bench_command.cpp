@@ -72,7 +72,7 @@ class BenchCommand final : public Command {
  private:
   void refuse_options_of_times() const {
     for (const char* option : {"--rounds", "--max-seconds", "--threads", "--kv-mib", "--row-seconds", "--suite", "--tier",
-                               "--peers", "--resume", "--trace", "--dependent-launch"}) {
+                               "--peers", "--resume", "--trace", "--stream-order"}) {
       if (app_->count(option) > 0) throw BadArgument(std::string(option) + " does not go with --energy");
     }
   }
@@ -103,13 +103,15 @@ class BenchCommand final : public Command {
     app.add_option("--peers", settings_.peers, "JSON lines of other libraries' times, printed beside each row")
         ->check(not_empty("--peers", "a file that can be read"))
         ->group("GPU");
-    app.add_flag("--dependent-launch", settings_.dependent, "Measure calls by programmatic dependent launch too")->group("GPU");
+    app.add_flag("--stream-order", settings_.stream_order,
+                 "Measure calls in stream order too, without programmatic dependent launch")
+        ->group("GPU");
   }
 
   void refuse_options_of_the_other(Backend backend) const {
     const bool on_gpu = backend == Backend::kCuda;
     const std::vector<std::string> others = on_gpu ? std::vector<std::string>{"--threads", "--kv-mib", "--row-seconds"}
-                                                   : std::vector<std::string>{"--tier", "--peers", "--dependent-launch"};
+                                                   : std::vector<std::string>{"--tier", "--peers", "--stream-order"};
     for (const std::string& option : others) {
       if (app_->count(option) > 0) throw BadArgument(option + " goes with --backend " + (on_gpu ? "cpu" : "cuda"));
     }

@@ -26,19 +26,19 @@ struct BenchSettings {
   std::vector<std::int32_t> threads;  // CPU; empty: 1 to all for its own suite, all for the others
   double row_seconds = 60.0;          // CPU: rows that are expected to take longer are skipped
 
-  std::string peers;       // GPU: a result file of other libraries
-  bool dependent = false;  // GPU: kDependentLaunch is measured too
+  std::string peers;          // GPU: a result file of other libraries
+  bool stream_order = false;  // GPU: kStreamOrder is measured too
 };
 
 struct Implementation {
   const char* name;
   Policy policy;
-  bool dependent_launch = false;
+  bool dependent_launch = true;
 };
 
 inline constexpr Implementation kImplementations[] = {
     {"lean", Policy::lean()}, {"lean/fixed_split", Policy::fixed_split()}, {"lean/data_parallel", Policy::data_parallel()}};
-inline constexpr Implementation kDependentLaunch = {"lean/dependent_launch", Policy::lean(), true};
+inline constexpr Implementation kStreamOrder = {"lean/stream_order", Policy::lean(), false};
 
 [[nodiscard]] inline std::vector<std::string> names_of(const std::vector<Implementation>& implementations) {
   std::vector<std::string> names;

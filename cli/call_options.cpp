@@ -70,7 +70,6 @@ void require_accepted(const Status& status) {
                                     {"options.determinism", "--determinism"},
                                     {"options.workers", "--workers"},
                                     {"options.cpu_isa", "--isa"},
-                                    {"options.dependent_launch", "--dependent-launch"},
                                     {"batch x q_heads", "--lens, --q-heads"},
                                     {"q_heads", "--q-heads"},
                                     {"kv_heads", "--kv-heads"},
@@ -109,7 +108,7 @@ void CallOptions::add_to(CLI::App& app) {
   add_schedule_to(app);
   add_choice(app, "--fixup", fixup_, kFixups, "Who merges shared outputs; last-arriver by default")->group(group);
   add_choice(app, "--isa", isa_, kIsas, "CPU: instruction set; best by default: the widest this machine runs")->group(group);
-  app.add_flag("--dependent-launch", dependent_launch_, "GPU: calls may start before what is ahead of them on the stream has ended")
+  app.add_flag("--stream-order", stream_order_, "GPU: no call starts before what is ahead of it on the stream has ended")
       ->group(group);
   backend_.add_to(app, "the CPU");
 }
@@ -121,7 +120,7 @@ Options CallOptions::options() const {
                         .determinism = determinism_,
                         .workers = workers_,
                         .cpu_isa = isa_,
-                        .dependent_launch = dependent_launch_};
+                        .dependent_launch = !stream_order_};
   require_accepted(option_preconditions().check(resolve(options)));
   if (options.backend == Backend::kCuda && isa_ != CpuIsa::kBest)
     throw BadArgument("--isa", name_of(isa_), "goes with --backend cpu");

@@ -31,7 +31,7 @@ class CallOptions {
   Determinism determinism_ = Determinism::kRunToRun;
   std::int32_t workers_ = 0;
   CpuIsa isa_ = CpuIsa::kBest;
-  bool dependent_launch_ = false;
+  bool stream_order_ = false;
   BackendOption backend_;
 };
 

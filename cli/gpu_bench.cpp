@@ -219,7 +219,7 @@ class GpuBench {
 
 std::vector<Implementation> implementations_of(const BenchSettings& settings) {
   std::vector<Implementation> implementations(std::begin(kImplementations), std::end(kImplementations));
-  if (settings.dependent) implementations.push_back(kDependentLaunch);
+  if (settings.stream_order) implementations.push_back(kStreamOrder);
   return implementations;
 }
 

@@ -69,13 +69,13 @@ class Lean(Peer):
         return arguments
 
 
-class DependentLaunch(Lean):
-    """Programmatic dependent launch, by which a call overlaps the one ahead of it, as FlashInfer's kernels and XQA are launched by default."""
+class StreamOrder(Lean):
+    """Without programmatic dependent launch: a call starts when the one ahead of it has ended, as cuDNN's kernels and FlashAttention's do."""
 
-    name = "lean-dependent"
-    impl = "lean/dependent_launch"
+    name = "lean-stream-order"
+    impl = "lean/stream_order"
     devices = ("cuda",)
-    options = {"dependent_launch": True}
+    options = {"dependent_launch": False}
 
 
 class TwoCalls(Lean):
@@ -131,4 +131,4 @@ class ChunksByFlashAttention3(TwoCalls):
         torch.ops.flash_attn_3.fwd(q, k, v, out=out, softmax_scale=scale, is_causal=causal, num_splits=0, **lengths)
 
 
-PEERS = (Lean, DependentLaunch, TwoCalls, ChunksByFlashAttention3)
+PEERS = (Lean, StreamOrder, TwoCalls, ChunksByFlashAttention3)

@@ -213,7 +213,7 @@ typedef struct lean_options {
   int32_t cpu_isa;      /* 0: best */
   const lean_executor* executor;
   void* stream;
-  int32_t dependent_launch;      /* boolean */
+  int32_t dependent_launch;      /* boolean, 1 by default: a GPU's kernels may overlap those around them on the stream */
   int32_t check_workspace;       /* boolean */
   const lean_exchange* exchange; /* CUDA: the call is one rank's part of an exchange, in its own launch; or NULL */
 } lean_options;

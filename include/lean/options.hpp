@@ -90,10 +90,11 @@ struct Options {
   CpuIsa cpu_isa = CpuIsa::kBest;      // CPU only
   const Executor* executor = nullptr;  // CPU only; null: the library's own
   void* stream = nullptr;              // CUDA only: a cudaStream_t
-  /// CUDA, compute capability 9.0 and newer: programmatic dependent launch. The kernel may start while the one before it on the
-  /// stream still runs, takes nothing from the call's memory and writes none of it until that one has ended, and lets the one after
-  /// it start as early. What it does ahead of time is a hint: lengths tell it, right or not yet, which K and V the L2 should fetch.
-  bool dependent_launch = false;
+  /// CUDA: programmatic dependent launch, where it can be: compute capability 9.0 and newer, any fix-up but host_block. The kernel may
+  /// start while the one before it on the stream still runs, takes nothing from the call's memory and writes none of it until that one
+  /// has ended, and lets the one after it start before its own end. What it does ahead of time is a hint: lengths tell it, right or not
+  /// yet, which K and V the L2 should fetch. False: it starts when all that is before it on the stream has ended, and lets nothing start.
+  bool dependent_launch = true;
   /// CUDA: a kernel before and one after the call find out whether the workspace serves another call at the same time, or
   /// counters are not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and
   /// refuses.

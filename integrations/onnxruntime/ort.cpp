@@ -118,29 +118,6 @@ constexpr OnnxFloat kOnnxFloats[] = {
     {DType::kFloat8E5M2, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E5M2, "float8e5m2"},
 };
 
-/// Whether the library launches kernels as dependents on the current device, of this index: asked with a problem that every build
-/// has a kernel for.
-bool launches_dependents(std::int32_t device) {
-  thread_local std::int32_t asked = -1;
-  thread_local bool answer = false;
-  if (asked == device) return answer;
-  static const std::uint16_t input = 0;
-  static std::uint16_t output = 0;
-  const TensorView one{.data = &input, .dtype = DType::kFloat16, .strides = {.sequence = 1, .head = 1, .token = 1}};
-  const Problem problem{.batch = 1,
-                        .q_heads = 1,
-                        .kv_heads = 1,
-                        .head_dim = 1,
-                        .q = one,
-                        .k = one,
-                        .v = one,
-                        .o = {.data = &output, .dtype = DType::kFloat16, .strides = one.strides},
-                        .kv_capacity = 1};
-  answer = supports(problem, {.backend = Backend::kCuda, .dependent_launch = true}).ok();
-  asked = device;
-  return answer;
-}
-
 }  // namespace
 
 const OrtApi& api() noexcept { return *g_api; }
@@ -266,7 +243,7 @@ Run::Run(OrtKernelContext& context, Place place) : context_(context), place_(pla
   if (!on_gpu()) return;
   check(api().KernelContext_GetGPUComputeStream(&context_, &stream_.handle));
   device_ = runtime::device::current();  // the provider's, which it makes current before a run
-  stream_.dependents = launches_dependents(device_);
+  stream_.dependents = runtime::device::launches_dependents(device_);
 }
 
 Tensor Run::input(std::size_t index) const {
@@ -309,7 +286,7 @@ void Run::decode(const Problem& problem) {
   const Executor executor{.context = &context_, .run = run_in_pool, .worker_count = threads};
   Options options{.executor = &executor};
   if (!on_gpu() && problem.pages.page_tokens > 0) check(check_lengths(problem));  // page ids; those a window hides may be any
-  if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle, .dependent_launch = stream_.dependents};
+  if (on_gpu()) options = {.backend = Backend::kCuda, .stream = stream_.handle};
   check(runtime::decode(problem, options, device_));
 }
 

@@ -27,6 +27,8 @@ struct Absent : Error {
 
 /// The device that is current. Throws Error.
 [[nodiscard]] std::int32_t current();
+/// Kernels there may be programmatic dependent launches. Throws Error.
+[[nodiscard]] bool launches_dependents(std::int32_t index);
 /// The device that memory is on. Throws Error.
 [[nodiscard]] std::int32_t index_of(const void* memory);
 

@@ -7,6 +7,7 @@ bool built() noexcept { return false; }
 int count() noexcept { return 0; }
 
 std::int32_t current() { return -1; }
+bool launches_dependents(std::int32_t) { return false; }
 std::int32_t index_of(const void*) { return -1; }
 
 Guard::Guard(std::int32_t) {}

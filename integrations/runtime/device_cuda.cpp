@@ -105,6 +105,12 @@ std::int32_t current() {
   return device;
 }
 
+bool launches_dependents(std::int32_t index) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
+  return major >= 9;
+}
+
 std::int32_t index_of(const void* memory) {
   cudaPointerAttributes attributes{};
   check(cudaPointerGetAttributes(&attributes, memory), "q: cudaPointerGetAttributes");

@@ -39,7 +39,8 @@ class Options:
             than that.
         cpu_isa: the instruction set on the CPU; "best" takes the widest there is.
         dependent_launch: on a GPU (compute capability 9.0 and newer), programmatic dependent launch: the call's kernel
-            may start before the one ahead of it on the stream has ended, and lets the next one do so.
+            may start before the one ahead of it on the stream has ended, whose results it waits for, and lets the next
+            one do so. False: in stream order.
         check_workspace: on a GPU, kernels before and after the call look whether its workspace is used by another call.
         check_lengths: for debugging: lengths and page ids on a device are copied to the host and looked at before the
             call, which waits for the device and cannot be captured. Those on the host are always looked at.
@@ -56,7 +57,7 @@ class Options:
     determinism: Determinism = "run_to_run"
     workers: int = 0
     cpu_isa: str = "best"
-    dependent_launch: bool = False
+    dependent_launch: bool = True
     check_workspace: bool = False
     check_lengths: bool = False
     encoded: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)

@@ -186,13 +186,12 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   problem_.struct_size = offsetof(lean_problem, alibi_sequence_stride);
   EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_OK);
   problem_.struct_size = sizeof(problem_), problem_.alibi_slopes = nullptr;
-  options_.dependent_launch = 1;
-  options_.struct_size = offsetof(lean_options, dependent_launch);
+  const lean_exchange exchange{};
+  options_.exchange = &exchange;
+  options_.struct_size = offsetof(lean_options, exchange);
   EXPECT_EQ(decode(problem_, options_).code, LEAN_OK);
   options_.struct_size = sizeof(options_);
-  if (options_.backend == LEAN_CPU) {
-    EXPECT_EQ(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_UNSUPPORTED);
-  }
+  EXPECT_NE(lean_decode(&problem_, &options_, &c_workspace_).code, LEAN_OK);
 }
 
 TEST_F(CApi, R31_UnknownEnumeratorsAreRefused) {

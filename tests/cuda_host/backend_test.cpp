@@ -294,7 +294,8 @@ TEST(CudaHost, R01_ACallIsOneLaunchOrTheTwoThatAreDocumented) {
     const unsigned workers = name == "many sequences" ? 264 : 132;
     EXPECT_EQ(decoding.grid, plain ? 2U : workers) << name;  // an output each, or a worker
     EXPECT_EQ(decoding.cooperative, name == "the host block") << name;
-    EXPECT_EQ(decoding.dependent, appends || name == "a dependent launch") << name;
+    EXPECT_EQ(decoding.dependent, !decoding.cooperative && name != "stream order") << name;
+    EXPECT_EQ(launches[0].dependent, !checked && !decoding.cooperative && name != "stream order") << name;
     if (name != "prefill and decode") continue;
     EXPECT_TRUE(launches[1].dependent) << "beside the chunks, for which it does not wait";
     EXPECT_NE(launches[0].kernel, launches[1].kernel);
@@ -317,7 +318,8 @@ TEST(CudaHost, R01_TwoLaunchesOfOneKindFollowEachOther) {
       p.total_q_tokens = 150;
       p.scores.causal = true;
       p.cu_q_tokens = static_cast<const std::int32_t*>(address(7));
-      const Asked asked{"", p, cuda_options()};
+      Asked asked{"", p, cuda_options()};
+      asked.options.dependent_launch = false;
       const Workspace workspace = workspace_for(asked);
       runtime().begin();
       ASSERT_TRUE(decode(asked.problem, asked.options, workspace).ok());
@@ -360,6 +362,10 @@ TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
       {"a right window", true, {}, [](Problem& p, Options&) { p.scores.causal = false, p.scores.window_right = 3; }},
       {"sinks", true, {}, [](Problem& p, Options&) { p.scores.sinks = static_cast<const float*>(address(8)); }},
       {"a dependent launch", true, {}, [](Problem&, Options& o) { o.dependent_launch = true; }},
+      {"a dependent launch of rows that follow",
+       false,
+       {.q_heads = 17, .kv_heads = 1},
+       [](Problem&, Options& o) { o.dependent_launch = true; }},
       {"a window, few rows of several", false, {.token_major = true}, windowed},
       {"the same of a group of 8", false, {.q_heads = 8, .kv_heads = 1}, windowed},
       {"a group of 17", false, {.q_heads = 17, .kv_heads = 1}},
@@ -383,6 +389,7 @@ TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
   for (const Row& row : rows) {
     to_a_new_device(row.device);
     Asked asked{row.name, problem_of(row.shape), cuda_options()};
+    asked.options.dependent_launch = false;
     Problem& p = asked.problem;
     p.batch = std::max<std::int64_t>(p.batch, 3);
     p.q_tokens = 1024;
@@ -401,7 +408,8 @@ TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
     ASSERT_TRUE(cuda::current_device(device).ok());
     const cuda::CallPlan plan = cuda::plan_call(p, asked.options, device);
     EXPECT_EQ(plan.side_by_side(), row.beside) << row.name;
-    EXPECT_EQ(launches[1].dependent, row.beside) << row.name << ": " << launches[0].kernel << ", " << launches[1].kernel;
+    EXPECT_EQ(launches[1].dependent, row.beside || asked.options.dependent_launch)
+        << row.name << ": " << launches[0].kernel << ", " << launches[1].kernel;
     EXPECT_EQ(launches[0].dependent, asked.options.dependent_launch) << row.name;
     if (!row.beside) continue;
     for (const cuda::LaunchPlan& launch : plan) {  // a multiprocessor has one CTA of either by what these take anyway
@@ -618,11 +626,14 @@ TEST(CudaHost, R17_NoLaunchTakesMoreThanTheWorkspaceThatWasAskedFor) {
     ASSERT_TRUE(status.ok()) << i << ": " << status.message;
     const auto state = reinterpret_cast<std::uintptr_t>(workspace.state);
     const auto scratch = reinterpret_cast<std::uintptr_t>(workspace.scratch);
+    cuda::Device known;
+    ASSERT_TRUE(cuda::current_device(known).ok());
+    const bool runs_beside = cuda::plan_call(asked.problem, asked.options, known).side_by_side();
     const Call* ahead = nullptr;
     for (const Call& launch : runtime().launches()) {
       ASSERT_LE(launch.counters_end, state + workspace.state_bytes) << i << ": " << launch.kernel;
       ASSERT_LE(launch.scratch_end, scratch + workspace.scratch_bytes) << i << ": " << launch.kernel;
-      if (ahead != nullptr && launch.decodes() && launch.dependent && !asked.options.dependent_launch) {  // beside the one ahead
+      if (ahead != nullptr && launch.decodes() && runs_beside) {
         ASSERT_LE(ahead->counters_end, launch.counters) << i << ": " << launch.kernel;
         ASSERT_LE(ahead->scratch_end, launch.scratch) << i << ": " << launch.kernel;
         ++beside;
@@ -649,9 +660,6 @@ TEST(CudaHost, R30_AnOldDeviceIsRefusedByName) {
   EXPECT_EQ(old.code, StatusCode::kUnsupported);
   EXPECT_NE(std::strstr(old.message, "8.0"), nullptr) << old.message;
   to_a_new_device({.major = 8, .minor = 0, .shared_bytes = 163 * 1024});
-  Options dependent = cuda_options();
-  dependent.dependent_launch = true;
-  EXPECT_NE(std::strstr(supports(problem_of({}), dependent).message, "options.dependent_launch"), nullptr);
   to_a_new_device({.cooperative = false});
   Options blocks = cuda_options();
   blocks.fixup = Fixup::kHostBlock;

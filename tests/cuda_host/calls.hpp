@@ -79,7 +79,7 @@ inline std::vector<Asked> asked_calls() {
   add("two kernels", {}, [](Problem&, Options& o) { o.fixup = Fixup::kTwoKernels; });
   add("the host block", {}, [](Problem&, Options& o) { o.fixup = Fixup::kHostBlock; });
   add("chunks", {}, [](Problem&, Options& o) { o.determinism = Determinism::kBatchInvariant, o.policy = Policy::fixed_chunk(); });
-  add("a dependent launch", {}, [](Problem&, Options& o) { o.dependent_launch = true; });
+  add("stream order", {}, [](Problem&, Options& o) { o.dependent_launch = false; });
   add("a checked call", {}, [](Problem&, Options& o) { o.check_workspace = true; });
   add("prefill and decode", {.batch = 3}, [](Problem& p, Options&) {
     p.q_tokens = 100, p.total_q_tokens = 150, p.scores.causal = true;

@@ -74,12 +74,13 @@ TEST(CudaHost, R01_ThePlainKernelIsOneLaunchHoweverWorkIsSharedOut) {
       const std::vector<Call> launches = launches_of(asked);
       ASSERT_EQ(launches.size(), 1U);
       EXPECT_TRUE(launches[0].plain());
-      EXPECT_FALSE(launches[0].cooperative || launches[0].dependent);
+      EXPECT_FALSE(launches[0].cooperative);
+      EXPECT_EQ(launches[0].dependent, fixup != Fixup::kHostBlock);
     }
   }
-  Asked dependent{"a dependent launch", problem_of({.head_dim = 59}), cuda_options()};
-  dependent.options.dependent_launch = true;
-  EXPECT_TRUE(launches_of(dependent)[0].dependent);
+  Asked ordered{"stream order", problem_of({.head_dim = 59}), cuda_options()};
+  ordered.options.dependent_launch = false;
+  EXPECT_FALSE(launches_of(ordered)[0].dependent);
 }
 
 /// New tokens of any dims come first, and the plain kernel follows the kernel that writes them.

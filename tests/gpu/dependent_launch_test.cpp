@@ -1,8 +1,6 @@
 // Programmatic dependent launch: a call starts while the kernel ahead of it still runs, and reads nothing that one may still write.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "gpu/device_run.hpp"
 #include "gpu/test_kernels.hpp"
 #include "support/reduced.hpp"
@@ -57,6 +55,7 @@ TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
     lengths.copy_from(chosen.data());
     copy_ints(stream, kept_queries.as<std::int32_t>(), queries, query_words);
 
+    call.options().dependent_launch = false;
     std::vector<std::uint8_t> bits[2];
     for (int set = 0; set < 2; ++set) {
       copy_ints(stream, call.kv_lengths(), lengths.as<std::int32_t>() + set * batch, batch);
@@ -87,6 +86,7 @@ TEST(DependentLaunch, R46_CallsBehindEachOtherShareAWorkspace) {
   const Stream stream;
   for (const Case& c : cases()) {
     DeviceRun call(c);
+    call.options().dependent_launch = false;
     const auto alone = call.bits(stream.get());
     call.options().dependent_launch = true;
     const Graph graph(stream, cudaStreamCaptureModeGlobal, [&] {
@@ -113,6 +113,7 @@ TEST(DependentLaunch, R46_QueriesMayBeTheOutputsOfTheCallAhead) {
     DeviceRun call(c);
     call.problem().q.data = ahead.problem().o.data;
     call.problem().q.strides = ahead.problem().o.strides;
+    ahead.options().dependent_launch = call.options().dependent_launch = false;
     const auto other = ahead.bits(stream.get());
     const auto alone = call.bits(stream.get());
     EXPECT_NE(alone, other);
@@ -126,16 +127,6 @@ TEST(DependentLaunch, R46_QueriesMayBeTheOutputsOfTheCallAhead) {
     }
     EXPECT_TRUE(ahead.clean() && call.clean());
   }
-}
-
-TEST(DependentLaunch, R30_HostBlockIsRefused) {
-  DeviceRun call(cases()[0]);
-  call.options().dependent_launch = true;
-  EXPECT_EQ(supports(call.problem(), call.options()).ok(), launches_dependents());
-  call.options().fixup = Fixup::kHostBlock;
-  const Status status = supports(call.problem(), call.options());
-  EXPECT_EQ(status.code, StatusCode::kUnsupported);
-  EXPECT_NE(std::strstr(status.message, "options.dependent_launch = 1"), nullptr) << status.message;
 }
 
 }  // namespace

@@ -383,10 +383,10 @@ def test_the_table_counts_rows_lost_and_leaves_void_ones_out():
     assert texts[1] == "time / best peer's: geometric mean 1.000 over 2 rows, worst 2.00 (a, x)"
     assert texts[2:] == ["rows lost by more than 2%: 1: a", "void: c", "without a time of ours: d"]
     assert "2.00" in table.row_text("a", lines[:3]) and "lean: no" in table.row_text("d", lines[-1:])
-    other_form = [*lines, line_of("a", "lean/dependent_launch", 1.01), line_of("c", "lean/dependent_launch", 9.0, note=lines[5]["note"])]
+    other_form = [*lines, line_of("a", "lean/stream_order", 1.01), line_of("c", "lean/stream_order", 9.0, note=lines[5]["note"])]
     assert table.summary(other_form)[:3] == texts[:3]  # best_peer() takes none of ours for a peer
-    assert table.summary(other_form)[3:5] == ["lean/dependent_launch: time / best peer's: geometric mean 1.010 over 1 rows, worst 1.01 (a, x)",
-                                              "lean/dependent_launch: rows lost by more than 2%: 0"]
+    assert table.summary(other_form)[3:5] == ["lean/stream_order: time / best peer's: geometric mean 1.010 over 1 rows, worst 1.01 (a, x)",
+                                              "lean/stream_order: rows lost by more than 2%: 0"]
 
 
 class FakeNvml:

@@ -65,7 +65,6 @@ def swapped(array):
         ("k_scale", ValueError, dict(k_scale=np.ones(1, np.float32))),
         ("layout", ValueError, dict(layout="sbhd")),
         ("options.splits", ValueError, dict(options=Options(splits=3))),
-        ("options.dependent_launch", NotImplementedError, dict(options=Options(dependent_launch=True))),
     ],
 )
 def test_misuse_names_the_argument(name, error, change):

@@ -120,7 +120,6 @@ const std::vector<Refusal>& refusals() {
          o.fixup = Fixup::kHostBlock;
          o.executor = &kAnyOrder;
        }},
-      {kUnsupported, "options.dependent_launch = 1: ", [](Problem&, Options& o) { o.dependent_launch = true; }},
       {StatusCode::kTooLarge, "options.policy.splits = 128: ",
        [](Problem& p, Options& o) {
          p.batch = 1 << 30;

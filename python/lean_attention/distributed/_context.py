@@ -11,7 +11,6 @@ from typing import Any, Optional
 import torch
 
 from lean_attention._decode import check_lengths, decode
-from lean_attention._options import Options
 from lean_attention.distributed._agreement import Agreement, WeakGroup, described, failure, membership, remember, timeout_of
 from lean_attention.distributed._append import append
 from lean_attention.distributed._exchange import EXCHANGES, Disagreement, Message, Rows, State
@@ -221,8 +220,6 @@ class ContextParallel:
             if q.device.type == "cpu":  # what is refused is refused before the cache is written
                 check_lengths(q, k, v, **call)
             append(shard, form, lengths, (k, v), (arguments["append_k"], arguments["append_v"]), arguments)
-        if self.exchange == FUSED:  # lengths, decode() and exchange follow each other as dependent launches
-            call["options"] = dataclasses.replace(call.get("options") or Options(), dependent_launch=True)
         return call
 
     def _own_state(self, form: Form, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: dict[str, Any]) -> State:

@@ -30,9 +30,6 @@ Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept {
     return refuse(StatusCode::kUnsupported, "options.cpu_isa", static_cast<std::int64_t>(options.cpu_isa),
                   "this machine does not run it");
   }
-  if (options.dependent_launch) {
-    return refuse(StatusCode::kUnsupported, "options.dependent_launch", 1, "the CPU backend launches nothing");
-  }
   const Executor& executor = *plan.executor;
   if (executor.run == nullptr || executor.worker_count < 1) {
     return refuse(StatusCode::kInvalidArgument, "options.executor.worker_count", executor.worker_count,

@@ -458,6 +458,7 @@ CallPlan plan_call(const Problem& problem, const Options& options, const Device&
                 .copies = copies_of(problem, device),
                 .vector_queries = rows_aligned(queries_after_append(problem), kPieceBytes),
                 .plain_tile = plain_tile(problem)};
+  plan.options.dependent_launch = options.dependent_launch && plan.may_overlap();
   if (options.workers == 0) {
     plan.options.workers = device.multiprocessors;
     plan.chooses_workers = true;

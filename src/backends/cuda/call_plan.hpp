@@ -73,7 +73,7 @@ struct LaunchPlan {
 };
 
 struct CallPlan {
-  Options options{};             // the workers are known: of a kernel that has a multiprocessor to itself
+  Options options{};             // the workers are known: of a kernel that has a multiprocessor to itself; and what may overlap
   bool chooses_workers = false;  // nobody asked for so many
   Device device{};
   KvCopies copies{};
@@ -90,6 +90,9 @@ struct CallPlan {
 
   /// The memory that the call is to be given. To be asked of a plan that was not refused: other sizes may overflow.
   [[nodiscard]] fixup::WorkspaceNeed need() const noexcept;
+
+  /// Its kernels may be dependent launches: a host block's cooperative one has none.
+  [[nodiscard]] bool may_overlap() const noexcept { return device.launches_dependents() && options.fixup != Fixup::kHostBlock; }
 
   [[nodiscard]] bool side_by_side() const noexcept { return sides.workers > 0; }
 

@@ -147,9 +147,9 @@ Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchP
 Status launch_all(const Problem& problem, const CallPlan& plan, const Workspace& workspace) noexcept {
   bool follows_append = false;
   if (appends(problem)) {
-    const bool dependent = plan.options.dependent_launch;
-    if (const Status status = enqueue_append(problem, dependent, plan.options.stream); !status.ok()) return status;
-    follows_append = plan.device.launches_dependents() && !dependent && plan.options.fixup != Fixup::kHostBlock;
+    const Status status = enqueue_append(problem, plan.options.dependent_launch, plan.options.stream);
+    if (!status.ok()) return status;
+    follows_append = plan.may_overlap();
   }
   for (const LaunchPlan& launch : plan) {
     if (const Status status = launch_kernel(problem, plan, launch, workspace, follows_append); !status.ok()) return status;

@@ -46,18 +46,12 @@ Status refuse_plan(const Problem& problem, const CallPlan& plan) noexcept {
   if (options.workers > kMaxWorkers) {
     return refuse(kUnsupported, "options.workers", options.workers, "the CUDA backend takes 1024 at most");
   }
-  if (options.dependent_launch && !plan.device.launches_dependents()) {
-    return refuse(kUnsupported, "options.dependent_launch", 1, "needs a device of compute capability 9.0 or newer");
-  }
   if (options.exchange != nullptr && !plan.exchanges()) {
     return refuse(
         kUnsupported, "options.exchange", options.exchange->ranks,
         "ranks exchange in the launch of a decode step of 16 bits, d 64 or 128: else by exchange_states() behind decode()");
   }
   if (options.fixup != Fixup::kHostBlock) return {};
-  if (options.dependent_launch) {
-    return refuse(kUnsupported, "options.dependent_launch", 1, "host_block needs a cooperative launch, which has no dependents");
-  }
   if (!plan.device.cooperative || options.workers > plan.device.multiprocessors) {
     return refuse(kUnsupported, "options.workers", options.workers,
                   "host_block needs all workers resident: one a multiprocessor at most");

@@ -170,14 +170,14 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
     }
   }
   if (consumes) setup_done<kConfig>(call);
-  if (call.launch.dependent && !beside) ptx::start_dependents();
+  const bool waits = call.launch.waits() && !beside;
   if constexpr (kWarmsL2<kConfig>) {
     if (warp == kConfig.consumer_warps - 1 && !beside) {
-      if (call.launch.dependent && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
+      if (waits && !may_warm_early<kConfig>(call)) ptx::await_earlier_kernels();
       call.plan.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
     }
   }
-  if (call.launch.dependent && !beside) ptx::await_earlier_kernels();
+  if (waits) ptx::await_earlier_kernels();
   build_line<kConfig>(call);
   if constexpr (kConfig.wide()) {
     if (consumes) {

@@ -116,9 +116,13 @@ struct FixupArgs {
 /// side the chunks' waits for all that is ahead of both before it lets the steps' start, which waits for nothing before its end
 /// (plan/side_workers.cuh).
 struct LaunchArgs {
-  bool dependent = false;       // launched as a programmatic dependent: waits before it reads anything
-  bool follows_append = false;  // launched as a dependent of the kernel that appends (append.hpp), and of nothing else
-  bool beside = false;          // DeviceCall::sides says with whom
+  bool dependent = false;  // the call may overlap what is ahead of it on the stream, and what comes after it
+  bool follows_append =
+      false;            // a dependent of the kernel that appends (append.hpp), which starts it when all ahead of both has ended
+  bool beside = false;  // DeviceCall::sides says with whom
+
+  /// Before it reads anything.
+  [[nodiscard]] constexpr bool waits() const noexcept { return dependent && !follows_append; }
 };
 
 /// What calls of many rows alone have.
