@@ -19,6 +19,7 @@ OURS, ORDERED = "lean", "lean, in stream order"
 TIER_A = "h200-tier-a-peers.jsonl"  # ours and every other, each row in one run
 SCHEDULES = "h200-tier-a.jsonl"  # ours alone, under each schedule
 H100 = "h100-tier-a.jsonl"
+LATER = "experiments/h200-tier-a-1924266e.jsonl"  # of later kernels, without upstream's FlashAttention-3
 ONE_RUN = "h100-tier-a-peers.jsonl"  # beside more of the others
 FLAT, RAGGED_SCHEDULES = "h100-flat.jsonl", "h100-ragged-schedules.jsonl"
 TIMELINE, GPU_TIMELINE = "cpu-timeline-2t.jsonl", "h200-timeline.jsonl"
@@ -941,6 +942,12 @@ NUMBERS = {
     "best single other over read": lambda: f"{min(mean(row['over'][family] for row in tier_a()) for family in FAMILIES):.2f}",
     "tier a over best other": lambda: f"{mean(against_best(OURS)):.2f}",
     "tier a over best other, stream order": lambda: f"{mean(against_best(ORDERED)):.2f}",
+    "later over read": lambda: f"{mean(row['over'][OURS] for row in tier_a(LATER)):.2f}",
+    "later over read, stream order": lambda: f"{mean(row['over'][ORDERED] for row in tier_a(LATER)):.2f}",
+    "later over best other": lambda: f"{mean(against_best(OURS, tier_a(LATER))):.2f}",
+    "later over best other, stream order": lambda: f"{mean(against_best(ORDERED, tier_a(LATER))):.2f}",
+    "later rows lost": lambda: slower(against_best(OURS, tier_a(LATER))),
+    "later rows lost, stream order": lambda: slower(against_best(ORDERED, tier_a(LATER))),
     "one run rows": lambda: f"{len(one_run())}",
     "one run over read": lambda: f"{mean(row['over'][OURS] for row in one_run()):.2f}",
     "one run over read, stream order": lambda: f"{mean(row['over'][ORDERED] for row in one_run()):.2f}",
