@@ -248,6 +248,7 @@ void lean_options_init(lean_options* options) {
   if (options == nullptr) return;
   std::memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
+  options->dependent_launch = lean::Options{}.dependent_launch ? 1 : 0;
 }
 
 lean_status lean_supports(const lean_problem* problem, const lean_options* options) {

@@ -186,6 +186,7 @@ TEST_F(CApi, R31_StructsOfOtherSizesAreTakenOnlyWhenTheirMeaningIsKnown) {
   problem_.struct_size = offsetof(lean_problem, alibi_sequence_stride);
   EXPECT_EQ(lean_supports(&problem_, &options_).code, LEAN_OK);
   problem_.struct_size = sizeof(problem_), problem_.alibi_slopes = nullptr;
+  EXPECT_EQ(options_.dependent_launch != 0, Options{}.dependent_launch);
   const lean_exchange exchange{};
   options_.exchange = &exchange;
   options_.struct_size = offsetof(lean_options, exchange);
