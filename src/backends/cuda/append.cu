@@ -234,7 +234,10 @@ struct RowCopy {
 /// CTAs (x, y, z): tokens y, y + gridDim.y, ... of sequence x; of each the z-th part of its rows, a piece a thread.
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ Problem problem) {
   ptx::await_earlier_kernels();  // over already where this is not a dependent launch
-  ptx::start_dependents();       // which need not wait for anything ahead of this kernel
+  if (threadIdx.x == 0) {
+    __threadfence();  // so that what those kernels wrote is seen by dependents, which wait for nothing ahead of this one
+    ptx::start_dependents();
+  }
   const std::int64_t sequence = blockIdx.x;
   if (blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) count_new_tokens(problem, sequence);
   const Sequence lengths = LengthSource(problem)(sequence);
