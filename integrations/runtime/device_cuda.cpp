@@ -108,7 +108,7 @@ std::int32_t current() {
 bool launches_dependents(std::int32_t index) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
-  return major >= 9;
+  return major >= 9 && LEAN_CUDA_NEWEST_COMPILED >= 90;  // older code has no wait for the kernels ahead
 }
 
 std::int32_t index_of(const void* memory) {
