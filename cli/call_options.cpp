@@ -122,6 +122,7 @@ Options CallOptions::options() const {
                         .cpu_isa = isa_,
                         .dependent_launch = !stream_order_};
   require_accepted(option_preconditions().check(resolve(options)));
+  if (options.backend == Backend::kCpu && stream_order_) throw BadArgument("--stream-order: goes with --backend cuda");
   if (options.backend == Backend::kCuda && isa_ != CpuIsa::kBest)
     throw BadArgument("--isa", name_of(isa_), "goes with --backend cpu");
   if (!cpu_isa_available(isa_)) {

@@ -516,7 +516,7 @@ Asked random_call(std::uint64_t& key) {
   if (o.policy.kind == Policy::Kind::kFixedChunk && one_of(key, {false, true})) o.determinism = Determinism::kBatchInvariant;
   o.fixup = one_of(key, {Fixup::kLastArriver, Fixup::kLastArriver, Fixup::kTwoKernels, Fixup::kHostBlock});
   o.workers = static_cast<std::int32_t>(one_of(key, {std::int64_t{0}, std::int64_t{0}, 1 + support::pick(++key, 1100)}));
-  o.dependent_launch = one_of(key, {false, false, false, true});
+  o.dependent_launch = one_of(key, {true, true, true, false});
   o.check_workspace = one_of(key, {false, false, false, true});
   if (one_of(key, {false, false, false, true})) {
     make_plain(p, key);
