@@ -660,6 +660,11 @@ TEST(CudaHost, R30_AnOldDeviceIsRefusedByName) {
   EXPECT_EQ(old.code, StatusCode::kUnsupported);
   EXPECT_NE(std::strstr(old.message, "8.0"), nullptr) << old.message;
   to_a_new_device({.major = 8, .minor = 0, .shared_bytes = 163 * 1024});
+  const Asked asked{"a dependent launch before sm_90", problem_of({}), cuda_options()};
+  const Workspace workspace = workspace_for(asked);
+  ASSERT_TRUE(asked.options.dependent_launch && decode(asked.problem, asked.options, workspace).ok());
+  ASSERT_EQ(runtime().launches().size(), 1U);
+  EXPECT_FALSE(runtime().launches()[0].dependent) << "asked for, and nothing of the kind is there";
   to_a_new_device({.cooperative = false});
   Options blocks = cuda_options();
   blocks.fixup = Fixup::kHostBlock;
