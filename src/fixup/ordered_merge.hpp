@@ -31,9 +31,9 @@ LEAN_HD [[nodiscard]] inline float add_part(float sum, float part, float weight)
 
 /// The sum over kMaxOneLevel lanes with a number each, known to all: halves are added to halves. TNumbers is a lane's own number, or
 /// the numbers of all; `across(x, step)` has, for each lane, what lane XOR `step` has of x.
-template <typename TNumbers, typename TAcross>
+template <std::int32_t kLanes = kMaxOneLevel, typename TNumbers, typename TAcross>
 LEAN_HD [[nodiscard]] inline TNumbers sum_over_lanes(TNumbers x, const TAcross& across) noexcept {
-  for (std::int32_t step = kMaxOneLevel / 2; step > 0; step /= 2) x = x + across(x, step);
+  for (std::int32_t step = kLanes / 2; step > 0; step /= 2) x = x + across(x, step);
   return x;
 }
 

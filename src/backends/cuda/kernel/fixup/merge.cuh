@@ -16,10 +16,10 @@
 namespace lean::cuda {
 
 /// Where slice i of a run's rows goes.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
 [[nodiscard]] __device__ __forceinline__ MergedSlice slice_of_run(const MergeRun& run, std::int32_t i) {
-  const std::int32_t row = i / kRowSlices<kConfig>;
-  return {.row = row, .row_of_parts = row, .slice = i % kRowSlices<kConfig>, .slot = run.slot};
+  const std::int32_t row = i / kRowSlices<kConfig, kDims>;
+  return {.row = row, .row_of_parts = row, .slice = i % kRowSlices<kConfig, kDims>, .slot = run.slot};
 }
 
 /// All of a run by one worker, up to kMaxOneLevel partials: one trip to memory for up to kAhead of them.
@@ -32,24 +32,30 @@ __device__ __forceinline__ void merge_run(const MergeRun& run, std::int32_t reco
                        [&run](std::int32_t i) { return slice_of_run<kConfig>(run, i); });
 }
 
-/// Partials, or bundles of them, that a worker asks for at once of the one slice or two that are its share.
-template <KernelConfig kConfig>
-inline constexpr int kAheadOfShare = 64 / kLaneDims<kConfig>;
+/// Elements of a slice, of all partials together, that a lane asks for at once where one slice or two are the worker's share.
+inline constexpr std::int32_t kAskedOfShare = 64;
 
-/// A worker's share of a run of up to kMaxOneLevel partials.
+/// Partials of bundles that a worker asks for at once.
+template <KernelConfig kConfig>
+inline constexpr int kAheadOfShare = kAskedOfShare / kLaneDims<kConfig>;
+
+/// A worker's share of a run of up to kMaxOneLevel partials. A decode step's slices are half as wide as others', so that they are as many as
+/// workers mostly, and come in one trip to memory, all partials at once: 1 x 4k of 16/1 heads 9.6 -> 9.1 us (docs/notebook/merging.md).
 template <KernelConfig kConfig>
 __device__ __forceinline__ void merge_share(const MergeRun& run, std::int32_t record_index, const fixup::MergeShare& share) {
   const CtaShared<kConfig>& shared = cta_memory<kConfig>().shared;
   const SegmentRecord& record = shared.records[record_index];
-  const std::int32_t slices = record.rows * kRowSlices<kConfig>;
+  constexpr std::int32_t kDims = kConfig.step() ? 2 : kLaneDims<kConfig>;
+  constexpr std::int32_t kAhead = kAskedOfShare / kDims;
+  const std::int32_t slices = record.rows * kRowSlices<kConfig, kDims>;
   const std::int32_t end = share.end(slices);
 #pragma unroll 1
   for (auto i = share.begin(slices) + static_cast<std::int32_t>(ptx::thread_index() / kWarpThreads); i < end;
        i += kConfig.consumer_warps) {
     const SlotParts<kConfig> parts{run};
-    const MergedSlice to = slice_of_run<kConfig>(run, i);
-    const auto asked = ask_for_slice<kAheadOfShare<kConfig>, kConfig>(parts, to.row_of_parts, to.slice);
-    deliver_slice<kConfig>(shared, record, to, gather_slice<kAheadOfShare<kConfig>, kConfig>(parts, asked));
+    const MergedSlice to = slice_of_run<kConfig, kDims>(run, i);
+    const auto asked = ask_for_slice<kAhead, kConfig, kDims>(parts, to.row_of_parts, to.slice);
+    deliver_slice<kConfig>(shared, record, to, gather_slice(parts, asked));
   }
 }
 
@@ -72,13 +78,13 @@ __device__ __forceinline__ void merge_share_of_bundles(const MergeRun& run, std:
       const MergeRun part = run.of(bundling.begin(bundle), bundling.end(bundle, run.parts));
       const SlotParts<kConfig> parts{part};
       const auto asked = ask_for_slice<kAheadOfShare<kConfig>, kConfig>(parts, to.row_of_parts, to.slice);
-      StagedBundles<kConfig>::stage(memory, bundle, gather_slice<kAheadOfShare<kConfig>, kConfig>(parts, asked));
+      StagedBundles<kConfig>::stage(memory, bundle, gather_slice(parts, asked));
     }
     consumer_sync<kConfig>();
     if (warp == 0) {
       const StagedBundles<kConfig> parts{memory, bundling.bundles};
       const auto asked = ask_for_slice<kAheadOfShare<kConfig>, kConfig>(parts, to.row_of_parts, to.slice);
-      deliver_slice<kConfig>(memory.shared, record, to, gather_slice<kAheadOfShare<kConfig>, kConfig>(parts, asked));
+      deliver_slice<kConfig>(memory.shared, record, to, gather_slice(parts, asked));
     }
     consumer_sync<kConfig>();  // the bundles' room is free again
   }

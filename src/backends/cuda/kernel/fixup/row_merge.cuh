@@ -40,7 +40,7 @@ class RowMerge : WarpRows<kConfig> {
         if (!exists(first + i)) continue;
         const std::int32_t owner = (first + i) / kRowSlices<kConfig>;
         const float weight = fixup::part_weight(asked[i].state.m, __shfl_sync(ptx::kAllLanes, state_.m, owner));
-        Rows::store(first + i, add_slices<kAhead, kConfig>(parts_, asked[i], weight));
+        Rows::store(first + i, add_slices(parts_, asked[i], weight));
       }
     }
   }

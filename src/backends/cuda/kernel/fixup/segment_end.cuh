@@ -18,11 +18,17 @@ __device__ __forceinline__ void merge_staged(std::int32_t record_index, const St
   constexpr std::int32_t kSlices = kRowSlices<kConfig>;
   const CtaMemory<kConfig>& memory = cta_memory<kConfig>();
   const SegmentRecord& record = memory.shared.records[record_index];
-  merge_slices<kConfig.token_warps()>(
-      memory.shared, record, WarpParts<kConfig>{memory}, rows.existing(record.rows) * kSlices, [&](std::int32_t i) {
-        const std::int32_t staged = i / kSlices;
-        return MergedSlice{.row = rows.row(staged), .row_of_parts = staged, .slice = i % kSlices, .slot = record.slot};
-      });
+  const WarpParts<kConfig> parts{memory};
+  const std::int32_t count = rows.existing(record.rows) * kSlices;
+  const auto place_of = [&](std::int32_t i) {
+    const std::int32_t staged = i / kSlices;
+    return MergedSlice{.row = rows.row(staged), .row_of_parts = staged, .slice = i % kSlices, .slot = record.slot};
+  };
+  if constexpr (kConfig.step() && kConfig.q_rows == kMmaRows) {
+    merge_staged_by_twos<kConfig>(memory.shared, record, parts, count, place_of);
+  } else {
+    merge_slices<kConfig.token_warps()>(memory.shared, record, parts, count, place_of);
+  }
 }
 
 /// merge_staged() as a function that is called: it is there once, and the loop over tiles keeps its registers.

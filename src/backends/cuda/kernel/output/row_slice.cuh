@@ -16,38 +16,38 @@ namespace lean::cuda {
 template <KernelConfig kConfig>
 inline constexpr std::int32_t kLaneDims = min_of(kVectorDims, kConfig.value_dim() / kWarpThreads);
 
-template <KernelConfig kConfig>
-struct alignas(kLaneDims<kConfig> * sizeof(float)) LaneElements {
-  float x[kLaneDims<kConfig>] = {};
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
+struct alignas(kDims * sizeof(float)) LaneElements {
+  float x[kDims] = {};
 };
 
 /// Dims that a warp merges at once, and how many such slices a row has.
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kSliceDims = kWarpThreads * kLaneDims<kConfig>;
-template <KernelConfig kConfig>
-inline constexpr std::int32_t kRowSlices = kConfig.value_dim() / kSliceDims<kConfig>;
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
+inline constexpr std::int32_t kSliceDims = kWarpThreads * kDims;
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
+inline constexpr std::int32_t kRowSlices = kConfig.value_dim() / kSliceDims<kConfig, kDims>;
 
 /// A slice of a row: a lane's elements, and the row's state, which all lanes know.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
 struct RowSlice {
-  LaneElements<kConfig> o;
+  LaneElements<kConfig, kDims> o;
   softmax::State state;
 };
 
 /// A lane's first dim of a slice, as rows are kept: swizzled.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
 [[nodiscard]] __device__ __forceinline__ std::int32_t dim_of_lane(std::int32_t slice) {
-  return slice * kSliceDims<kConfig> + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kLaneDims<kConfig>;
+  return slice * kSliceDims<kConfig, kDims> + static_cast<std::int32_t>(ptx::thread_index() % kWarpThreads) * kDims;
 }
 
 /// Loads what other workers stored.
-template <KernelConfig kConfig>
-[[nodiscard]] __device__ __forceinline__ LaneElements<kConfig> load_past_l1(const float* at) {
-  if constexpr (kLaneDims<kConfig> == 2) {
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
+[[nodiscard]] __device__ __forceinline__ LaneElements<kConfig, kDims> load_past_l1(const float* at) {
+  if constexpr (kDims == 2) {
     const float2 x = __ldcg(reinterpret_cast<const float2*>(at));
     return {{x.x, x.y}};
   } else {
-    static_assert(kLaneDims<kConfig> == 4);
+    static_assert(kDims == 4);
     const float4 x = __ldcg(reinterpret_cast<const float4*>(at));
     return {{x.x, x.y, x.z, x.w}};
   }

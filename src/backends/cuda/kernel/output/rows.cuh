@@ -46,13 +46,13 @@ template <KernelConfig kConfig>
 }
 
 /// A lane's merged elements of a row as the output has them, in pairs.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims = kLaneDims<kConfig>>
 struct OutputPairs {
-  std::uint32_t pairs[kLaneDims<kConfig> / 2];
+  std::uint32_t pairs[kDims / 2];
 
-  __device__ __forceinline__ OutputPairs(const DeviceCall& call, const RowEnd& end, const LaneElements<kConfig>& o) {
+  __device__ __forceinline__ OutputPairs(const DeviceCall& call, const RowEnd& end, const LaneElements<kConfig, kDims>& o) {
 #pragma unroll
-    for (int i = 0; i < kLaneDims<kConfig> / 2; ++i) {
+    for (int i = 0; i < kDims / 2; ++i) {
       float low = o.x[2 * i] * end.scale;
       float high = o.x[2 * i + 1] * end.scale;
       if constexpr (kConfig.scaled()) {
@@ -75,14 +75,14 @@ __device__ __forceinline__ void store_four(const DeviceCall& call, std::uint16_t
 }
 
 /// Stores a lane's merged elements of a row, if the problem has that many dims.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims>
 __device__ __forceinline__ void store_elements(const DeviceCall& call, const RowEnd& end, std::int32_t dim,
-                                               const LaneElements<kConfig>& o) {
+                                               const LaneElements<kConfig, kDims>& o) {
   if (kConfig.wide() ? dim >= value_dim_of(call.problem) : dim >= call.problem.head_dim) return;
   std::uint16_t* to = end.to + dim;
-  const auto [pairs] = OutputPairs<kConfig>(call, end, o);
+  const auto [pairs] = OutputPairs<kConfig, kDims>(call, end, o);
   if (call.output.vector_output) {
-    if constexpr (kLaneDims<kConfig> == 4) {
+    if constexpr (kDims == 4) {
       *reinterpret_cast<uint2*>(to) = {pairs[0], pairs[1]};
     } else {
       *reinterpret_cast<std::uint32_t*>(to) = pairs[0];
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_elements(const DeviceCall& call, const Row
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kLaneDims<kConfig>; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+  for (int i = 0; i < kDims; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
 }
 
 /// Where the dims of a row lie that are kept from `dim` on.
@@ -100,10 +100,10 @@ template <KernelConfig kConfig>
 }
 
 /// Stores a merged slice of a row into the output.
-template <KernelConfig kConfig>
+template <KernelConfig kConfig, std::int32_t kDims>
 __device__ __forceinline__ void output_slice(const DeviceCall& call, const SegmentRecord& record, std::int32_t row,
-                                             std::int32_t slice, const RowSlice<kConfig>& whole) {
-  const std::int32_t dim = dim_of_lane<kConfig>(slice);
+                                             std::int32_t slice, const RowSlice<kConfig, kDims>& whole) {
+  const std::int32_t dim = dim_of_lane<kConfig, kDims>(slice);
   const RowEnd end = end_row<kConfig>(call, record, row, whole.state, dim == 0);
   store_elements<kConfig>(call, end, output_dim<kConfig>(row, dim), whole.o);
 }
