@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "base/hd.hpp"
@@ -67,11 +68,12 @@ LEAN_HD [[nodiscard]] inline State with_sink(State state, float sink) noexcept {
   return sink == kNegInf ? state : merge(state, {.m = to_log2(sink), .l = 1.0F});
 }
 
-/// What ends a row: its un-scaled O is multiplied by this. Empty: 0, exactly.
-LEAN_HD [[nodiscard]] inline float output_scale(State state, float sink = kNegInf) noexcept {
+/// What ends a row: its un-scaled O is multiplied by this. Empty: 0, exactly. `divide`: a / b, as exactly as the caller has it.
+template <typename TDivide = std::divides<>>
+LEAN_HD [[nodiscard]] inline float output_scale(State state, float sink = kNegInf, const TDivide& divide = {}) noexcept {
   if (state.l == 0.0F) return 0.0F;
   const State whole = with_sink(state, sink);
-  return rescale_factor(state.m, whole.m) / whole.l;
+  return divide(rescale_factor(state.m, whole.m), whole.l);
 }
 
 /// log(exp(a) + exp(b)); the other one, exactly, where one is -inf.
