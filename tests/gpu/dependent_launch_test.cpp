@@ -15,7 +15,8 @@ using support::full_or_reduced;
 constexpr std::int32_t kCapacity = 1009;
 
 /// A decode step by bulk copies, one by threads, one of many sequences, calls that no decode step's variant serves, one whose chunk
-/// and few rows run side by side, and the first two of many outputs, which have two workers on a multiprocessor.
+/// and few rows run side by side, one of a single request, and the first two of many outputs, which have two workers on a
+/// multiprocessor.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),
@@ -32,12 +33,15 @@ std::vector<Case> cases() {
   all[5].n_q = {1, 200, 2, 1, 1};
   all[5].causal = true;
   all[5].q_layout = all[5].o_layout = all[5].lse_layout = "shd";
+  all.push_back(step);
+  all.back().lens.assign(1, kCapacity);
   all.push_back(of_many_outputs(all[0], cuda::Scope::kPairedStep));
   all.push_back(of_many_outputs(all[1], cuda::Scope::kPairedTensorStep));
   return all;
 }
 
-/// Lengths and queries are wrong until the kernel ahead ends: it lets the call start, waits, and then writes both.
+/// Lengths and queries are wrong until the kernel ahead ends: it lets the call start, waits, and then writes both. What lengths are until
+/// then, which the call may have been planned by, is none at all, others that are alike, and those of the other set.
 TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
   if (!launches_dependents()) GTEST_SKIP() << "needs compute capability 9.0";
   const Stream stream;
@@ -49,9 +53,15 @@ TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
     for (std::int32_t b = 0; b < batch; ++b) query_tokens += c.n_q[static_cast<std::size_t>(b) % c.n_q.size()];
     const std::int32_t query_words = query_tokens * c.q_heads * c.head_dim / 2;
     const DeviceBuffer kept_queries(sizeof(std::int32_t) * static_cast<std::size_t>(query_words));
-    const DeviceBuffer lengths(sizeof(std::int32_t) * static_cast<std::size_t>(2 * batch));
-    std::vector<std::int32_t> chosen(static_cast<std::size_t>(2 * batch), kCapacity);
-    for (std::int32_t b = 0; b < batch; ++b) chosen[static_cast<std::size_t>(b)] = 1 + 37 * b % kCapacity;
+    constexpr std::int32_t kSets = 4;  // the last two are never the call's
+    const DeviceBuffer lengths(sizeof(std::int32_t) * static_cast<std::size_t>(kSets * batch));
+    std::vector<std::int32_t> chosen(static_cast<std::size_t>(kSets * batch), kCapacity);
+    for (std::int32_t b = 0; b < batch; ++b) {
+      const auto in_set = [&](std::int32_t set) -> std::int32_t& { return chosen[static_cast<std::size_t>(set * batch + b)]; };
+      in_set(0) = 1 + 37 * b % kCapacity;
+      in_set(2) = 0;
+      in_set(3) = kCapacity / 3;
+    }
     lengths.copy_from(chosen.data());
     copy_ints(stream, kept_queries.as<std::int32_t>(), queries, query_words);
 
@@ -65,16 +75,17 @@ TEST(DependentLaunch, R46_NothingIsReadBeforeTheKernelAheadEnds) {
     EXPECT_NE(bits[0], bits[1]);
 
     call.options().dependent_launch = true;
-    for (int round = 0; round < full_or_reduced(200, 5); ++round) {
+    for (int round = 0; round < full_or_reduced(200, 6); ++round) {
       const int set = round % 2;
+      const int until_then = round / 2 % 3 == 0 ? 1 - set : 1 + round / 2 % 3;
       demand(cudaMemsetAsync(queries, 0xFF, kept_queries.size_bytes(), stream.get()), "cudaMemsetAsync");  // NaN
-      demand(cudaMemsetAsync(call.kv_lengths(), 0, sizeof(std::int32_t) * static_cast<std::size_t>(batch), stream.get()),
-             "cudaMemsetAsync");
+      copy_ints(stream, call.kv_lengths(), lengths.as<std::int32_t>() + until_then * batch, batch);
       call.poison_outputs(stream.get());
       copy_ints_late(stream, {call.kv_lengths(), lengths.as<std::int32_t>() + set * batch, batch},
                      {queries, kept_queries.as<std::int32_t>(), query_words}, 20us);
       call.enqueue(stream.get());
-      ASSERT_EQ(call.output_bytes(stream.get()), bits[set]) << "round " << round << ", " << support::to_text(c);
+      ASSERT_EQ(call.output_bytes(stream.get()), bits[set])
+          << "round " << round << ", lengths of set " << until_then << " first, " << support::to_text(c);
     }
     EXPECT_TRUE(call.clean());
   }

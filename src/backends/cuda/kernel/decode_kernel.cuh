@@ -110,7 +110,8 @@ __device__ __forceinline__ void consume(const DeviceCall& call, CtaMemory<kConfi
       if constexpr (kConfig.exchanges()) collect_rows<kConfig>();
       return end_track<kConfig>();
     }
-    if (kConfig.bulk_queries() && first_segment && threadIdx.x == 0) copy_queries<kConfig>(call, record, records.index);
+    if (kConfig.bulk_queries() && first_segment && !record.queries_asked && threadIdx.x == 0)
+      copy_queries<kConfig>(call, record, records.index);
     first_segment = false;
     if (!asked.merge_only()) {
       note<kConfig>(timeline::EventKind::kStreamBegin, records.index);
@@ -177,7 +178,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
       call.plan.cumulative ? warm_l2<kConfig, true>(call) : warm_l2<kConfig, false>(call);
     }
   }
-  if (waits) ptx::await_earlier_kernels();
+  if (waits && (consumes || !plans_ahead<kConfig>(call))) ptx::await_earlier_kernels();
   build_line<kConfig>(call);
   if constexpr (kConfig.wide()) {
     if (consumes) {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "backends/cuda/kernel/device_call.hpp"
+#include "backends/cuda/ptx/relaxed.cuh"
 #include "backends/cuda/sticky.cuh"
 #include "problem/sequence.hpp"
 #include "schedule/even_line.hpp"
@@ -17,6 +18,11 @@
 #include "schedule/work_line.hpp"
 
 namespace lean::cuda {
+
+/// Loads a word that an earlier kernel may be writing: past the L1, which would go on having what was there before.
+struct PastL1 {
+  [[nodiscard]] LEAN_HD static std::int32_t load(const std::int32_t* at) noexcept { return ptx::load_relaxed(at); }
+};
 
 /// Lengths as the kernel reads them: a value that had to be clamped leaves a sticky code in the workspace, and a sequence that
 /// another launch serves has no queries.

@@ -58,7 +58,8 @@ struct SegmentRecord {
   std::uint16_t* output = nullptr;  // query token 0 of the group's first head
   float v_scale = 1.0F;             // of fp8 values
   ChunkPlace chunk;
-  bool last = false;  // nothing more: no segment
+  bool last = false;           // nothing more: no segment
+  bool queries_asked = false;  // by who announced it; of the first segment a consumer asks for them else
 
   [[nodiscard]] __device__ bool sole() const { return contributors == 1; }
 

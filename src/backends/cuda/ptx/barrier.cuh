@@ -13,6 +13,11 @@ __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, std::uint32
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
+/// What it lies in is memory again, of which another may be made.
+__device__ __forceinline__ void barrier_end(std::uint64_t* barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 /// Makes initialised barriers visible to the TMA; every thread still needs __syncthreads().
 __device__ __forceinline__ void barrier_init_fence() {
 #if LEAN_CUDA_ARCH >= 900

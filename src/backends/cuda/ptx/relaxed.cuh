@@ -4,12 +4,19 @@
 
 #include <cstdint>
 
+#include "base/hd.hpp"
+
 namespace lean::cuda::ptx {
 
-[[nodiscard]] __device__ __forceinline__ std::int32_t load_relaxed(const std::int32_t* at) {
+/// What reads lengths is compiled for a host, too, which calls this nowhere.
+[[nodiscard]] LEAN_HD inline std::int32_t load_relaxed(const std::int32_t* at) noexcept {
+#ifndef __CUDA_ARCH__
+  return *at;
+#else
   std::int32_t x;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at));
   return x;
+#endif
 }
 
 }  // namespace lean::cuda::ptx

@@ -102,29 +102,44 @@ class Producer {
     }
   }
 
-  /// Does what run() does for a worker that has one segment, by one thread: it is announced when its first tile is asked for, and
-  /// not before.
-  template <typename TCursor>
-  __device__ __forceinline__ void run(OneSegment<TCursor> one) {
-    static_assert(kEndToEnd && kConfig.copies_runs() && !kConfig.has_contributors_warp());
+  /// Does what run() does for a worker that has one segment, by one thread of its warp: it is announced when its first tile is asked for,
+  /// and not before. False where the lengths that it was made of do not hold: then it is as if nothing had been asked for.
+  template <typename TCursor, typename THolds>
+  [[nodiscard]] __device__ __forceinline__ bool run(OneSegment<TCursor, THolds> one) {
+    static_assert(kEndToEnd && kConfig.copies_runs() && !kConfig.has_contributors_warp() && kConfig.bulk_queries());
     TCursor& cursor = one.cursor;
     PipelineState records(kRecords);
     TileRange range;
-    if (writer_.next(cursor, range)) {
-      SegmentRecord record;
+    SegmentRecord record;
+    HeadRows v;
+    std::int32_t token = 0;
+    std::int32_t tokens = 0;
+    const bool any = writer_.next(cursor, range);
+    if (any) {
       writer_.write(cursor, range, record);
       const HeadRows k = rows_of(call_, true, record);
-      const HeadRows v = rows_of(call_, false, record);
-      std::int32_t token = record.token_begin;
-      std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
+      v = rows_of(call_, false, record);
+      token = record.token_begin;
+      tokens = record.tokens_from(token, kConfig.tile_tokens);
       if (tokens > 0) copy_tile(k, record, token, tokens);
-      const std::uint32_t keys_asked = ptx::clock_cycles();
+    }
+    const std::uint32_t keys_asked = ptx::clock_cycles();
+    record.queries_asked = any && one.ahead;
+    if (record.queries_asked && thread_ == 0) copy_queries<kConfig>(call_, record, records.index);
+    if (!one.holds()) {
+      if (any && thread_ == 0) take_back(tokens > 0);
+      __syncwarp();
+      return false;
+    }
+    if (thread_ != 0) return true;
+    if (any) {
       shared_.records[records.index] = record;
       ptx::barrier_arrive(&shared_.record_full[records.index]);
       announce_contributors(cursor, range, records);
       while (ptx::clock_cycles() - keys_asked < kValuesAfterCycles) {
       }
       if (tokens > 0) copy_tile(v, record, token, tokens);
+      const HeadRows k = rows_of(call_, true, record);
       for (token += tokens; token < record.token_end; token += tokens) {
         tokens = record.tokens_from(token, kConfig.tile_tokens);
         copy_tile(k, record, token, tokens);
@@ -134,6 +149,7 @@ class Producer {
     }
     shared_.records[records.index].last = true;
     ptx::barrier_arrive(&shared_.record_full[records.index]);
+    return true;
   }
 
  private:
@@ -159,6 +175,18 @@ class Producer {
                                                         const PipelineState& records) {
     writer_.write_contributors(cursor, range, shared_.records[records.index]);
     ptx::barrier_arrive(&shared_.contributors_known[records.index]);
+  }
+
+  /// Waits for the first keys and queries, which nobody else knows of, and has their places as if none had been asked for.
+  __device__ __forceinline__ void take_back(bool keys) {
+    const auto end = [](std::uint64_t& full) {
+      ptx::barrier_wait(&full, 0);
+      ptx::barrier_end(&full);
+      ptx::barrier_init(&full, 1);
+    };
+    if (keys) end(shared_.stage_full[0]);
+    end(shared_.queries_full[0]);
+    ptx::barrier_init_fence();
   }
 
   [[nodiscard]] __device__ HeadRows rows_of(const DeviceCall& call, bool keys, const SegmentRecord& record) const {
@@ -414,10 +442,11 @@ struct Produce {
     end();
   }
 
-  template <typename TCursor>
-  __device__ __forceinline__ void operator()(OneSegment<TCursor> one) const {
-    Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run(one);
-    end();
+  template <typename TCursor, typename THolds>
+  [[nodiscard]] __device__ __forceinline__ bool operator()(OneSegment<TCursor, THolds> one) const {
+    if (!Producer<kConfig, true>(call, maps, memory.shared, memory.ring(call)).run(one)) return false;
+    if (threadIdx.x == kConfig.consumer_threads()) end();
+    return true;
   }
 
  private:

@@ -107,6 +107,27 @@ template <int kSequences>
   return picked;
 }
 
+/// Whether the producers of a call plan it while kernels ahead of it still run. What these may be writing, its lengths, is looked at again
+/// once they have ended: nearly always they are what they were, and the plan is there. Of short lines, a sequence a lane; where all threads
+/// build a line, planning beside the kernel ahead took calls up to 11 % longer (docs/notebook/short-calls.md).
+template <KernelConfig kConfig>
+[[nodiscard]] __device__ __forceinline__ bool plans_ahead(const DeviceCall& call) {
+  if constexpr (!kConfig.step() || kConfig.may_run_beside()) return false;
+  return call.launch.waits() && call.plan.short_line && !call.plan.cumulative && call.shape.batch <= kWarpThreads;
+}
+
+/// The lengths of a lane's sequence, beyond the last of the last: of a call without cumulative lengths.
+[[nodiscard]] __device__ __forceinline__ Sequence lengths_of_own(const DeviceCall& call) {
+  return BasicLengthSource<false, PastL1>(call.problem)(
+      min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+}
+
+/// Whether all lanes' lengths are what they were. A clamped one is made anew, and reported then. By a warp.
+[[nodiscard]] __device__ __forceinline__ bool are_same(const Sequence& before, const Sequence& now) {
+  const bool same = now.kv_begin == before.kv_begin && now.kv_end == before.kv_end && !now.clamped;
+  return __all_sync(ptx::kAllLanes, same) != 0;
+}
+
 /// Stages of a short line's building. A warp that begins with a later one rehearses those from there on (CtaWide), by numbers of which
 /// it is only known that they take the way of most.
 enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
@@ -124,24 +145,17 @@ enum class LineStage : std::int32_t { kLengths, kSums, kPlan, kNone };
           976};
 }
 
-/// A short flat line, by a warp for itself: a lane kSequences neighbouring sequences, those beyond the last as the last. An even
-/// one is known at once. Else the lane with the sequence that holds the beginning of this worker's share tells where that is and
-/// how long: nobody searches, nothing is read twice.
-template <KernelConfig kConfig, bool kCumulative, int kSequences>
-[[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_lanes_line(const DeviceCall& call,
-                                                                            const FlatRules<kConfig, kCumulative>& rules,
-                                                                            LineStage from = LineStage::kLengths) {
+/// A short flat line, by a warp for itself, of its lanes' lengths: a lane has kSequences neighbouring sequences, those beyond the last as
+/// the last. An even one is known at once, where it may be one. Else the lane with the sequence that holds the beginning of this worker's
+/// share tells where that is and how long: nobody searches, nothing is read twice. `settled`: nobody writes the lengths any more.
+template <bool kLooksForEven, KernelConfig kConfig, bool kCumulative, int kSequences>
+[[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> line_of_lanes(const DeviceCall& call,
+                                                                         const FlatRules<kConfig, kCumulative>& rules,
+                                                                         const Sequence (&lengths)[kSequences], bool settled,
+                                                                         LineStage from = LineStage::kLengths) {
   const auto first = static_cast<std::int32_t>(threadIdx.x % kWarpThreads) * kSequences;
   const auto batch = static_cast<std::int32_t>(call.shape.batch);
-  Sequence lengths[kSequences];
   FlatSums<kConfig> each[kSequences];
-  if (from == LineStage::kLengths) {
-#pragma unroll
-    for (int i = 0; i < kSequences; ++i) lengths[i] = rules.lengths().unreported(min(first + i, batch - 1));
-  } else {
-    lengths[0].q_tokens = 8 * kConfig.q_rows;
-    lengths[0].kv_end = 16 * kConfig.q_rows;
-  }
   bool alike = true;
   bool clamped = false;
 #pragma unroll
@@ -154,8 +168,8 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
     }
     alike = alike && each[i].max_output_cost == each[0].max_output_cost;
   }
-  if (clamped) rules.lengths().report();
-  if constexpr (kMayBeEven<kConfig, kCumulative>) {
+  if (clamped && settled) rules.lengths().report();
+  if constexpr (kLooksForEven && kMayBeEven<kConfig, kCumulative>) {
     if (call.plan.even.outputs > 0 && (batch == 1 || all_alike(each[0].max_output_cost, alike))) {
       FlatLine<kConfig> line{.lengths = lengths[0]};
       line.even = schedule::even_share(call.plan.even, each[0], rules.cost_model(), static_cast<std::int32_t>(blockIdx.x));
@@ -197,18 +211,39 @@ template <KernelConfig kConfig, bool kCumulative, int kSequences>
 
 /// Builds a short line of more sequences than a warp has lanes: a function that is called, so that it is no code on the way of
 /// fewer. It makes the rules itself: a reference to its caller's would keep these in memory.
-template <KernelConfig kConfig, bool kCumulative>
+template <KernelConfig kConfig, bool kCumulative, bool kLooksForEven = true>
 [[nodiscard]] __device__ __noinline__ FlatLine<kConfig> build_longer_line(const DeviceCall& call) {
-  return build_lanes_line<kConfig, kCumulative, kLaneSequences>(call, flat_rules_of<kConfig, kCumulative>(call));
+  const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
+  Sequence lengths[kLaneSequences];
+#pragma unroll
+  for (int i = 0; i < kLaneSequences; ++i) {
+    const std::int64_t sequence = static_cast<std::int64_t>(threadIdx.x % kWarpThreads) * kLaneSequences + i;
+    lengths[i] = rules.lengths().unreported(min(sequence, call.shape.batch - 1));
+  }
+  return line_of_lanes<kLooksForEven, kConfig, kCumulative>(call, rules, lengths, true);
 }
 
+/// The line of a call that was planned ahead, of other lengths than it has: walked, even where it is even, whose shares are the same.
+template <KernelConfig kConfig, bool kCumulative>
+[[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_line_anew(const DeviceCall& call) {
+  return build_longer_line<kConfig, kCumulative, false>(call);
+}
+
+/// `own`: what the line is made of where it is planned ahead, the lengths of the lane's sequence.
 template <KernelConfig kConfig, bool kCumulative>
 [[nodiscard]] __device__ __forceinline__ FlatLine<kConfig> build_short_line(const DeviceCall& call,
-                                                                            const FlatRules<kConfig, kCumulative>& rules) {
+                                                                            const FlatRules<kConfig, kCumulative>& rules,
+                                                                            bool settled, Sequence& own) {
   if constexpr (kMayBeEven<kConfig, kCumulative>) {  // others have shorter ones only
     if (call.shape.batch > kWarpThreads) return build_longer_line<kConfig, kCumulative>(call);
   }
-  return build_lanes_line<kConfig, kCumulative, 1>(call, rules);
+  if constexpr (kConfig.step() && !kCumulative) {
+    own = lengths_of_own(call);
+  } else {
+    own = rules.lengths().unreported(min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+  }
+  const Sequence lengths[1] = {own};
+  return line_of_lanes<true, kConfig, kCumulative>(call, rules, lengths, settled);
 }
 
 /// Any flat line, by all threads, a strip each.

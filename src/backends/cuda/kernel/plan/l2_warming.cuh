@@ -7,9 +7,9 @@
 #include "backends/cuda/kernel/asked.cuh"
 #include "backends/cuda/kernel/device_call.hpp"
 #include "backends/cuda/kernel/kv_rows.cuh"
+#include "backends/cuda/kernel/lines.cuh"
 #include "backends/cuda/kernel/plan/early_tile.hpp"
 #include "backends/cuda/ptx/copy.cuh"
-#include "backends/cuda/ptx/relaxed.cuh"
 #include "backends/cuda/ptx/warp.cuh"
 #include "problem/address.hpp"
 #include "problem/pages.hpp"
@@ -20,11 +20,6 @@ namespace lean::cuda {
 /// Whether a variant has it: rows that threads copy gain nothing by it (docs/notebook/first-read.md).
 template <KernelConfig kConfig>
 inline constexpr bool kWarmsL2 = kConfig.traits().warms_l2;
-
-/// Loads a word that an earlier kernel may be writing: past the L1, which would go on having what was there before.
-struct EarlyLoad {
-  [[nodiscard]] __device__ static std::int32_t load(const std::int32_t* at) { return ptx::load_relaxed(at); }
-};
 
 /// Whether a call that overlaps the kernels ahead of it may prefetch before these have ended. They may still be writing the lengths
 /// that say where: so only where lengths are clamped to a capacity, and all memory up to it is allocated.
@@ -71,7 +66,7 @@ __device__ __forceinline__ void warm_l2(const DeviceCall& call) {
   if (!paged && !end_to_end && !Asked<kConfig>(call).tensor_copies()) return;
   const auto worker = static_cast<std::int32_t>(blockIdx.x);
   const EarlyPlace place = early_place(call.plan.alike, worker, static_cast<std::int32_t>(problem.batch), call.shape.kv_heads);
-  const Sequence lengths = !kCumulative && call.launch.dependent ? BasicLengthSource<false, EarlyLoad>(problem)(place.sequence)
+  const Sequence lengths = !kCumulative && call.launch.dependent ? BasicLengthSource<false, PastL1>(problem)(place.sequence)
                                                                  : BasicLengthSource<kCumulative>(problem)(place.sequence);
   if (lengths.q_tokens == 0 || (kCumulative && !call.plan.queries.has(lengths.q_tokens))) return;
   const KeySpan seen = visible_span(lengths, 0, lengths.q_tokens - 1, call.shape.reach);

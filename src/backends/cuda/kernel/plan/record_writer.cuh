@@ -84,6 +84,7 @@ class RecordWriter {
     if (!asked_.windowed_chunks()) begin = max(begin, seen.begin);
     // What lies behind the last tile may not fit.
     const std::int32_t end = range.tile_end == output.tiles ? seen.end : first_token + range.tile_end * kConfig.tile_tokens;
+    record.queries_asked = false;
     record.sequence = output.sequence;
     record.kv_head = output.kv_head;
     record.row_block = output.row_block;

@@ -173,7 +173,16 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
   FlatLine<kConfig> line;
   if (call.plan.short_line) {
     const LineStage from = first_stage<kConfig>();
-    if (from != LineStage::kNone) line = build_lanes_line<kConfig, true, 1>(call, rules, from);
+    if (from != LineStage::kNone) {
+      Sequence lengths[1];
+      if (from == LineStage::kLengths) {
+        lengths[0] = rules.lengths().unreported(min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+      } else {
+        lengths[0].q_tokens = 8 * kConfig.q_rows;
+        lengths[0].kv_end = 16 * kConfig.q_rows;
+      }
+      line = line_of_lanes<true, kConfig, true>(call, rules, lengths, true, from);
+    }
   } else if (walks) {  // nobody else: consumers may have their parts in its place already
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);

@@ -23,10 +23,13 @@
 namespace lean::cuda {
 
 /// The one segment of a worker, or none, of K and V without pages or cumulative lengths: what is made of it has code of its own, in
-/// which nothing is jumped over on the way to the first copy. Handed to the producers' first thread alone.
-template <typename TCursor>
+/// which nothing is jumped over on the way to the first copy. Handed to the producer warp, which looks whether the lengths that this was made
+/// of hold once it has asked for keys and queries, where the call was planned ahead.
+template <typename TCursor, typename THolds>
 struct OneSegment {
   TCursor& cursor;
+  bool ahead;
+  const THolds& holds;
 };
 
 /// The lengths of a cursor's sequence.
@@ -82,21 +85,36 @@ template <KernelConfig kConfig>
 template <KernelConfig kConfig, bool kCumulative, typename TVisit>
 __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemory<kConfig>& memory, const TVisit& visit) {
   const FlatRules<kConfig, kCumulative> rules = flat_rules_of<kConfig, kCumulative>(call);
+  const bool ahead = !kCumulative && plans_ahead<kConfig>(call);
   FlatLine<kConfig> line;
+  Sequence planned;
   if (call.plan.short_line) {
-    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules);
+    if (needs_line<kConfig>()) line = build_short_line<kConfig, kCumulative>(call, rules, !ahead, planned);
     ptx::named_barrier(kSetupBarrier, cta_threads(kConfig));
   } else {
     line = memory.shared.flat_line.line;
     line.lengths = rules.lengths()(line.start.sequence);
     line.even = {};
   }
-  // Known to the compiler, wherever the plan comes from.
-  line.plan.level_parts = 0;
-  if constexpr (kConfig.step() && !kConfig.chunks_only()) {
-    line.plan.kind = Policy::Kind::kLean;
-    line.plan.granularity_tiles = 1;
+  Sequence now;  // asked for before all else, and looked at after it
+  if (ahead) {
+    ptx::await_earlier_kernels();
+    now = lengths_of_own(call);
   }
+  const auto holds = [&] { return !ahead || !needs_line<kConfig>() || are_same(planned, now); };
+  // Known to the compiler, wherever the plan comes from.
+  const auto know_plan = [&] {
+    line.plan.level_parts = 0;
+    if constexpr (kConfig.step() && !kConfig.chunks_only()) {
+      line.plan.kind = Policy::Kind::kLean;
+      line.plan.granularity_tiles = 1;
+    }
+  };
+  know_plan();
+  const auto make_anew = [&] {
+    if constexpr (!kCumulative) line = build_line_anew<kConfig, kCumulative>(call);
+    know_plan();
+  };
   using Cursor = schedule::FlatCursor<FlatRules<kConfig, kCumulative>>;
   const auto even_cursor = [&] {
     const auto sequence = static_cast<std::int32_t>(line.start.sequence);
@@ -107,17 +125,21 @@ __device__ __forceinline__ void visit_flat_line(const DeviceCall& call, CtaMemor
     return Cursor(rules, line.plan, worker_of<kConfig>(call, line.plan), line.share, line.start, line.lengths);
   };
   if constexpr (!kMayBeEven<kConfig, kCumulative>) {
+    if (!holds()) make_anew();
     Cursor cursor = flat_cursor();
     visit(cursor);
   } else if constexpr (kConfig.copies_runs()) {
-    if (!line.even.even) {
-      Cursor cursor = flat_cursor();
-      visit(cursor);
-    } else if (threadIdx.x == kConfig.consumer_threads()) {
+    if (line.even.even) {
       Cursor cursor = even_cursor();
-      visit(OneSegment<Cursor>{cursor});
+      if (!needs_line<kConfig>() || visit(OneSegment{cursor, ahead, holds})) return;
+      make_anew();
+    } else if (!holds()) {
+      make_anew();
     }
+    Cursor cursor = flat_cursor();
+    visit(cursor);
   } else {
+    if (!holds()) make_anew();
     Cursor cursor = line.even.even ? even_cursor() : flat_cursor();
     visit(cursor);
   }
