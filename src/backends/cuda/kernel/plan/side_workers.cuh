@@ -59,8 +59,15 @@ template <KernelConfig kConfig>
 /// every return.
 template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ bool begin_beside(const DeviceCall& call) {
-  if (kConfig.wide() && (call.launch.dependent || call.launch.follows_append)) ptx::await_earlier_kernels();
-  if (kConfig.wide() || call.launch.dependent) ptx::start_dependents();
+  if constexpr (kConfig.wide()) {
+    if (call.launch.dependent || call.launch.follows_append) ptx::await_earlier_kernels();
+    if (threadIdx.x == 0) {
+      __threadfence();  // so that what those kernels wrote is seen by the steps
+      ptx::start_dependents();
+    }
+  } else if (call.launch.dependent) {
+    ptx::start_dependents();
+  }
   const std::int32_t workers = count_side_workers<kConfig>(call);
   cta_memory<kConfig>().shared.workers = workers;  // all warps find the same: they run the same code
   __syncwarp();
