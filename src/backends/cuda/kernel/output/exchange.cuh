@@ -44,7 +44,7 @@ __device__ __forceinline__ void send_slice(const CtaShared<kConfig>& shared, con
   const std::int32_t head = row_in_block<kConfig>(call, record, row).head_in_group;
   const PackedRow at{.token = 0, .head_in_group = head};
   const float sink = output::row_sink(call.problem, call.shape.group, {record.sequence, record.kv_head}, at);
-  const RowEnd end{.scale = output_scale(whole.state, sink)};
+  const RowEnd end{.scale = output_scale<kConfig>(whole.state, sink)};
   const OutputPairs<kConfig> packed(call, end, whole.o);
   std::uint64_t piece = packed.pairs[0];
   if constexpr (kLaneDims<kConfig> == kVectorDims) {

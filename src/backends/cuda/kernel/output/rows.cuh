@@ -23,8 +23,11 @@ struct RowEnd {
 };
 
 /// softmax::output_scale() within 2 ulp: a row's l is neither below 2^-126 nor above 2^126, where this quotient would be 0. An exact one
-/// has a function behind it for what is out of range, and calls took 0.03 to 0.2 us longer for that (docs/notebook/merging.md).
+/// has a function behind it for what is out of range, and calls took 0.03 to 0.2 us longer for that (docs/notebook/merging.md). Wide kernels
+/// have the exact one: with the other they spill up to 64 bytes more.
+template <KernelConfig kConfig>
 [[nodiscard]] __device__ __forceinline__ float output_scale(softmax::State state, float sink) {
+  if constexpr (kConfig.wide()) return softmax::output_scale(state, sink);
   return softmax::output_scale(state, sink, [](float a, float b) { return __fdividef(a, b); });
 }
 
@@ -38,7 +41,7 @@ template <KernelConfig kConfig>
   const float sink = output::row_sink(problem, call.shape.group, kv_head, at);
   if (stores_lse) output::write_lse(problem, call.shape.group, record.lengths, kv_head, at, state, sink);
   const std::int64_t offset = at.head_in_group * problem.o.strides.head + at.token * problem.o.strides.token;
-  const float scale = output_scale(state, sink);
+  const float scale = output_scale<kConfig>(state, sink);
   // 0 x inf is no number: an empty row is 0 whatever its scale.
   const bool scaled = kConfig.scaled() && scale != 0.0F;
   return {.to = record.output + offset, .scale = scale, .value_scale = scaled ? record.v_scale : 1.0F};

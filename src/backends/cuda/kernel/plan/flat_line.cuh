@@ -116,10 +116,14 @@ template <KernelConfig kConfig>
   return call.launch.waits() && call.plan.short_line && !call.plan.cumulative && call.shape.batch <= kWarpThreads;
 }
 
-/// The lengths of a lane's sequence, beyond the last of the last: of a call without cumulative lengths.
+/// The sequence of a lane, of a short line that has one each: beyond the last the last.
+[[nodiscard]] __device__ __forceinline__ std::int32_t lane_sequence(const DeviceCall& call) {
+  return min(static_cast<std::int32_t>(threadIdx.x % kWarpThreads), static_cast<std::int32_t>(call.shape.batch) - 1);
+}
+
+/// Its lengths, of a call without cumulative ones.
 [[nodiscard]] __device__ __forceinline__ Sequence lengths_of_own(const DeviceCall& call) {
-  return BasicLengthSource<false, PastL1>(call.problem)(
-      min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+  return BasicLengthSource<false, PastL1>(call.problem)(lane_sequence(call));
 }
 
 /// Whether all lanes' lengths are what they were. A clamped one is made anew, and reported then. By a warp.
@@ -240,7 +244,7 @@ template <KernelConfig kConfig, bool kCumulative>
   if constexpr (kConfig.step() && !kCumulative) {
     own = lengths_of_own(call);
   } else {
-    own = rules.lengths().unreported(min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+    own = rules.lengths().unreported(lane_sequence(call));
   }
   const Sequence lengths[1] = {own};
   return line_of_lanes<true, kConfig, kCumulative>(call, rules, lengths, settled);

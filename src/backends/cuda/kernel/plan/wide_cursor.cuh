@@ -176,7 +176,7 @@ __device__ __forceinline__ void begin_walk(const DeviceCall& call, CtaMemory<kCo
     if (from != LineStage::kNone) {
       Sequence lengths[1];
       if (from == LineStage::kLengths) {
-        lengths[0] = rules.lengths().unreported(min(static_cast<std::int64_t>(threadIdx.x % kWarpThreads), call.shape.batch - 1));
+        lengths[0] = rules.lengths().unreported(lane_sequence(call));
       } else {
         lengths[0].q_tokens = 8 * kConfig.q_rows;
         lengths[0].kv_end = 16 * kConfig.q_rows;
