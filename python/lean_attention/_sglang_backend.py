@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from lean_attention._decode import decode
-from lean_attention._options import Options
+from lean_attention._options import engine_options
 
 
 class Step(NamedTuple):
@@ -51,7 +51,7 @@ class LeanAttentionBackend(AttentionBackend):
         mapping = self._pool.layers_mapping if has_windows else {}
         self._window_layers = {layer for layer, (_, windowed) in mapping.items() if windowed}
         self._chunk = getattr(model_runner, "attention_chunk_size", None)
-        self._options = Options(determinism="batch_invariant") if arguments.enable_deterministic_inference else None
+        self._options = engine_options(arguments.enable_deterministic_inference)
         self._step: Optional[Step] = None
         self._graph_step: Optional[Step] = None
         self._window_slots: Optional[torch.Tensor] = None

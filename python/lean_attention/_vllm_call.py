@@ -13,7 +13,7 @@ import torch
 
 from lean_attention._decode import decode
 from lean_attention._merge import merge_states
-from lean_attention._options import Options
+from lean_attention._options import engine_options
 
 Pages = tuple[torch.Tensor, torch.Tensor]
 #: K, V and further arguments of decode().
@@ -165,8 +165,7 @@ class PagedLayer:
         self._rules: dict[str, Any] = dict(scale=scale, softcap=softcap or 0.0, layout="bshd")
         if alibi_slopes is not None:
             self._rules["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
-        if batch_invariant:
-            self._rules["options"] = Options(determinism="batch_invariant")
+        self._rules["options"] = engine_options(batch_invariant)
 
     def to(self, device: torch.device) -> None:
         """Puts what the rules hold of tensors on a device; called when weights are there, sinks among them."""
