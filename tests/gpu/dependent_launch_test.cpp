@@ -15,8 +15,8 @@ using support::full_or_reduced;
 constexpr std::int32_t kCapacity = 1009;
 
 /// A decode step by bulk copies, one by threads, one of many sequences, calls that no decode step's variant serves, one whose chunk
-/// and few rows run side by side, one of a single request, and the first two of many outputs, which have two workers on a
-/// multiprocessor.
+/// and few rows run side by side, one of a single request, of 16 rows and of more, chunks, and calls of
+/// many outputs, which have two workers on a multiprocessor.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),
@@ -33,8 +33,26 @@ std::vector<Case> cases() {
   all[5].n_q = {1, 200, 2, 1, 1};
   all[5].causal = true;
   all[5].q_layout = all[5].o_layout = all[5].lse_layout = "shd";
-  all.push_back(step);
-  all.back().lens.assign(1, kCapacity);
+  const auto with = [&](const auto& change) {
+    all.push_back(step);
+    change(all.back());
+  };
+  with([](Case& c) { c.lens.assign(1, kCapacity); });
+  with([](Case& c) { c.q_heads = 32; });
+  with([](Case& c) {
+    c.q_heads = 32;
+    c.k_layout = c.v_layout = "bshd";
+  });
+  with([](Case& c) {
+    c.n_q = {8};
+    c.causal = true;
+  });
+  with([](Case& c) { c.policy = Policy::fixed_chunk(256); });
+  Case few_sequences = step;  // of which a lane has one, planned ahead
+  few_sequences.q_heads = 24;
+  few_sequences.kv_heads = 8;
+  few_sequences.lens.assign(20, kCapacity);
+  all.push_back(of_many_outputs(few_sequences, cuda::Scope::kPairedStep));
   all.push_back(of_many_outputs(all[0], cuda::Scope::kPairedStep));
   all.push_back(of_many_outputs(all[1], cuda::Scope::kPairedTensorStep));
   return all;

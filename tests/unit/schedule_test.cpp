@@ -362,9 +362,11 @@ TEST(Schedule, AnEvenLineHasTheSegmentsOfTheWalk) {
         static_cast<std::int32_t>(random.chance(50) ? random.between(0, 40 * kFlatTileTokens) : random.between(0, 200000));
     const std::vector<SequenceWork> works(static_cast<std::size_t>(shape.batch), {.q_tokens = 1, .kv_tokens = tokens});
     const checks::ListedLengths lengths{works.data()};
-    const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), model, Measure::kCost);
+    CostModel walked = model;  // on a GPU whose workers are not to be spared, an even line is still one
+    if (random.chance(50)) walked.spare_tiles = 0;
+    const FlatRules rules(lengths, OneBlockShape<kFlatTileTokens>(shape), walked, Measure::kCost);
     const BasicLineSums<std::int32_t> sums = rules.sum_sequences(0, shape.batch);
-    const auto plan = make_plan(sums, Policy::lean(), model, kFlatTileTokens, grid);
+    const auto plan = make_plan(sums, Policy::lean(), walked, kFlatTileTokens, grid);
     const auto share_tiles =
         static_cast<std::int32_t>(random.chance(50) ? 1 << 20 : random.between(std::max(1, model.unshared_tiles), 60));
     const EvenLine line = even_line_of(shape.batch * shape.kv_heads, grid, model, share_tiles);
