@@ -92,8 +92,9 @@ struct Options {
   void* stream = nullptr;              // CUDA only: a cudaStream_t
   /// CUDA: programmatic dependent launch, where it can be: compute capability 9.0 and newer, any fix-up but host_block. The kernel may
   /// start while the one before it on the stream still runs, takes nothing from the call's memory and writes none of it until that one
-  /// has ended, and lets the one after it start before its own end. Ahead of time it reads lengths, right or not yet: they tell it
-  /// which K and V the L2 should fetch, and what to plan, which it looks at again once that one has ended. False: it starts when all that is before it on the stream has ended, and lets nothing start.
+  /// has ended, and lets the one after it start before its own end. Ahead of time it reads lengths, right or not yet: they tell it which
+  /// K and V the L2 should fetch, and what to plan, which it looks at again once that one has ended. False: it starts when all that is
+  /// before it on the stream has ended, and lets nothing start.
   bool dependent_launch = true;
   /// CUDA: a kernel before and one after the call find out whether the workspace serves another call at the same time, or
   /// counters are not zero; sticky_status() then says workspace_in_use or workspace_dirty. On the CPU every call looks, and

@@ -8,7 +8,8 @@
 
 namespace lean::cuda::ptx {
 
-/// What reads lengths is compiled for a host, too, which calls this nowhere.
+/// Stays behind a wait for earlier kernels, as volatile assembly behind other (grid.cuh), and orders nothing else. What reads lengths is
+/// compiled for a host, too, which calls this nowhere.
 [[nodiscard]] LEAN_HD inline std::int32_t load_relaxed(const std::int32_t* at) noexcept {
 #ifndef __CUDA_ARCH__
   return *at;
