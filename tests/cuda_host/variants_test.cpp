@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <iterator>
@@ -50,13 +51,14 @@ Asked call_for(const cuda::KernelConfig& config) {
   Shape shape{.q_heads = 2 * config.q_rows, .head_dim = config.head_dim, .kv_dtype = config.dtype};
   if (!kv_type_of(config.dtype).scaled) shape.dtype = config.dtype;
   const bool strided = config.scope == cuda::Scope::kStridedStep;
-  const bool boxes = config.scope == cuda::Scope::kTensorStep || config.scope == cuda::Scope::kPairedTensorStep;
+  const bool boxes = config.in_columns() && !config.wide();
   shape.token_major = strided || boxes;
   if (config.ctas() > 1) shape.batch = FakeDevice{}.multiprocessors;
   if (strided) shape.page_tokens = 17;  // holds no whole boxes
   Asked asked{"a variant's own call", problem_of(shape), cuda_options()};
   if (config.scope == cuda::Scope::kChunkStep) asked.options.policy = Policy::fixed_chunk();
-  if (config.scope == cuda::Scope::kAnyCall) asked.problem.scores.softcap = 30.0F;
+  if (config.scope == cuda::Scope::kAnyCall) asked.options.fixup = Fixup::kTwoKernels;
+  if (config.ruled()) asked.problem.scores.softcap = 30.0F;
   if (config.exchanges()) asked.options.exchange = &alone_in_an_exchange();
   if (config.scope == cuda::Scope::kBesideStep) ask_for_chunks_too(asked.problem);
   return asked;
@@ -565,8 +567,35 @@ TEST(CudaHost, R06_DecodeStepsOfEveryHeadDimension) {
         << head_dim;
     Problem capped = problem_of({.head_dim = head_dim});
     capped.scores.softcap = 30.0F;
-    EXPECT_EQ(scope_of(capped), cuda::Scope::kAnyCall) << head_dim;
+    EXPECT_EQ(scope_of(capped), cuda::Scope::kRuledStep) << head_dim;
   }
+}
+
+/// Every rule of scores has a decode step's kernel of up to 64 rows, in fp8 of 16; any call's serve more of them, and chunks.
+TEST(CudaHost, R06_DecodeStepsUnderRulesOfScores) {
+  const float slopes[32] = {};
+  const auto ruled = [&](Problem problem, const auto& rule) {
+    rule(problem.scores);
+    return scope_of(problem);
+  };
+  const std::array<void (*)(Scores&, const void*), 6> rules{
+      [](Scores& s, const void*) { s.softcap = 30.0F; },
+      [](Scores& s, const void* x) { s.alibi_slopes = static_cast<const float*>(x); },
+      [](Scores& s, const void* x) { s.mask = x, s.mask_is_boolean = true; },
+      [](Scores& s, const void* x) { s.mask = x; },
+      [](Scores& s, const void* x) { s.tree_mask = static_cast<const std::uint32_t*>(x); },
+      [](Scores& s, const void*) { s.softcap = 30.0F, s.window_left = 100; }};
+  for (const auto& rule : rules) {
+    const auto apply = [&](Scores& scores) { rule(scores, slopes); };
+    for (const std::int32_t heads : {2, 8, 16, 32, 64}) {
+      EXPECT_EQ(ruled(problem_of({.q_heads = heads, .kv_heads = 1}), apply), cuda::Scope::kRuledStep) << heads;
+      const Shape fp8{.q_heads = heads, .kv_heads = 1, .kv_dtype = DType::kFloat8E4M3};
+      EXPECT_EQ(ruled(problem_of(fp8), apply), heads <= 16 ? cuda::Scope::kRuledStep : cuda::Scope::kAnyCall) << heads;
+    }
+    EXPECT_EQ(ruled(problem_of({.page_tokens = 16}), apply), cuda::Scope::kRuledStep);
+    EXPECT_EQ(ruled(problem_of({.head_dim = 80}), apply), cuda::Scope::kRuledStep);
+  }
+  EXPECT_EQ(scope_of(problem_of({})), cuda::Scope::kDecodeStep);
 }
 
 /// Decode steps of more outputs than multiprocessors have two CTAs on each, where two fit; not those whose workers somebody has counted,
@@ -591,7 +620,7 @@ TEST(CudaHost, DecodeStepsOfManyOutputsHaveTwoWorkersOnAMultiprocessor) {
   EXPECT_EQ(scope_of(problem_of({.batch = 80, .q_heads = 32})), cuda::Scope::kDecodeStep) << "16 rows";
   Problem capped = outputs(80);
   capped.scores.softcap = 30.0F;
-  EXPECT_EQ(scope_of(capped), cuda::Scope::kAnyCall);
+  EXPECT_EQ(scope_of(capped), cuda::Scope::kRuledStep);
 
   const Call paired = launch_of(outputs(200), any);
   EXPECT_EQ(paired.grid, 2 * kProcessors);

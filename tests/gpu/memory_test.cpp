@@ -101,6 +101,40 @@ TEST(Sanitized, R18_ExactAllocationsOfManyOutputs) {
   expect_matches(cases);
 }
 
+/// Rules of scores in a decode step, of 8, 16, 32 and 64 rows: masks and slopes are read where the row sees a key, and nowhere else.
+TEST(Sanitized, R18_ExactAllocationsUnderRules) {
+  std::vector<Case> cases;
+  for (const auto& [dtype, kv_type] : {std::pair{DType::kBFloat16, KvType::kAsQueries}, {DType::kFloat16, KvType::kE4M3}}) {
+    for (const auto& [q_heads, n_q] : {std::pair{8, 1}, {16, 1}, {8, 4}, {8, 8}}) {
+      for (const int page_tokens : {0, 16}) {
+        Case c{.dtype = dtype,
+               .kv_type = kv_type,
+               .kv_scales = kv_type == KvType::kAsQueries ? support::KvScales::kNone : support::KvScales::kHead,
+               .q_heads = q_heads,
+               .kv_heads = 1,
+               .head_dim = 128,
+               .lens = {1030, 0, 129, 77},
+               .n_q = {n_q},
+               .page_tokens = page_tokens,
+               .k_layout = "bshd",
+               .v_layout = "bshd",
+               .workers = 5};
+        if (page_tokens == 0) c.pad = {1, 0, 3, 0};
+        Case masked = c;
+        masked.mask = support::Mask::kBoolean;
+        masked.window_left = 200;
+        Case added = c;
+        added.mask = support::Mask::kBFloat16;
+        added.softcap = 3.0F;
+        c.alibi = true;
+        c.tree = n_q > 1;
+        cases.insert(cases.end(), {masked, added, c});
+      }
+    }
+  }
+  expect_matches(cases);
+}
+
 /// Latent rows, by each of their kernels: of 16, 32 and 64 rows and of several such blocks, in boxes, by threads, and converted.
 TEST(Sanitized, R18_ExactAllocationsOfLatentRows) {
   std::vector<Case> cases;

@@ -133,15 +133,16 @@ Scope lying_scope(const Problem& shape, const KvCopies& copies) noexcept {
 }
 
 /// The scope that serves a decode step fastest, if it serves it at all.
-Scope step_scope(const Problem& shape, const CallPlan& plan) noexcept {
+Scope step_scope(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   if (in_chunks(plan.options)) return Scope::kChunkStep;
+  if (rules.in_step()) return Scope::kRuledStep;
   return gains_by_columns(shape, plan.options.workers) ? Scope::kTensorStep : lying_scope(shape, plan.copies);
 }
 
 /// The same of a call that may be a rank's part of an exchange: where a decode step's fastest kernel has one that exchanges beside it,
 /// with the same bits. Rows of an exchange are those of one query a sequence.
-Scope exchanged_scope(const Problem& shape, const CallPlan& plan) noexcept {
-  const Scope scope = step_scope(shape, plan);
+Scope exchanged_scope(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
+  const Scope scope = step_scope(shape, rules, plan);
   const bool one_query = shape.q_tokens == 1 && shape.cu_q_tokens == nullptr;
   return plan.options.exchange != nullptr && one_query && scope == Scope::kDecodeStep ? Scope::kExchangedStep : scope;
 }
@@ -274,9 +275,9 @@ bool serves(const KernelEntry& step, const Problem& shape, const TileRules& rule
   const bool copied = plan.copies.thread_bytes == kPieceBytes && (plan.copies.runs || scope.copies != Copies::kRuns);
   const bool dims = shape.head_dim == step.config.head_dim || scope.dims == Dims::kFilledUp;
   const bool chunks = in_chunks(plan.options) == (scope.chunks == Chunks::kAlways);
-  const bool ruled = rules.every_tile || rules.hides_values;
-  return copied && dims && chunks && !ruled && plan.vector_queries && plan.options.fixup == Fixup::kLastArriver &&
-         is_flat(step, shape, plan.options) && ring_of(step, shape, plan, true).stages >= kMinStages;
+  return copied && dims && chunks && (scope.ruled || !rules.in_step()) && plan.vector_queries &&
+         plan.options.fixup == Fixup::kLastArriver && is_flat(step, shape, plan.options) &&
+         ring_of(step, shape, plan, true).stages >= kMinStages;
 }
 
 /// The grid. A decode step has a CTA for each tile of its longest outputs at most, which is what a plan gives work to, whatever the grid:
@@ -395,7 +396,8 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   if (plan.plain) return launch;
   const KernelEntry* step = paired_kernel(kernels, paired_scope(shape, plan.copies), shape, plan);
   if (step == nullptr || !serves(*step, shape, launch.rules, plan)) {
-    step = find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, plan), choosing_rows(shape, plan.options));
+    step = find_kernel(kernels, plan.device.architecture(), exchanged_scope(shape, launch.rules, plan),
+                       choosing_rows(shape, plan.options));
   }
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
   const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && can_copy(wide->config, plan.copies) &&

@@ -37,6 +37,9 @@ struct TileRules {
   bool every_tile = false;      // softcap, ALiBi, a mask, or a window whose left end differs from row to row
   bool some_tile = false;       // those, a tree mask, or pages, which may lie outside the pool
   bool hides_values = false;    // a mask, or a window that begins inside a tile, hides tokens: what V holds there must reach nobody
+
+  /// A decode step has some.
+  [[nodiscard]] bool in_step() const noexcept { return every_tile || hides_values; }
 };
 
 /// The stages of K and V tiles in shared memory.

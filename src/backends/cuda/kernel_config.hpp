@@ -43,6 +43,7 @@ struct KernelConfig {
 
   // The traits that the kernel asks for again and again, by names of their own.
   [[nodiscard]] constexpr bool step() const noexcept { return traits().step; }
+  [[nodiscard]] constexpr bool ruled() const noexcept { return traits().ruled; }
   [[nodiscard]] constexpr bool wide() const noexcept { return traits().wide; }
   [[nodiscard]] constexpr bool latent() const noexcept { return traits().latent; }
   [[nodiscard]] constexpr bool in_turns() const noexcept { return traits().in_turns; }

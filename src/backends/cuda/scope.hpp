@@ -25,11 +25,13 @@ enum class Scope : std::int32_t {
   kBesideStep,
   kPairedStep,
   kPairedTensorStep,
+  kRuledStep,
 };
 inline constexpr Scope kScopes[] = {Scope::kDecodeStep,       Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
                                     Scope::kAnyCall,          Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
                                     Scope::kFewValuesTile,    Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
-                                    Scope::kLatentFp8Swapped, Scope::kBesideStep,  Scope::kPairedStep,    Scope::kPairedTensorStep};
+                                    Scope::kLatentFp8Swapped, Scope::kBesideStep,  Scope::kPairedStep,    Scope::kPairedTensorStep,
+                                    Scope::kRuledStep};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -65,6 +67,8 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
+  /// A step that has all rules of scores, in registers (kernel/tile/lane_rules.cuh).
+  bool ruled = false;
   /// Products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has: of many rows, or with `step` too of few. Any line, or that of
   /// a step, and the last arriver only, and of the rules of scores windows, causality and, not in a step, softcap.
   bool wide = false;
@@ -137,8 +141,12 @@ struct ScopeTraits {
 }
 [[nodiscard]] constexpr ScopeTraits tensor_traits_of(Scope scope) noexcept {
   const bool paired = scope == Scope::kPairedTensorStep;
-  return {.name = paired ? "paired-tensor" : "tensor",
+  const bool ruled = scope == Scope::kRuledStep;
+  return {.name = paired  ? "paired-tensor"
+                  : ruled ? "ruled"
+                          : "tensor",
           .step = true,
+          .ruled = ruled,
           .copies = Copies::kBoxes,
           .stage = StageOrder::kColumns,
           .dims = Dims::kFilledUp,
@@ -154,7 +162,8 @@ struct ScopeTraits {
     case Scope::kStridedStep:
       return {.name = "strided", .step = true, .copies = Copies::kThreads, .dims = Dims::kWhole, .producer_warps = 4};
     case Scope::kTensorStep:
-    case Scope::kPairedTensorStep: return tensor_traits_of(scope);
+    case Scope::kPairedTensorStep:
+    case Scope::kRuledStep: return tensor_traits_of(scope);
     case Scope::kChunkStep:
       return {.name = "chunk",
               .step = true,

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/lane_rules.cuh"
 #include "backends/cuda/kernel/tile/score_rules.cuh"
 #include "backends/cuda/kernel/tile/stage_rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
@@ -57,7 +58,9 @@ class WarpTile {
       if (asked().may_rule()) consumer_sync<kConfig>();  // apply_rules() uses the area too
     }
     if constexpr (kConfig.kv_type().scaled) scale_queries(record.kv_head);
-    lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
+    const auto row_of_half = [this](int half) { return row_of(half); };
+    lane_rows_.begin(call_, record, row_of_half);
+    rules_.begin(call_, record, row_of_half);
     sum_[0] = sum_[1] = 0.0F;
 #pragma unroll
     for (auto& accumulator : o_) {
@@ -96,6 +99,16 @@ class WarpTile {
                                     static_cast<std::uint32_t>(min(lane_rows_.limit[1], stage_end))};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
+    if constexpr (kConfig.ruled()) {
+      seen_ = ~0U;
+      if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens)) {
+        const std::uint32_t sees = rules_.template apply<kScores>(
+            call_, record, static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens, lane_rows_.limit,
+            [this](int j) -> float& { return score(j); }, [](int j) { return j % 4 / 2; },
+            [own](int j) { return own + static_cast<std::uint32_t>(token_of(j)); });
+        if (call_.tile.hides_values) seen_ = seen_by_warp(sees);
+      }
+    }
     if constexpr (kConfig.step()) {  // else a rule
       if (asked().pages() && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
     }
@@ -253,7 +266,7 @@ class WarpTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
-          if (!asked().hides_values()) continue;
+          if (kConfig.ruled() ? seen_ == ~0U : !asked().hides_values()) continue;
           const std::uint32_t kept = kept_tokens(memory, run * 8 + half * 4);
 #pragma unroll
           for (std::uint32_t& x : v[half]) x &= kept;
@@ -269,7 +282,7 @@ class WarpTile {
 
   /// What counts of a register of V: its tokens, if they are seen. `score` is the lane's first score of them.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t kept_tokens(CtaMemory<kConfig>& memory, int score) const {
-    const std::uint32_t seen = ptx::kept_shared(own_words(memory)) >> score;
+    const std::uint32_t seen = (kConfig.ruled() ? seen_ : ptx::kept_shared(own_words(memory))) >> score;
     return ((seen & 1U) != 0 ? Held::kFirstToken : 0U) | ((seen & 2U) != 0 ? ~Held::kFirstToken : 0U);
   }
 
@@ -370,6 +383,8 @@ class WarpTile {
   std::int32_t lane_, row_warp_, token_warp_;
   Rows rows_;
   LaneRows<kConfig> lane_rows_;
+  [[no_unique_address]] LaneRules<kConfig> rules_;
+  std::uint32_t seen_ = 0;     // seen_by_warp(), of rules in registers
   std::uint32_t queries_ = 0;  // where they are staged
   QueryStep query_[kSteps];    // where they are held
   float scores_[kRuns][2][4];

@@ -14,6 +14,7 @@
 #include "backends/cuda/kernel/tile/fragment.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/lane_rules.cuh"
 #include "backends/cuda/kernel/tile/stage_rows.cuh"
 #include "backends/cuda/kernel/tile/staged_parts.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
@@ -52,7 +53,9 @@ class NarrowTile {
     ptx::barrier_wait(&memory.shared.queries_full[records.index], records.phase);
     Held::template load_queries_as_b<kConfig>(query_, queries, lane_);
     if constexpr (kConfig.kv_type().scaled) scale_queries(record.kv_head);
-    lane_rows_.begin(call_, record, [this](int query) { return row_of(query); });
+    const auto row_of_query = [this](int query) { return row_of(query); };
+    lane_rows_.begin(call_, record, row_of_query);
+    rules_.begin(call_, record, row_of_query);
     sum_ = 0.0F;
 #pragma unroll
     for (auto& sixteen : o_) {
@@ -82,6 +85,7 @@ class NarrowTile {
                                     static_cast<std::uint32_t>(min(lane_rows_.limit[1], stage_end))};
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= score_scale(j % 2);
+    if constexpr (kConfig.ruled()) apply_rules(record, tile_token, own);
     if (is_paged(call_.problem.pages) && lacks_pages(memory.shared)) hide_lacking_pages(record, tile_token, stage_end);
     if (masked) {
 #pragma unroll
@@ -198,7 +202,12 @@ class NarrowTile {
       for (int g = 0; g < Rows::kSets; ++g) {
         std::uint32_t v[2][Rows::kSetPieces];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) rows_.read_values(stage, row + half * 8, g, v[half]);
+        for (int half = 0; half < 2; ++half) {
+          rows_.read_values(stage, row + half * 8, g, v[half]);
+          if (!kConfig.ruled() || !hides_) continue;
+#pragma unroll
+          for (std::uint32_t& x : v[half]) x &= kept_[run][half];
+        }
 #pragma unroll
         for (int step = 0; step < kSetSteps; ++step) {
           std::uint32_t values[4];
@@ -249,6 +258,26 @@ class NarrowTile {
   /// Tokens from the lane's first to that of a score.
   [[nodiscard]] static constexpr std::int32_t token_of(int j) { return j / kRunScores * run_tokens() + j % kRunScores / 2 * 8; }
 
+  /// Every score after the rules, and what counts of V: tokens that any of the queries sees.
+  __device__ __forceinline__ void apply_rules(const SegmentRecord& record, std::int32_t tile_token, std::uint32_t own) {
+    hides_ = false;
+    if (!tile_has_rules(call_, record, tile_token, kConfig.tile_tokens)) return;
+    const std::uint32_t sees = rules_.template apply<kScores>(
+        call_, record, static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens, lane_rows_.limit,
+        [this](int j) -> float& { return score(j); }, [](int j) { return j % 2; },
+        [own](int j) { return own + static_cast<std::uint32_t>(token_of(j)); });
+    hides_ = call_.tile.hides_values;
+    if (!hides_) return;
+#pragma unroll
+    for (int pair = 0; pair < 2 * kRuns; ++pair) {
+      std::uint32_t seen = __ballot_sync(ptx::kAllLanes, (sees >> 2 * pair & 3U) != 0);  // four lanes have a token
+      seen |= seen >> 1;
+      seen |= seen >> 2;
+      seen >>= lane_ % 4 * 8;
+      kept_[pair / 2][pair % 2] = ((seen & 1U) != 0 ? Held::kFirstToken : 0U) | ((seen & 16U) != 0 ? ~Held::kFirstToken : 0U);
+    }
+  }
+
   /// Has queries that scores outgrew refer to their largest, of which each of a query's lanes brings its own.
   __device__ void rescale(float (&largest)[2]) {
     float factor[2];
@@ -280,6 +309,9 @@ class NarrowTile {
   std::int32_t lane_, warp_;
   Rows rows_;
   LaneRows<kConfig> lane_rows_;
+  [[no_unique_address]] LaneRules<kConfig> rules_;
+  bool hides_ = false;            // rules hide tokens of the tile,
+  std::uint32_t kept_[kRuns][2];  // and what of registers of V is kept
   std::uint32_t query_[2 * kSteps];
   float scores_[kRuns][kRunScores];
   float sum_;

@@ -1,0 +1,145 @@
+// LaneRules: the rules of scores of the two rows of the block whose scores a lane holds, in registers: softcap, ALiBi, masks, tree masks
+// and windows whose left end differs from row to row. For decode steps; any call's kernels have the same rules in one loop through shared
+// memory (score_rules.cuh), of little code and several times as long.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cuda/kernel/elements.cuh"
+#include "backends/cuda/kernel/row_block.cuh"
+#include "backends/cuda/kernel/tile/score_rules.cuh"
+#include "backends/cuda/kernel_config.hpp"
+#include "backends/cuda/ptx/mma.cuh"
+#include "problem/reach.hpp"
+#include "problem/tree_mask.hpp"
+#include "softmax/scale.hpp"
+#include "softmax/state.hpp"
+#include "tile/score_rules.hpp"
+
+namespace lean::cuda {
+
+/// softmax::soft_cap() with the tanh of the CPU's vectors (backends/cpu/score_rules-inl.hpp), relative error below 2^-21, without a branch:
+/// by the library's calls with a softcap took 9 % longer (docs/notebook/kernel.md).
+[[nodiscard]] __device__ __forceinline__ float soft_cap_of(float log2_score, float log2_cap, float inverse_cap) {
+  const float x = log2_score * inverse_cap;
+  const float square = x * x;
+  float p = -5.70498872745e-3F;
+  p = fmaf(p, square, 2.06390887954e-2F);
+  p = fmaf(p, square, -5.37397155531e-2F);
+  p = fmaf(p, square, 1.33314422036e-1F);
+  p = fmaf(p, square, -3.33332819422e-1F);
+  const float near_zero = fmaf(p * square, x, x);
+  const float e = ptx::exp2_approx(fabsf(x) * (-2.0F * softmax::kLog2E));
+  const float elsewhere = copysignf(__fdividef(1.0F - e, 1.0F + e), x);
+  return log2_cap * (fabsf(x) < 0.625F ? near_zero : elsewhere);
+}
+
+/// kRuled: of other variants nothing.
+template <KernelConfig kConfig, bool kRuled = kConfig.ruled()>
+struct LaneRules {
+  template <typename TRowOf>
+  __device__ __forceinline__ void begin(const DeviceCall&, const SegmentRecord&, const TRowOf&) {}
+};
+
+template <KernelConfig kConfig>
+struct LaneRules<kConfig, true> {
+  std::int32_t token[2];       // query tokens
+  std::int32_t first[2];       // keys from here on are seen, by position alone
+  float slope[2];              // log2 domain; 0 where there is no ALiBi
+  const std::byte* mask[2]{};  // of the rows' first keys
+
+  /// Begins with a segment's block. `row_of`: which row of the block each of the two is.
+  template <typename TRowOf>
+  __device__ __forceinline__ void begin(const DeviceCall& call, const SegmentRecord& record, const TRowOf& row_of) {
+    const Scores& scores = call.problem.scores;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const PackedRow at = query_of<kConfig>(call, record, row_of(i));
+      token[i] = at.token;
+      first[i] = visible_span(record.lengths, at.token, at.token, call.shape.reach).begin;
+      const HeadPosition q_head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
+      slope[i] = scores.alibi_slopes != nullptr ? tile::log2_slope(scores, q_head) : 0.0F;
+      if (scores.mask == nullptr) continue;
+      const std::int64_t bytes = scores.mask_is_boolean ? 1 : bytes_of(scores.mask_dtype);
+      mask[i] = static_cast<const std::byte*>(scores.mask) + mask_offset(scores.mask_strides, q_head, at.token, 0) * bytes;
+    }
+  }
+
+  /// Applies the rules to kScores scaled scores of a tile that ends before key `tile_end`: score(j) of row row_of(j) and key key_of(j),
+  /// an absolute token of the sequence, of which the row sees those before limit[row_of(j)] at most. Bit j of what is returned: a rule does
+  /// not hide the key from the row; a score that one hides is -inf.
+  template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply(const DeviceCall& call, const SegmentRecord& record,
+                                                               std::uint32_t tile_end, const std::int32_t (&limit)[2],
+                                                               const TScore& score, const TRowOf& row_of,
+                                                               const TKeyOf& key_of) const {
+    static_assert(kScores <= 32);
+    const Scores& scores = call.problem.scores;
+    if (scores.softcap > 0.0F) {
+      const float cap = tile::log2_cap(scores);
+      const float inverse_cap = 1.0F / cap;
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) score(j) = soft_cap_of(score(j), cap, inverse_cap);
+    }
+    if (scores.alibi_slopes != nullptr) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        const std::int64_t distance = query_position(record.lengths, token[row_of(j)]) - key_of(j);
+        score(j) = fmaf(-slope[row_of(j)], fabsf(static_cast<float>(static_cast<std::int32_t>(distance))), score(j));
+      }
+    }
+    const bool hides = scores.mask != nullptr || scores.tree_mask != nullptr || call.shape.reach.left >= 0;
+    if (!hides) return ~0U;
+    std::uint32_t sees = 0;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      const bool in_reach =
+          key_of(j) >= static_cast<std::uint32_t>(first[row_of(j)]) && key_of(j) < static_cast<std::uint32_t>(limit[row_of(j)]);
+      sees |= static_cast<std::uint32_t>(in_reach) << j;
+    }
+    if (scores.mask != nullptr) sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
+    if (scores.tree_mask != nullptr && static_cast<std::int64_t>(tile_end) > first_draft(record.lengths)) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        if ((sees >> j & 1U) == 0) continue;
+        if (!sees_in_tree(call.problem, record.lengths, record.sequence, token[row_of(j)], key_of(j))) sees &= ~(1U << j);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      if ((sees >> j & 1U) == 0) score(j) = softmax::kNegInf;
+    }
+    return sees;
+  }
+
+ private:
+  /// Of keys that are seen so far: their bits, without those that the mask hides.
+  template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask(const Scores& scores, std::uint32_t sees, const TScore& score,
+                                                                    const TRowOf& row_of, const TKeyOf& key_of) const {
+    const auto add = [&](std::int64_t bytes, const auto& bias_at) {
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        if ((sees >> j & 1U) == 0) continue;
+        const float bias = bias_at(mask[row_of(j)] + key_of(j) * (scores.mask_strides.dim * bytes));
+        if (bias == softmax::kNegInf) sees &= ~(1U << j);
+        score(j) += bias;
+      }
+    };
+    if (scores.mask_is_boolean) {
+      add(1, [](const std::byte* x) { return *x != std::byte{0} ? 0.0F : softmax::kNegInf; });
+    } else if (scores.mask_dtype == DType::kFloat32) {
+      add(4, [](const std::byte* x) { return softmax::to_log2(*reinterpret_cast<const float*>(x)); });
+    } else {
+      const bool half = scores.mask_dtype == DType::kFloat16;
+      add(2, [half](const std::byte* x) {
+        const std::uint16_t bits = *reinterpret_cast<const std::uint16_t*>(x);
+        return softmax::to_log2(half ? to_float<DType::kFloat16>(bits) : to_float<DType::kBFloat16>(bits));
+      });
+    }
+    return sees;
+  }
+};
+
+}  // namespace lean::cuda
