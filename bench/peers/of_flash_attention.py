@@ -129,7 +129,29 @@ class Fa3Kit(Peer):
 
 
 class Fa3OfVllm(Fa3Kit):
+    """vLLM's build. Windows and softcaps by its operator, since the kit's function does not pass them on; the schedule is made in the call."""
+
     name, build = "fa3-vllm", "vllm"
+    features = ("window", "softcap")
+
+    def forms(self, row):
+        return [form for form in super().forms(row) if not row.features or form.how == "schedule made in the call"]
+
+    def prepare(self, row, tensors):
+        if not row.features:
+            return super().prepare(row, tensors)
+        operator = self.fa3._operators(self.build).fwd
+        packed = tensors.form.kind == "thd"
+        queries = tensors.q if packed else tensors.q.unsqueeze(1)
+        queries_at, keys_at, n_q, longest = (tensors.q_starts, tensors.kv_starts, 1, row.longest) if packed else (None, None, None, None)
+        table = tensors.table if tensors.form.page else None
+
+        def call(i):
+            return operator(queries, tensors.k[i], tensors.v[i], None, None, None, None, queries_at, keys_at, None, None, tensors.lens, n_q,
+                            longest, table, None, None, None, None, None, None, None, None, row.scale, False, *windows(row),
+                            row.feature("softcap", 0.0), True, None, 0, None, 0, None, 1, 0, None)[0].view(*tensors.q.shape)
+
+        return Prepared(call)
 
 
 class Fa3Upstream(Fa3Kit):
