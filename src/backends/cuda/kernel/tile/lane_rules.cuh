@@ -100,11 +100,7 @@ struct LaneRules<kConfig, true> {
     }
     if (scores.mask != nullptr) sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
     if (scores.tree_mask != nullptr && static_cast<std::int64_t>(tile_end) > first_draft(record.lengths)) {
-#pragma unroll
-      for (int j = 0; j < kScores; ++j) {
-        if ((sees >> j & 1U) == 0) continue;
-        if (!sees_in_tree(call.problem, record.lengths, record.sequence, token[row_of(j)], key_of(j))) sees &= ~(1U << j);
-      }
+      sees = apply_tree<kScores>(call.problem, record, sees, row_of, key_of);
     }
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
@@ -114,6 +110,26 @@ struct LaneRules<kConfig, true> {
   }
 
  private:
+  /// Of keys that are seen so far: their bits, without those that the tree mask hides. Where a query has one word, it is loaded once.
+  template <int kScores, typename TRowOf, typename TKeyOf>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_tree(const Problem& problem, const SegmentRecord& record,
+                                                                    std::uint32_t sees, const TRowOf& row_of,
+                                                                    const TKeyOf& key_of) const {
+    const bool one_word = problem.q_tokens <= 32;
+    const std::uint32_t* const words = problem.scores.tree_mask + record.sequence * problem.q_tokens;
+    const std::uint32_t word[2] = {one_word ? words[token[0]] : 0U, one_word ? words[token[1]] : 0U};
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      const std::int64_t draft = key_of(j) - first_draft(record.lengths);
+      const bool in_word = draft < 0 || (draft < 32 && (word[row_of(j)] >> draft & 1U) != 0);
+      const bool seen = one_word || (sees >> j & 1U) == 0
+                            ? in_word
+                            : sees_in_tree(problem, record.lengths, record.sequence, token[row_of(j)], key_of(j));
+      if (!seen) sees &= ~(1U << j);
+    }
+    return sees;
+  }
+
   /// Of keys that are seen so far: their bits, without those that the mask hides.
   template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
   [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask(const Scores& scores, std::uint32_t sees, const TScore& score,

@@ -251,6 +251,13 @@ class WarpTile {
 
   template <DType kType>
   __device__ __forceinline__ void accumulate_of(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
+    if (kConfig.ruled() && seen_ != ~0U) return accumulate_rows<kType, kConfig.ruled()>(memory, stage, tile_tokens);
+    accumulate_rows<kType, false>(memory, stage, tile_tokens);
+  }
+
+  /// kHides: rules in registers hide tokens of the tile, whose values are selected away; any call's ask for that in each.
+  template <DType kType, bool kHides>
+  __device__ __forceinline__ void accumulate_rows(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
     constexpr DType kProduct = kConfig.kv_type().product;
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
@@ -266,7 +273,7 @@ class WarpTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
-          if (kConfig.ruled() ? seen_ == ~0U : !asked().hides_values()) continue;
+          if (!kHides && !asked().hides_values()) continue;
           const std::uint32_t kept = kept_tokens(memory, run * 8 + half * 4);
 #pragma unroll
           for (std::uint32_t& x : v[half]) x &= kept;

@@ -190,6 +190,13 @@ class NarrowTile {
 
   template <DType kType>
   __device__ __forceinline__ void accumulate_of(std::uint32_t stage, std::int32_t tile_tokens) {
+    if (kConfig.ruled() && hides_) return accumulate_rows<kType, kConfig.ruled()>(stage, tile_tokens);
+    accumulate_rows<kType, false>(stage, tile_tokens);
+  }
+
+  /// kHides: rules hide tokens of the tile, whose values are selected away.
+  template <DType kType, bool kHides>
+  __device__ __forceinline__ void accumulate_rows(std::uint32_t stage, std::int32_t tile_tokens) {
     constexpr DType kProduct = kConfig.kv_type().product;
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) {
@@ -204,7 +211,7 @@ class NarrowTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
-          if (!kConfig.ruled() || !hides_) continue;
+          if (!kHides) continue;
 #pragma unroll
           for (std::uint32_t& x : v[half]) x &= kept_[run][half];
         }
