@@ -30,7 +30,7 @@ H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other fil
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
-SHORT_ROWS = "h200-short.jsonl"
+SHORT_ROWS, FEATURES = "h200-short.jsonl", "h200-features.jsonl"
 SHORT = {OURS: "lean", ORDERED: "lean/stream_order", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
          "hpc-ops": "decode"}
 UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa", "hpc-ops": "decode",
@@ -581,6 +581,31 @@ def short_heads_table() -> str:
                       f"{ratios[row]:.2f}" if row in ratios else ""] for row, (us, line) in rows.items()])
 
 
+def ruled_rows() -> dict:
+    """Rows with rules of scores of suite `features`: row: {column: us}, a line of it."""
+    columns = {OURS: "lean", "FlashAttention-3": "fa3"}
+    return {row: found for row, found in suite_data.times(lines(FEATURES), columns).items() if re.search("softcap|window|sinks|alibi", row)}
+
+
+def features_over_fa3() -> dict:
+    """row: ours over FlashAttention-3, of suite `features`."""
+    found = suite_data.times(lines(FEATURES), {OURS: "lean", "FlashAttention-3": "fa3"})
+    return {row: us[OURS] / us["FlashAttention-3"] for row, (us, _) in found.items() if len(us) == 2}
+
+
+def ruled_over_read() -> list:
+    """(ours over the read, a line of the row)."""
+    return [(us[OURS] / line["ceiling_us"], line) for us, line in ruled_rows().values()]
+
+
+def ruled_table() -> str:
+    columns = [OURS, "FlashAttention-3"]
+    return markdown(["row", "read, MB", "read, us", *(f"{name}, us" for name in columns), "lean / read"],
+                    [[by_name(re.sub(" (bf16 bhsd )?n_q1$", "", row)) + suite_data.void_mark(line), f"{line['kv_bytes'] / 1e6:.0f}",
+                      f"{line['ceiling_us']:.1f}", *(f"{us[name]:.1f}" if name in us else "" for name in columns),
+                      f"{us[OURS] / line['ceiling_us']:.2f}"] for row, (us, line) in ruled_rows().items()])
+
+
 def chunks(name: str = CHUNKS) -> list:
     """Microseconds of causal chunks of prompts: ours, FlashAttention-2 and FlexAttention of torch, FlashAttention-3."""
     rows = {}
@@ -772,7 +797,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
@@ -890,6 +915,13 @@ NUMBERS = {
     "mixed rows": lambda: f"{len(mixed_over_fa3())}",
     "mixed commits": lambda: commits_of(MIXED_ROWS),
     "flat commits": lambda: commits_of(FLAT),
+    "feature rows": lambda: rows_timed(FEATURES),
+    "feature commits": lambda: commits_of(FEATURES),
+    "features over FlashAttention-3": lambda: f"{mean(features_over_fa3().values()):.2f}",
+    "features beside FlashAttention-3": lambda: f"{len(features_over_fa3())}",
+    "pages of a token over FlashAttention-3": lambda: f"{max(over for row, over in features_over_fa3().items() if row.startswith('pages of 1 ')):.2f}",
+    "features most over FlashAttention-3, but for pages of a token": lambda: f"{max(over for row, over in features_over_fa3().items() if not row.startswith('pages of 1 ')):.2f}",
+    "rules over read, most": lambda: f"{max(ratio for ratio, line in ruled_over_read() if line['ceiling_us'] > 10):.2f}",
     "short over best other": lambda: f"{mean(short_ratios().values()):.2f}",
     "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
