@@ -105,15 +105,16 @@ TEST(Sanitized, R18_ExactAllocationsOfManyOutputs) {
 TEST(Sanitized, R18_ExactAllocationsUnderRules) {
   std::vector<Case> cases;
   for (const auto& [dtype, kv_type] : {std::pair{DType::kBFloat16, KvType::kAsQueries}, {DType::kFloat16, KvType::kE4M3}}) {
-    for (const auto& [q_heads, n_q] : {std::pair{8, 1}, {16, 1}, {8, 4}, {8, 8}}) {
-      for (const int page_tokens : {0, 16}) {
+    for (const std::int32_t d : {64, 128, 256}) {
+      for (const auto& [q_heads, n_q] : {std::pair{8, 1}, {16, 1}, {32, 1}, {8, 4}, {8, 8}}) {
+        const std::int32_t page_tokens = q_heads == 16 || n_q == 8 ? 16 : 0;
         Case c{.dtype = dtype,
                .kv_type = kv_type,
                .kv_scales = kv_type == KvType::kAsQueries ? support::KvScales::kNone : support::KvScales::kHead,
                .q_heads = q_heads,
                .kv_heads = 1,
-               .head_dim = 128,
-               .lens = {1030, 0, 129, 77},
+               .head_dim = d,
+               .lens = {1030, 0, 250, 77},  // lanes see different numbers of a last run's tokens
                .n_q = {n_q},
                .page_tokens = page_tokens,
                .k_layout = "bshd",

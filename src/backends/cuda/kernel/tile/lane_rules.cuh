@@ -19,8 +19,8 @@
 
 namespace lean::cuda {
 
-/// softmax::soft_cap() with the tanh of the CPU's vectors (backends/cpu/score_rules-inl.hpp), relative error below 2^-21, without a branch:
-/// by the library's calls with a softcap took 9 % longer (docs/notebook/kernel.md).
+/// softmax::soft_cap() with the tanh of the CPU's vectors (backends/cpu/score_rules-inl.hpp), relative error below 2^-20
+/// (docs/numerics.md), without a branch: by the CUDA library's calls with a softcap took 9 % longer (docs/notebook/kernel.md).
 [[nodiscard]] __device__ __forceinline__ float soft_cap_of(float log2_score, float log2_cap, float inverse_cap) {
   const float x = log2_score * inverse_cap;
   const float square = x * x;

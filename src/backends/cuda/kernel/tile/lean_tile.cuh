@@ -100,13 +100,14 @@ class WarpTile {
 #pragma unroll
     for (int j = 0; j < kScores; ++j) score(j) *= scale[j % 4 / 2];
     if constexpr (kConfig.ruled()) {
-      seen_ = ~0U;
+      hides_ = false;
       if (tile_has_rules(call_, record, tile_token, kConfig.tile_tokens)) {
         const std::uint32_t sees = rules_.template apply<kScores>(
             call_, record, static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens, lane_rows_.limit,
             [this](int j) -> float& { return score(j); }, [](int j) { return j % 4 / 2; },
             [own](int j) { return own + static_cast<std::uint32_t>(token_of(j)); });
-        if (call_.tile.hides_values) seen_ = seen_by_warp(sees);
+        hides_ = call_.tile.hides_values;
+        if (hides_) seen_ = seen_by_warp(sees);
       }
     }
     if constexpr (kConfig.step()) {  // else a rule
@@ -251,7 +252,7 @@ class WarpTile {
 
   template <DType kType>
   __device__ __forceinline__ void accumulate_of(CtaMemory<kConfig>& memory, std::uint32_t stage, std::int32_t tile_tokens) {
-    if (kConfig.ruled() && seen_ != ~0U) return accumulate_rows<kType, kConfig.ruled()>(memory, stage, tile_tokens);
+    if (kConfig.ruled() && hides_) return accumulate_rows<kType, kConfig.ruled()>(memory, stage, tile_tokens);
     accumulate_rows<kType, false>(memory, stage, tile_tokens);
   }
 
@@ -391,7 +392,8 @@ class WarpTile {
   Rows rows_;
   LaneRows<kConfig> lane_rows_;
   [[no_unique_address]] LaneRules<kConfig> rules_;
-  std::uint32_t seen_ = 0;     // seen_by_warp(), of rules in registers
+  bool hides_ = false;         // rules in registers hide tokens of the tile, whatever they are: all lanes know the same,
+  std::uint32_t seen_ = 0;     // and what each has of seen_by_warp()
   std::uint32_t queries_ = 0;  // where they are staged
   QueryStep query_[kSteps];    // where they are held
   float scores_[kRuns][2][4];
