@@ -36,7 +36,7 @@ LEAN_HD [[nodiscard]] inline float from_log2(float log2) noexcept {
 }
 
 /// Soft cap of a score: cap x tanh(score / cap), both of the log2 domain (Gemma 2, arXiv 2408.00118, sec. 2). The CPU's vectors have
-/// a tanh of their own (backends/cpu/score_rules-inl.hpp).
+/// a tanh of their own, and those of a GPU's decode steps (softmax/tanh_fit.hpp).
 LEAN_HD [[nodiscard]] inline float soft_cap(float log2_score, float log2_cap) noexcept {
   return log2_cap * std::tanh(log2_score / log2_cap);
 }

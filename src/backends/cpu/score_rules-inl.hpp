@@ -5,22 +5,21 @@ HWY_BEFORE_NAMESPACE();
 namespace lean::cpu::HWY_NAMESPACE {
 namespace {
 
-/// tanh, relative error below 2^-22; NaN stays NaN. Near 0 the odd polynomial of Cephes' tanhf (S. Moshier), elsewhere
-/// (1 - e) / (1 + e) with e = exp(-2 |x|).
+/// tanh (softmax/tanh_fit.hpp), relative error below 2^-22; NaN stays NaN.
 HWY_INLINE Vec tanh_of(Vec x) {
   const F32 f32;
   const Vec magnitude = hn::Abs(x);
   const Vec square = hn::Mul(x, x);
-  Vec p = hn::Set(f32, -5.70498872745e-3F);
-  p = hn::MulAdd(p, square, hn::Set(f32, 2.06390887954e-2F));
-  p = hn::MulAdd(p, square, hn::Set(f32, -5.37397155531e-2F));
-  p = hn::MulAdd(p, square, hn::Set(f32, 1.33314422036e-1F));
-  p = hn::MulAdd(p, square, hn::Set(f32, -3.33332819422e-1F));
+  Vec p = hn::Set(f32, softmax::kTanh11);
+  p = hn::MulAdd(p, square, hn::Set(f32, softmax::kTanh9));
+  p = hn::MulAdd(p, square, hn::Set(f32, softmax::kTanh7));
+  p = hn::MulAdd(p, square, hn::Set(f32, softmax::kTanh5));
+  p = hn::MulAdd(p, square, hn::Set(f32, softmax::kTanh3));
   const Vec near_zero = hn::MulAdd(hn::Mul(p, square), x, x);
   const Vec one = hn::Set(f32, 1.0F);
   const Vec e = exp2_nonpositive(hn::Mul(magnitude, hn::Set(f32, -2.0F * softmax::kLog2E)));
   const Vec elsewhere = hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
-  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(f32, 0.625F)), near_zero, elsewhere);
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(f32, softmax::kTanhFitEnd)), near_zero, elsewhere);
 }
 
 /// Of the last vector, what lies past the last token is not looked at: nobody computed it.

@@ -4,6 +4,7 @@
 #include "backends/cpu/unroll.hpp"
 #include "hwy/highway.h"
 #include "softmax/exp2_fit.hpp"
+#include "softmax/tanh_fit.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace lean::cpu::HWY_NAMESPACE {

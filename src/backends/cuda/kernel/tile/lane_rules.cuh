@@ -15,24 +15,25 @@
 #include "problem/tree_mask.hpp"
 #include "softmax/scale.hpp"
 #include "softmax/state.hpp"
+#include "softmax/tanh_fit.hpp"
 #include "tile/score_rules.hpp"
 
 namespace lean::cuda {
 
-/// softmax::soft_cap() with the tanh of the CPU's vectors (backends/cpu/score_rules-inl.hpp), relative error below 2^-20
-/// (docs/numerics.md), without a branch: by the CUDA library's calls with a softcap took 9 % longer (docs/notebook/kernel.md).
+/// softmax::soft_cap() by the tanh of softmax/tanh_fit.hpp, without a branch: by the CUDA library's calls with a softcap took 9 % longer
+/// (docs/notebook/kernel.md). Its error is that of docs/numerics.md.
 [[nodiscard]] __device__ __forceinline__ float soft_cap_of(float log2_score, float log2_cap, float inverse_cap) {
   const float x = log2_score * inverse_cap;
   const float square = x * x;
-  float p = -5.70498872745e-3F;
-  p = fmaf(p, square, 2.06390887954e-2F);
-  p = fmaf(p, square, -5.37397155531e-2F);
-  p = fmaf(p, square, 1.33314422036e-1F);
-  p = fmaf(p, square, -3.33332819422e-1F);
+  float p = softmax::kTanh11;
+  p = fmaf(p, square, softmax::kTanh9);
+  p = fmaf(p, square, softmax::kTanh7);
+  p = fmaf(p, square, softmax::kTanh5);
+  p = fmaf(p, square, softmax::kTanh3);
   const float near_zero = fmaf(p * square, x, x);
   const float e = ptx::exp2_approx(fabsf(x) * (-2.0F * softmax::kLog2E));
   const float elsewhere = copysignf(__fdividef(1.0F - e, 1.0F + e), x);
-  return log2_cap * (fabsf(x) < 0.625F ? near_zero : elsewhere);
+  return log2_cap * (fabsf(x) < softmax::kTanhFitEnd ? near_zero : elsewhere);
 }
 
 /// kRuled: of other variants nothing.
