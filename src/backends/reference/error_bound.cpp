@@ -17,7 +17,7 @@ namespace {
 constexpr double kU32 = 0x1p-24;       // unit roundoff of fp32
 constexpr double kExpError = 0x1p-22;  // relative error of one exp2: 2 ulp, also what ex2.approx promises (PTX ISA)
 constexpr double kRuleError =
-    18.0 * kU32;  // of a score's magnitudes: softcap 16 roundings, sums of the three terms 2 (docs/numerics.md)
+    13.0 * kU32;  // of a score's magnitudes: softcap 11 roundings, sums of the three terms 2 (docs/numerics.md)
 constexpr double kHalfUnderflow = 0x1p-25;   // what an fp16 p may lose: half its smallest step
 constexpr double kFlushedWeight = 0x1p-126;  // a weight below it is 0
 constexpr double kElementSigmas = 6.0;       // random walk of P's rounding: one element in 5e8 lies beyond
