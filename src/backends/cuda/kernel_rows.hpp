@@ -102,7 +102,7 @@ inline constexpr KernelRow kSm80[] = {
     {kAnyCall,     2, 128, 32,  128, 8, 288,  kAny},
     {kAnyCall,     2, 128, 64,  64,  8, 288,  kAnyMany},
     {kAnyCall,     2, 128, 128, 64,  8, 712,  kAnyMany},
-    {kAnyCall,     2, 256, 16,  64,  4, 88,   kWide},
+    {kAnyCall,     2, 256, 16,  64,  4, 80,   kWide},
     {kAnyCall,     2, 256, 32,  64,  4, 264,  kWide},
     {kAnyCall,     2, 256, 64,  64,  4, 1284, kWide},
     {kAnyCall,     1, 64,  16,  256, 8, 0,    kFp8},
