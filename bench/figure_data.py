@@ -31,6 +31,7 @@ LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
 SHORT_ROWS, FEATURES = "h200-short.jsonl", "h200-features.jsonl"
+FEATURE, RULED, TOKEN_PAGES = {OURS: "lean", "FlashAttention-3": "fa3"}, "softcap|window|sinks|alibi", "^pages of 1 "
 SHORT = {OURS: "lean", ORDERED: "lean/stream_order", "cuDNN": r"cudnn\d+", "XQA": "xqa", "FlashAttention-3": "fa3", "FlashInfer": "(cc|tc|batch)",
          "hpc-ops": "decode"}
 UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+", "FlashInfer": "(tc|batch)", "XQA": "xqa", "hpc-ops": "decode",
@@ -581,29 +582,18 @@ def short_heads_table() -> str:
                       f"{ratios[row]:.2f}" if row in ratios else ""] for row, (us, line) in rows.items()])
 
 
-def ruled_rows() -> dict:
-    """Rows with rules of scores of suite `features`: row: {column: us}, a line of it."""
-    columns = {OURS: "lean", "FlashAttention-3": "fa3"}
-    return {row: found for row, found in suite_data.times(lines(FEATURES), columns).items() if re.search("softcap|window|sinks|alibi", row)}
+def feature_lines(rows: str) -> list:
+    """Lines of suite `features` of rows that match a pattern."""
+    return [line for line in lines(FEATURES) if re.search(rows, line["row"])]
 
 
-def features_over_fa3() -> dict:
-    """row: ours over FlashAttention-3, of suite `features`."""
-    found = suite_data.times(lines(FEATURES), {OURS: "lean", "FlashAttention-3": "fa3"})
-    return {row: us[OURS] / us["FlashAttention-3"] for row, (us, _) in found.items() if len(us) == 2}
-
-
-def ruled_over_read() -> list:
-    """(ours over the read, a line of the row)."""
-    return [(us[OURS] / line["ceiling_us"], line) for us, line in ruled_rows().values()]
+def ruled_over_read(fewest_us: float) -> list:
+    """Ours over the read, of rows with rules of scores that are read in so many microseconds and more."""
+    return [line["us"] / line["ceiling_us"] for line in feature_lines(RULED) if line["impl"] == "lean" and line["ceiling_us"] >= fewest_us]
 
 
 def ruled_table() -> str:
-    columns = [OURS, "FlashAttention-3"]
-    return markdown(["row", "read, MB", "read, us", *(f"{name}, us" for name in columns), "lean / read"],
-                    [[by_name(re.sub(" (bf16 bhsd )?n_q1$", "", row)) + suite_data.void_mark(line), f"{line['kv_bytes'] / 1e6:.0f}",
-                      f"{line['ceiling_us']:.1f}", *(f"{us[name]:.1f}" if name in us else "" for name in columns),
-                      f"{us[OURS] / line['ceiling_us']:.2f}"] for row, (us, line) in ruled_rows().items()])
+    return markdown(*suite_data.beside(feature_lines(RULED), FEATURE, lambda row: by_name(re.sub(" (bf16 bhsd )?n_q1$", "", row))))
 
 
 def chunks(name: str = CHUNKS) -> list:
@@ -917,11 +907,11 @@ NUMBERS = {
     "flat commits": lambda: commits_of(FLAT),
     "feature rows": lambda: rows_timed(FEATURES),
     "feature commits": lambda: commits_of(FEATURES),
-    "features over FlashAttention-3": lambda: f"{mean(features_over_fa3().values()):.2f}",
-    "features beside FlashAttention-3": lambda: f"{len(features_over_fa3())}",
-    "pages of a token over FlashAttention-3": lambda: f"{max(over for row, over in features_over_fa3().items() if row.startswith('pages of 1 ')):.2f}",
-    "features most over FlashAttention-3, but for pages of a token": lambda: f"{max(over for row, over in features_over_fa3().items() if not row.startswith('pages of 1 ')):.2f}",
-    "rules over read, most": lambda: f"{max(ratio for ratio, line in ruled_over_read() if line['ceiling_us'] > 10):.2f}",
+    "features over FlashAttention-3": lambda: f"{mean(suite_data.ratios(lines(FEATURES), FEATURE)):.2f}",
+    "features beside FlashAttention-3": lambda: f"{len(suite_data.ratios(lines(FEATURES), FEATURE))}",
+    "pages of a token over FlashAttention-3": lambda: f"{max(suite_data.ratios(feature_lines(TOKEN_PAGES), FEATURE)):.2f}",
+    "features most over FlashAttention-3, but for pages of a token": lambda: f"{max(suite_data.ratios(feature_lines(f'^(?!{TOKEN_PAGES[1:]})'), FEATURE)):.2f}",
+    "rules over read, most": lambda: f"{max(ruled_over_read(10)):.2f}",
     "short over best other": lambda: f"{mean(short_ratios().values()):.2f}",
     "short over best other from 300": lambda: f"{mean(short_ratios(fewest=300).values()):.2f}",
     "short over best other below 300": lambda: f"{mean(short_ratios(most=299).values()):.2f}",
