@@ -14,9 +14,9 @@ using support::full_or_reduced;
 
 constexpr std::int32_t kCapacity = 1009;
 
-/// A decode step by bulk copies, one by threads, one of many sequences, one with a rule of scores, one that no decode step's variant serves, one whose chunk
-/// and few rows run side by side, one of a single request, of 16 rows and of more, fixed chunks, and calls of many outputs, which have two
-/// workers on a multiprocessor.
+/// A decode step by bulk copies, one by threads, one of many sequences, one with a rule of scores, one that no decode step's variant
+/// serves, one whose chunk and few rows run side by side, one of a single request, of 16 rows and of more, fixed chunks, and calls of many
+/// outputs, which have two workers on a multiprocessor.
 std::vector<Case> cases() {
   const Case step{.q_heads = 6,
                   .lens = std::vector<std::int32_t>(5, kCapacity),
