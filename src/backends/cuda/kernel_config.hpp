@@ -60,6 +60,8 @@ struct KernelConfig {
   [[nodiscard]] constexpr bool any_call() const noexcept { return !step() && !wide(); }
   /// Bulk copies bring K and V, whatever the call.
   [[nodiscard]] constexpr bool copies_runs() const noexcept { return traits().copies == Copies::kRuns; }
+  /// Threads copy all of them.
+  [[nodiscard]] constexpr bool copies_by_threads() const noexcept { return traits().copies == Copies::kThreads && !converts(); }
   [[nodiscard]] constexpr bool in_columns() const noexcept { return traits().stage == StageOrder::kColumns; }
   [[nodiscard]] constexpr bool fills_rows() const noexcept { return traits().dims == Dims::kFilledUp; }
   [[nodiscard]] constexpr bool chunks_only() const noexcept { return traits().chunks == Chunks::kAlways; }

@@ -160,7 +160,7 @@ struct ScopeTraits {
     case Scope::kDecodeStep:
     case Scope::kPairedStep: return runs_traits_of(scope);
     case Scope::kStridedStep:
-      return {.name = "strided", .step = true, .copies = Copies::kThreads, .dims = Dims::kWhole, .producer_warps = 4};
+      return {.name = "strided", .step = true, .copies = Copies::kThreads, .dims = Dims::kWhole, .producer_warps = 8};
     case Scope::kTensorStep:
     case Scope::kPairedTensorStep:
     case Scope::kRuledStep: return tensor_traits_of(scope);

@@ -126,11 +126,10 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
   }
 }
 
-/// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it. A function that is called, and
-/// reads the call from shared memory: inlined, it is a third of the kernel.
+/// Rows of pages, by all producers: a lane finds out where a row lies, and tells those that copy it.
 template <KernelConfig kConfig>
-__device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
-                                                const LanePages<kConfig> pages) {
+__device__ __forceinline__ void copy_page_rows_inline(const HeadRows& rows, std::uint32_t stage, std::int32_t token,
+                                                      std::int32_t tokens, const LanePages<kConfig>& pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
   const std::int32_t row_pieces = row_pieces_of<kConfig>(call, rows.keys);
@@ -168,6 +167,24 @@ __device__ LEAN_CUDA_CALLED void copy_page_rows(const HeadRows rows, std::uint32
         }
       }
     }
+  }
+}
+
+/// The same by a function that is called, and reads the call from shared memory: inlined, it is a third of the kernel. But who calls it has
+/// to wait for page ids that nobody needs yet, so where threads copy all there is it is inlined.
+template <KernelConfig kConfig>
+__device__ LEAN_CUDA_CALLED void copy_page_rows_called(const HeadRows rows, std::uint32_t stage, std::int32_t token,
+                                                       std::int32_t tokens, const LanePages<kConfig> pages) {
+  copy_page_rows_inline<kConfig>(rows, stage, token, tokens, pages);
+}
+
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_page_rows(const HeadRows& rows, std::uint32_t stage, std::int32_t token, std::int32_t tokens,
+                                               const LanePages<kConfig>& pages) {
+  if constexpr (kConfig.copies_by_threads()) {
+    copy_page_rows_inline<kConfig>(rows, stage, token, tokens, pages);
+  } else {
+    copy_page_rows_called<kConfig>(rows, stage, token, tokens, pages);
   }
 }
 

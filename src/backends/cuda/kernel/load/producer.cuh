@@ -240,13 +240,22 @@ class Producer {
         }
       }
     } else {
+      if (kConfig.copies_by_threads() && asked_.pages() && token < record.token_end) {
+        pages_ = ask_for_pages<kConfig>(call_, record, token, record.tokens_from(token, kConfig.tile_tokens), 0);
+      }
       do {  // once where there are no tokens
         const std::int32_t tokens = record.tokens_from(token, kConfig.tile_tokens);
         const bool first = token == record.token_begin;
         const bool any = token < record.token_end;
         if (any) copy_tile(k, record, token, tokens);
         if (first) after_first_keys();
+        LanePages<kConfig> next{};
+        const std::int32_t behind = token + tokens;
+        if (kConfig.copies_by_threads() && asked_.pages() && behind < record.token_end) {
+          next = ask_for_pages<kConfig>(call_, record, behind, record.tokens_from(behind, kConfig.tile_tokens), 0);
+        }
         if (any) copy_tile(v, record, token, tokens);
+        if (kConfig.copies_by_threads()) pages_ = next;
         if (first && thread_ == 0) then();
         token += tokens;
       } while (token < record.token_end);
@@ -379,7 +388,7 @@ class Producer {
       tokens -= unseen;
     }
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
-    if (asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
+    if (!kConfig.copies_by_threads() && asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
 #pragma unroll
     for (int part = 0; part < kConfig.stage_parts(); ++part) {
       ptx::barrier_wait(&shared_.stage_free[kConfig.part_of_stage(ring_.index, part)], ring_.phase ^ 1U);
