@@ -129,26 +129,38 @@ class Fa3Kit(Peer):
 
 
 class Fa3OfVllm(Fa3Kit):
-    """vLLM's build. Windows and softcaps by its operator, since the kit's function does not pass them on; the schedule is made in the call."""
+    """vLLM's build. Windows, softcaps and float8 by its operator, since the kit's function does not pass them on; the schedule is made in the
+    call. Of float8 it takes queries rounded likewise, ahead of the clock, and of each sequence as many as of the others."""
 
     name, build = "fa3-vllm", "vllm"
+    kv_dtypes = ("fp8_e4m3",)
     features = ("window", "softcap")
 
+    def refuses(self, row):
+        if row.kv_dtype == row.dtype:
+            return super().refuses(row)
+        return None if row.even_queries else "query tokens differ"
+
     def forms(self, row):
-        return [form for form in super().forms(row) if not row.features or form.how == "schedule made in the call"]
+        if not row.decodes:
+            return [Form("nhd", row.form.page)] if row.form.page else [Form("bshd"), Form("nhd", 128)]
+        return [form for form in super().forms(row) if self.by_function(row) or form.how == "schedule made in the call"]
+
+    def by_function(self, row) -> bool:
+        return not row.features and row.kv_dtype == row.dtype
 
     def prepare(self, row, tensors):
-        if not row.features:
+        if self.by_function(row):
             return super().prepare(row, tensors)
         operator = self.fa3._operators(self.build).fwd
         packed = tensors.form.kind == "thd"
-        queries = tensors.q if packed else tensors.q.unsqueeze(1)
+        queries = (tensors.q if packed else tensors.q_bshd).to(tensors.kv_dtype)
         queries_at, keys_at, n_q, longest = (tensors.q_starts, tensors.kv_starts, 1, row.longest) if packed else (None, None, None, None)
         table = tensors.table if tensors.form.page else None
 
         def call(i):
             return operator(queries, tensors.k[i], tensors.v[i], None, None, None, None, queries_at, keys_at, None, None, tensors.lens, n_q,
-                            longest, table, None, None, None, None, None, None, None, None, row.scale, False, *windows(row),
+                            longest, table, None, None, None, None, None, None, None, None, row.scale, row.causal, *windows(row),
                             row.feature("softcap", 0.0), True, None, 0, None, 0, None, 1, 0, None)[0].view(*tensors.q.shape)
 
         return Prepared(call)

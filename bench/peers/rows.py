@@ -179,6 +179,12 @@ def prefill_rows(_trace: str = "") -> list:
     return rows
 
 
+def prefill_fp8_rows(_trace: str = "") -> list:
+    """Chunks over a cache in float8, of the dims that have a kernel for them."""
+    return [dataclasses.replace(row, row=f"{row.row} fp8", suite="prefill-fp8", kv_dtype="fp8_e4m3") for row in prefill_rows()
+            if row.n_q[0] in (64, 512, 2048, 8192) and row.head_dim in (64, 128, 256) and row.value_dim == row.head_dim]
+
+
 #: (requests, new tokens, context with them) of a step in which prompts' chunks and decode rows share a call
 MIXES = [[(1, 512, 4096), (63, 1, 8192)], [(4, 512, 4096), (60, 1, 8192)], [(8, 256, 2048), (56, 1, 2048)],
          [(1, 2048, 2048), (32, 1, 4096)], [(2, 2048, 16384), (30, 1, 4096)], [(1, 256, 65536), (16, 1, 16384)]]
@@ -247,7 +253,7 @@ def cpu_prompt_rows(_trace: str = "") -> list:
                 form=Form("bshd"), causal=True) for heads, dim, dtype in plans for n_q, context in chunks]
 
 
-OWN_SUITES = {"prefill": prefill_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
+OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
               "cpu-prompts": cpu_prompt_rows}
 
 

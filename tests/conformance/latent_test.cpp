@@ -27,17 +27,6 @@ Case latent_case(DType dtype, std::int32_t heads, std::int32_t n_q) {
           .workers = 5};
 }
 
-/// R26: whether such a page of the last sequence counts as not there, where the case is served, with an id outside the pool.
-testing::AssertionResult skips_page(const Case& c, std::int32_t page) {
-  const TestExecutor executor(c.executor);
-  TestProblem built(c);
-  const Options options = options_of(c, executor);
-  if (!served(built, options)) return testing::AssertionSuccess();
-  built.page_ids(static_cast<std::int64_t>(c.lens.size()) - 1)[page] = -1;
-  built.remember();
-  return run_and_check(built, reference::decode(built.problem()), options);
-}
-
 /// One row block and several, full and not.
 TEST(Conformance, LatentHeadsAndQueryTokens) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {

@@ -3,6 +3,7 @@
 // tiles and ends of tiles, rows that see less than others, boxes and rows that threads copy, one worker and several to an output.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -102,7 +103,91 @@ TEST(Conformance, ManyRowsOfValuesWithDimsOfTheirOwn) {
   }
 }
 
+/// The same rows of fp8, with scales: of either kind and beside queries of either type, as `turn` says.
+Case fp8_case(std::int32_t head_dim, std::size_t turn) {
+  Case c = chunk_case(turn % 2 == 0 ? DType::kBFloat16 : DType::kFloat16, head_dim);
+  c.kv_type = turn / 2 % 2 == 0 ? KvType::kE4M3 : KvType::kE5M2;
+  c.kv_scales = KvScales::kHead;
+  return c;
+}
+
+/// Converted rows fill the kernel's; of other dims any call's kernel has them.
+TEST(Conformance, ManyFp8RowsWithEveryFeature) {
+  std::size_t turn = 0;
+  for (const std::int32_t head_dim : {64, 96, 128, 256}) {
+    for (const auto& [name, add] : features()) {
+      for (int type = 0; type < 2; ++type) {  // of two kinds that follow each other, so that in the end each feature meets all
+        Case c = fp8_case(head_dim, turn++);
+        add(c);
+        EXPECT_TRUE(run_and_check(c)) << name << ", " << head_dim;
+      }
+    }
+  }
+}
+
+/// Pages of any size, since rows are converted one by one.
+TEST(Conformance, ManyFp8RowsOfPages) {
+  std::size_t turn = 0;
+  for (const std::int32_t page_tokens : {1, 5, 16, 24, 64, 128}) {
+    for (const std::int32_t window : {-1, 77}) {
+      for (const std::int32_t head_dim : {64, 128, 256}) {
+        Case c = fp8_case(head_dim, turn++);
+        c.page_tokens = page_tokens;
+        c.csr = page_tokens == 64;
+        c.k_layout = c.v_layout = page_tokens == 16 ? "bshd" : "bhsd";
+        c.causal = true;
+        c.window_left = window;
+        EXPECT_TRUE(run_and_check(c)) << page_tokens << ", " << window << ", " << head_dim;
+      }
+    }
+  }
+}
+
+/// R26: rows of pages outside the pool are 0 in the stage, and count as not there.
+TEST(Conformance, R26_ManyFp8RowsSkipPagesOutsideThePool) {
+  for (const std::int32_t page : {0, 2, 7}) {
+    Case c = fp8_case(128, 0);
+    c.lens = {300, 577};
+    c.n_q = {40};
+    c.page_tokens = 64;
+    c.workers = 1;
+    EXPECT_TRUE(skips_page(c, page)) << page;
+  }
+}
+
+/// Scales on which the order of scores depends, and such as make no numbers of them.
+TEST(Conformance, ManyFp8RowsWithScalesOfAnySign) {
+  for (const float scale : {-0.25F, 0.0F, -0.0F, std::numeric_limits<float>::quiet_NaN()}) {
+    for (const bool softcap : {false, true}) {
+      Case c = fp8_case(128, 0);
+      c.causal = true;
+      if (softcap) c.softcap = 3.0F;
+      const TestExecutor executor(c.executor);
+      TestProblem built(c);
+      const Options options = options_of(c, executor);
+      if (!served(built, options)) continue;
+      *const_cast<float*>(built.problem().k_scales) = scale;
+      built.remember();
+      EXPECT_TRUE(run_and_check(built, reference::decode(built.problem()), options)) << scale << ", " << softcap;
+    }
+  }
+}
+
 /// One output in many hands, and many outputs in one.
+TEST(Conformance, ManyFp8RowsOnAnyNumberOfWorkers) {
+  std::size_t turn = 0;
+  for (const std::int32_t workers : {1, 2, 7, 40}) {
+    for (const std::int32_t head_dim : {64, 128, 256}) {
+      Case c = fp8_case(head_dim, turn++);
+      c.workers = workers;
+      c.causal = workers != 7;
+      c.lens = {1100, 40};
+      EXPECT_TRUE(run_and_check(c)) << workers << ", " << head_dim;
+    }
+  }
+}
+
+/// The same in 16 bits.
 TEST(Conformance, ManyRowsOnAnyNumberOfWorkers) {
   for (const std::int32_t workers : {1, 2, 7, 40}) {
     for (const bool causal : {false, true}) {

@@ -67,7 +67,8 @@ Asked call_for(const cuda::KernelConfig& config) {
 /// Whether a wide kernel takes the calls of a variant where there are products of warpgroups: built with LEAN_CUDA_WIDE.
 bool has_wide_kernel(const cuda::KernelConfig& config) {
   const bool instead = config.scope == cuda::Scope::kTensorStep || config.scope == cuda::Scope::kAnyCall;
-  return instead && config.q_rows >= cuda::kWideRule.fewest_rows && !cuda::wide_kernels_for(config.dtype, config.head_dim).empty();
+  const DType factors = config.kv_type().product;
+  return instead && config.q_rows >= cuda::kWideRule.fewest_rows && !cuda::wide_kernels_for(factors, config.head_dim).empty();
 }
 
 /// R33: no row of the table without its kernels, and none that no call takes.
@@ -196,8 +197,8 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   windowed.scores.window_left = 300, windowed.scores.softcap = 30.0F;
   EXPECT_EQ(is_wide(windowed), built);
 
-  EXPECT_FALSE(is_wide(chunk(100, {.kv_dtype = DType::kFloat8E4M3})));
-  EXPECT_FALSE(is_wide(chunk(100, {.page_tokens = 24})));  // no whole boxes
+  EXPECT_FALSE(is_wide(chunk(100, {.kv_dtype = DType::kFloat8E4M3})));  // the next test's
+  EXPECT_FALSE(is_wide(chunk(100, {.page_tokens = 24})));               // no whole boxes
   Problem sloped = chunk(100);
   sloped.scores.alibi_slopes = static_cast<const float*>(address(8));
   EXPECT_FALSE(is_wide(sloped));
@@ -218,6 +219,50 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
     to_a_new_device(device);
     EXPECT_FALSE(is_wide(chunk(100))) << device.major;
   }
+}
+
+/// Many rows of fp8 are a wide kernel's that converts them, of either kind and beside queries of either type: from pages of any size,
+/// where they fill the kernel's rows, but not from rows that begin anywhere.
+TEST(CudaHost, R33_ManyRowsOfFp8AreConverted) {
+  using cuda::Scope;
+  to_a_new_device();
+  const bool built = !cuda::wide_kernels_for(DType::kFloat16, 128).empty();
+  const auto chunk = [](Shape shape, std::int32_t q_tokens = 100) {
+    Problem problem = problem_of(shape);
+    problem.q_tokens = q_tokens;
+    problem.q.strides.sequence = problem.o.strides.sequence = q_tokens * problem.q.strides.token;
+    problem.scores.causal = true;
+    return problem;
+  };
+  for (const DType kv_dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    for (const std::int32_t head_dim : {64, 96, 128, 192, 256}) {
+      const bool has_row = head_dim != 96 && head_dim != 192;
+      for (const std::int32_t page_tokens : {0, 1, 24, 64}) {
+        const Problem problem = chunk({.head_dim = head_dim, .kv_dtype = kv_dtype, .page_tokens = page_tokens});
+        const Scope scope = scope_of(problem);
+        EXPECT_EQ(scope == Scope::kWideFp8Tile, built && has_row) << head_dim << ' ' << page_tokens;
+        if (!built || !has_row) continue;
+        EXPECT_NE(runtime().launches().back().kernel.find("DTypeE1E"), std::string_view::npos) << "of fp16";
+        const auto slots = std::size_t{2} * 132 * 2;
+        const auto partial = std::size_t{128} * (static_cast<std::size_t>(head_dim) + 2) * sizeof(float);
+        EXPECT_GE(workspace_size(problem, cuda_options()).scratch_bytes, slots * partial) << head_dim;
+      }
+    }
+  }
+  const Shape shape{.kv_dtype = DType::kFloat8E4M3};
+  EXPECT_EQ(scope_of(chunk(shape, 16)), Scope::kTensorStep) << "64 rows";
+  const auto is_converted = [&](const std::function<void(Problem&, Options&)>& change) {
+    Problem problem = chunk(shape);
+    Options options = cuda_options();
+    change(problem, options);
+    return scope_of(problem, options) == Scope::kWideFp8Tile;
+  };
+  EXPECT_EQ(is_converted([](Problem& p, Options&) { p.scores.softcap = 30.0F, p.scores.window_left = 300; }), built);
+  EXPECT_EQ(is_converted([](Problem& p, Options&) { p.k.strides.token += 16; }), built);
+  EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.k.strides.token += 8; }));
+  EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.v.data = address(3); }));
+  EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }));
+  EXPECT_FALSE(is_converted([](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }));
 }
 
 /// A call of many rows is served by the narrowest wide kernel that holds its dims, whose queries, two tiles of keys and two of values

@@ -129,6 +129,16 @@ testing::AssertionResult run_and_check(const Case& c) {
   return run_and_check(built, reference::decode(built.problem()), options_of(c, executor));
 }
 
+testing::AssertionResult skips_page(const Case& c, std::int32_t page) {
+  const TestExecutor executor(c.executor);
+  TestProblem built(c);
+  const Options options = options_of(c, executor);
+  if (!served(built, options)) return testing::AssertionSuccess();
+  built.page_ids(static_cast<std::int64_t>(c.lens.size()) - 1)[page] = -1;
+  built.remember();
+  return run_and_check(built, reference::decode(built.problem()), options);
+}
+
 // ---- the proof that the bound can fail ------------------------------------------------------------------------------
 
 namespace {

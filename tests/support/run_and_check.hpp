@@ -45,6 +45,10 @@ struct Tally {
 /// The whole of it, with the executor and the options the case asks for; success if the target declines.
 [[nodiscard]] testing::AssertionResult run_and_check(const Case& c);
 
+/// R26: the same with an id outside the pool for a page of the case's last sequence, whose tokens count as not there. True where the
+/// case is not served.
+[[nodiscard]] testing::AssertionResult skips_page(const Case& c, std::int32_t page);
+
 /// The suite's proof of itself: for this problem the bound must refuse an output of zeros, one that missed a LeanTile
 /// and one that took a LeanTile twice. Sequences too short to tell are left out; fails if none is left.
 [[nodiscard]] testing::AssertionResult bound_refuses_wrong_results(const TestProblem& built, const reference::Answer& answer,

@@ -181,10 +181,13 @@ const KernelEntry* sized_wide_kernel(Scope scope, const Problem& shape, const Ca
   return ring_of(*entry, shape, plan, false).stages >= kMinStages ? entry : nullptr;
 }
 
-/// The wide kernel that can serve calls of many rows of these sizes; kWideRule says where it does.
+/// The wide kernel that can serve calls of many rows of these sizes; kWideRule says where it does. Rows that are converted fill the
+/// kernel's.
 const KernelEntry* wide_kernel(const Problem& shape, const CallPlan& plan) noexcept {
   if (schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
-  return sized_wide_kernel(Scope::kWideTile, shape, plan);
+  const bool converted = kv_type_of(shape.k.dtype).converted();
+  const KernelEntry* const entry = sized_wide_kernel(converted ? Scope::kWideFp8Tile : Scope::kWideTile, shape, plan);
+  return entry != nullptr && (entry->config.fills_rows() || entry->config.head_dim == shape.head_dim) ? entry : nullptr;
 }
 
 /// Whether `wide` has enough to do to be faster than another kernel that serves the call too: at the capacity, which is what is known

@@ -136,6 +136,11 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t exchange_floats() const noexcept {
     return stairs() ? 4 : swaps_ab() ? 4096 : max_of(8192 / ctas(), consumer_warps * staged_rows() * value_dim());
   }
+  /// Bytes of rows that wait in shared memory to be converted: what fills a stage. Beside latent tiles there is no room for them, and
+  /// threads hold a part of them in registers.
+  [[nodiscard]] constexpr std::int32_t unconverted_bytes() const noexcept {
+    return converts() && !latent() ? tile_tokens * head_dim : 0;
+  }
   /// Contributors of a decode step's output meet at one counter, however many they are, and where they are many, those that have nothing
   /// else to do merge together (fixup/joint_merge.hpp).
   [[nodiscard]] constexpr bool step_merges_jointly() const noexcept { return step() && !chunks_only() && !exchanges(); }
@@ -144,7 +149,9 @@ struct KernelConfig {
   [[nodiscard]] constexpr std::int32_t fewest_joint_parts() const noexcept { return wide() ? 2 : narrow() ? 33 : 8; }
   /// Another launch of the same call may run beside it: few rows' beside chunks (schedule/side_by_side.hpp), whose kernels serve calls
   /// without any, too. Whether one does is the call's (call_plan.cpp: beside_kernel()).
-  [[nodiscard]] constexpr bool may_run_beside() const noexcept { return wide() ? !latent() && !few_values() : traits().beside; }
+  [[nodiscard]] constexpr bool may_run_beside() const noexcept {
+    return wide() ? !latent() && !few_values() && !converts() : traits().beside;
+  }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && !wide() && q_rows <= kMmaRows; }
   /// Queries of a segment have a place of their own, to which bulk copies or producer threads bring them (query_places()).

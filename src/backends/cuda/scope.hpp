@@ -26,12 +26,13 @@ enum class Scope : std::int32_t {
   kPairedStep,
   kPairedTensorStep,
   kRuledStep,
+  kWideFp8Tile,
 };
 inline constexpr Scope kScopes[] = {Scope::kDecodeStep,       Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
                                     Scope::kAnyCall,          Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
                                     Scope::kFewValuesTile,    Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
                                     Scope::kLatentFp8Swapped, Scope::kBesideStep,  Scope::kPairedStep,    Scope::kPairedTensorStep,
-                                    Scope::kRuledStep};
+                                    Scope::kRuledStep,        Scope::kWideFp8Tile};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -194,6 +195,14 @@ struct ScopeTraits {
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,
               .dims = Dims::kFilledUp,
+              .producer_warps = 4};
+    case Scope::kWideFp8Tile:
+      return {.name = "wide8",
+              .wide = true,
+              .converts = true,
+              .copies = Copies::kThreads,
+              .stage = StageOrder::kColumns,
+              .dims = Dims::kWhole,
               .producer_warps = 4};
     case Scope::kLatentTile:
     case Scope::kLatentTurns:

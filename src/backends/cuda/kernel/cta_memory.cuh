@@ -57,7 +57,8 @@ struct CtaWide {
   // of a row, and the row's maximum.
   float kept[kConfig.swaps_ab() ? 5 : kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
   float query_scale[kConfig.converts() ? kConfig.q_rows : 1];  // of bf16 queries that became fp16: what scores are multiplied by
-  SegmentRecord rehearsed;                                     // the consumers': a whole tile, and no row that is written
+  alignas(16) std::byte unconverted[max_of(16, kConfig.unconverted_bytes())];
+  SegmentRecord rehearsed;  // the consumers': a whole tile, and no row that is written
 
   __device__ __forceinline__ void begin_rehearsal() {
     rehearsed = {};

@@ -413,8 +413,9 @@ class WideConsumer {
     return call_.load.box_tokens != 0 && has_box_places(record.lengths);
   }
 
-  /// Whether whole tiles need no fence: threads copy none of their tokens.
+  /// Whether whole tiles need no fence: threads copy none of their tokens, or those that convert have fenced themselves.
   [[nodiscard]] __device__ __forceinline__ bool whole_in_boxes(const SegmentRecord& record) const {
+    if constexpr (kConfig.converts()) return true;
     return has_boxes(record) && record.lengths.kv_begin % kBoxRows == 0;
   }
 

@@ -120,6 +120,14 @@ __device__ __forceinline__ void fence_before_copies() {
 #endif
 }
 
+/// This thread's async_copy_16 since the last such call are a group.
+__device__ __forceinline__ void group_async_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits for all of this thread's groups but the last kLeft.
+template <int kLeft>
+__device__ __forceinline__ void await_async_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 /// Waits for all of this thread's async_copy_16.
 __device__ __forceinline__ void await_async_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

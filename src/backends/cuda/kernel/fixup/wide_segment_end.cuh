@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_rows(const DeviceCall& call, const Segment
 template <KernelConfig kConfig>
 __device__ __forceinline__ void output_rows(const DeviceCall& call, const SegmentRecord& record, const WideTile<kConfig>& tile,
                                             std::uint32_t staged) {
-  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0 && !kConfig.scaled());
+  static_assert(kConfig.summed_dims() <= kConfig.head_dim && WideTile<kConfig>::kColumns % 2 == 0);
   const auto thread = static_cast<std::int32_t>(ptx::thread_index());
   const std::int32_t lane = thread % kWarpThreads;
   const std::int32_t warp_row = thread / kWarpThreads * kMmaRows;  // the first of the warp's
@@ -75,14 +75,21 @@ __device__ __forceinline__ void output_rows(const DeviceCall& call, const Segmen
                                       lane < min(rows, kMmaRows));
   const float scale[2] = {__shfl_sync(ptx::kAllLanes, end.scale, lane / 4),
                           __shfl_sync(ptx::kAllLanes, end.scale, lane / 4 + kMmaRows / 2)};
+  float value_scale[2];  // by itself (RowEnd)
+  if constexpr (kConfig.scaled()) {
+    value_scale[0] = __shfl_sync(ptx::kAllLanes, end.value_scale, lane / 4);
+    value_scale[1] = __shfl_sync(ptx::kAllLanes, end.value_scale, lane / 4 + kMmaRows / 2);
+  }
   ptx::named_barrier(kGroupBarrier + static_cast<std::uint32_t>(thread) / ptx::kWarpgroupThreads, ptx::kWarpgroupThreads);
 #pragma unroll
   for (int column = 0; column < tile.kColumns; column += 2) {
     std::uint32_t matrices[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 pair = tile.pair(column + i / 2, i % 2);
-      matrices[i] = ptx::pack<kConfig.dtype>(pair.x * scale[i % 2], pair.y * scale[i % 2]);
+      float2 pair = tile.pair(column + i / 2, i % 2);
+      pair = {pair.x * scale[i % 2], pair.y * scale[i % 2]};
+      if constexpr (kConfig.scaled()) pair = {pair.x * value_scale[i % 2], pair.y * value_scale[i % 2]};
+      matrices[i] = pack_output<kConfig>(call, pair.x, pair.y);
     }
     ptx::store_matrices(query_address<kConfig>(staged, warp_row + own, column + lane / kMmaRows), matrices);
   }

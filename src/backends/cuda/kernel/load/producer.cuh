@@ -262,7 +262,8 @@ class Producer {
     }
   }
 
-  /// Converts a segment's tiles into the stages. A tile may hold new tokens, so the first one waits for them.
+  /// Converts a segment's tiles into the stages, keys and values in turn, or what is both. A tile may hold new tokens, so the first one
+  /// waits for them.
   template <typename TAfterFirstKeys, typename TThen>
   __device__ __forceinline__ void convert_tiles(const HeadRows& k, const SegmentRecord& record,
                                                 const TAfterFirstKeys& after_first_keys, const TThen& then) {
@@ -271,19 +272,23 @@ class Producer {
     await_append();
     std::int32_t token = record.token_begin;
     std::int32_t tokens = tokens_from(token);
-    ConvertedRows<kConfig> rows(call_, shared_, k, record, thread_);
-    rows.send_for(token, tokens);
+    const HeadRows v = kConfig.latent() ? k : rows_of(call_, false, record);
+    ConvertedRows<kConfig> rows(call_, shared_, record, thread_);
+    rows.send_for(k, token, tokens, kConfig.latent());
     rows.begin();
     after_first_keys();
     const std::uint32_t stages = ptx::shared_address(ring_memory_);
+    bool keys = true;
 #pragma unroll 1
     for (bool first = true; first || tokens > 0; first = false) {  // once where there are no tokens
       if (tokens > 0) {
-        const std::int32_t next = token + tokens;
-        const std::int32_t next_tokens = tokens_from(next);
+        const bool values_next = !kConfig.latent() && keys;
+        const std::int32_t next = values_next ? token : token + tokens;
+        const std::int32_t next_tokens = values_next ? tokens : tokens_from(next);
         const std::uint32_t stage = stages + static_cast<std::uint32_t>(kConfig.stage_place(call_.load.stage_bytes, ring_.index));
         ptx::barrier_wait(&shared_.stage_free[ring_.index], ring_.phase ^ 1U);
-        rows.send_for(next, next_tokens);  // here, so that it is worked out beside conversions
+        // Here, so that it is worked out beside conversions.
+        rows.send_for(either(!values_next, k, v), next, next_tokens, kConfig.latent() || values_next);
         if (call_.problem.k.dtype == DType::kFloat8E5M2) {
           rows.template put<DType::kFloat8E5M2>(stage);
         } else {
@@ -292,11 +297,13 @@ class Producer {
         ptx::fence_before_copies();  // products read by the async proxy
         ptx::barrier_arrive(&shared_.stage_full[ring_.index]);
         ring_.advance();
+        keys = !values_next;
         token = next;
         tokens = next_tokens;
       }
       if (first && thread_ == 0) then();
     }
+    rows.end();
   }
 
   /// Copies whole tiles that come in tall boxes, as far as there are any; returns the first token that is left. They are asked for as
@@ -388,7 +395,8 @@ class Producer {
       tokens -= unseen;
     }
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
-    if (!kConfig.copies_by_threads() && asked_.pages() && rows.keys) pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
+    if (!kConfig.copies_by_threads() && asked_.pages() && rows.keys)
+      pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
 #pragma unroll
     for (int part = 0; part < kConfig.stage_parts(); ++part) {
       ptx::barrier_wait(&shared_.stage_free[kConfig.part_of_stage(ring_.index, part)], ring_.phase ^ 1U);

@@ -71,12 +71,17 @@ class WideTile : ProductLane {
     clear();
   }
 
-  /// Makes fp16 of bf16 queries where they lie, of half the block's rows, a row by four lanes; publish_to_products() has to follow,
-  /// and take_query_scales().
+  /// Makes fp16 of bf16 queries where they lie, a row by four lanes, of the warpgroup's rows, or of a latent tile's, which both have, of
+  /// half of them; publish_to_products() has to follow, and take_query_scales().
   __device__ __forceinline__ void convert_queries(CtaShared<kConfig>& shared) const {
-    const std::int32_t row = row_of(warp() / 4);
-    const float down = queries_to_half<kConfig>(queries_, row);
-    if (in_quad() == 0) ptx::store_shared_word(ptx::shared_address(&shared.wide.query_scale[row]), __float_as_uint(down));
+    const std::int32_t first = kConfig.latent() ? warp() / 4 : 0;
+    const std::int32_t end = kConfig.latent() ? first + 1 : 2;
+#pragma unroll 1
+    for (std::int32_t half = first; half < end; ++half) {
+      const std::int32_t row = row_of(half);
+      const float down = queries_to_half<kConfig>(queries_, row % kGroupRows);
+      if (in_quad() == 0) ptx::store_shared_word(ptx::shared_address(&shared.wide.query_scale[row]), __float_as_uint(down));
+    }
   }
   __device__ __forceinline__ void take_query_scales(const CtaShared<kConfig>& shared) {
 #pragma unroll
