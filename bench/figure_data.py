@@ -27,6 +27,7 @@ ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
 CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
+FP8_CHUNKS, MANY_RULED, ANY_CALLS = "h200-prefill-fp8.jsonl", "experiments/h200-many-rows-rules.jsonl", "03087eb2"
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
@@ -602,9 +603,10 @@ def chunks(name: str = CHUNKS) -> list:
     kinds = {"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3", "flex": "FlexAttention"}
     for line in lines(name):
         if line.get("us"):
-            new, of = re.match(r"prefill (\w+) of (\w+) ", line["row"]).groups()
-            narrow = re.search(r" d\d+/(\d+) ", line["row"])
-            layout = f", pages of {line['row'].rsplit('/', 1)[1]}" if line["row"].rsplit("/", 1)[1].isdigit() else ""
+            name = line["row"].removesuffix(" fp8")
+            new, of = re.match(r"prefill (\w+) of (\w+) ", name).groups()
+            narrow = re.search(r" d\d+/(\d+) ", name)
+            layout = f", pages of {name.rsplit('/', 1)[1]}" if name.rsplit("/", 1)[1].isdigit() else ""
             layout = f", values of {narrow[1]}" if narrow else layout
             row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "void": suite_data.void_mark(line), "heads": heads_text(line) + layout, "us": {}})
             kind = kinds[line["impl"].rsplit("/", 1)[-1]]  # there are two ways to call FlashAttention-3: the faster counts
@@ -615,6 +617,12 @@ def chunks(name: str = CHUNKS) -> list:
 def chunks_over_fa3(name: str = CHUNKS) -> list:
     """(row, ours over FlashAttention-3) of chunks of prompts."""
     return [(row, row["us"]["lean"] / row["us"]["FlashAttention-3"]) for row in chunks(name) if "FlashAttention-3" in row["us"]]
+
+
+def fp8_chunks_over_bf16() -> list:
+    """Ours over ours of the same row in bf16, which is of another run."""
+    wide = {(row["chunk"], row["heads"]): row["us"]["lean"] for row in chunks()}
+    return [row["us"]["lean"] / wide[row["chunk"], row["heads"]] for row in chunks(FP8_CHUNKS)]
 
 
 def chunks_of_dims(*dims: int, name: str = CHUNKS, narrow: bool = False) -> list:
@@ -636,11 +644,24 @@ def chunks_over_fa2() -> list:
     return [row["us"]["lean"] / row["us"]["FlashAttention-2"] for row in chunks(H100_CHUNKS) if "FlashAttention-2" in row["us"]]
 
 
-def chunks_table() -> str:
-    names, rows = ("lean", "FlashAttention-3"), chunks()
+def chunks_table(name: str = CHUNKS) -> str:
+    names, rows = ("lean", "FlashAttention-3"), chunks(name)
     return markdown(["tokens", "heads of d", *(f"{name}, us" for name in names), "lean / FlashAttention-3"],
                     [[row["chunk"] + row["void"], row["heads"], *(f"{row['us'][name]:.1f}" if row["us"][name] < 100 else f"{row['us'][name]:.0f}" for name in names),
                       f"{row['us']['lean'] / row['us']['FlashAttention-3']:.2f}"] for row in rows])
+
+
+def many_ruled_table() -> str:
+    """Calls from Python, in one run beside torch's kernels that take a mask; by any call's kernels in an earlier one."""
+    kinds = {"lean": "lean", "torch-mem-eff": "torch, memory-efficient", "torch-cudnn": "torch, cuDNN"}
+    rows: dict = {}
+    for line in lines(MANY_RULED):
+        name = "any call's" if line["build"] == ANY_CALLS else kinds[line["impl"]]
+        rows.setdefault(line["row"], {})[name] = line["us"]
+    names = ("lean", "any call's", "torch, memory-efficient", "torch, cuDNN")
+    return markdown(["row", *(f"{name}, us" for name in names)],
+                    [[row.replace(" x ", " drafts, ") if row.startswith("tree") else row, *(f"{us[name]:.4g}" if name in us else "" for name in names)]
+                     for row, us in rows.items()])
 
 
 def engine_kind(line: dict, beside: list) -> str | None:
@@ -787,7 +808,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "chunks": chunks_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
@@ -876,6 +897,12 @@ NUMBERS = {
     "short commits": lambda: commits_of(SHORT_ROWS),
     "chunk rows": lambda: rows_timed(CHUNKS),
     "chunk commits": lambda: commits_of(CHUNKS),
+    "fp8 chunk rows": lambda: rows_timed(FP8_CHUNKS),
+    "fp8 chunk commits": lambda: commits_of(FP8_CHUNKS),
+    "fp8 chunks over FlashAttention-3": lambda: f"{mean(ratio for _, ratio in chunks_over_fa3(FP8_CHUNKS)):.2f}",
+    "fp8 chunks over FlashAttention-3, span": lambda: span_of([ratio for _, ratio in chunks_over_fa3(FP8_CHUNKS)], ".2f"),
+    "fp8 chunks over bf16": lambda: f"{mean(fp8_chunks_over_bf16()):.2f}",
+    "fp8 chunks over bf16, span": lambda: span_of(fp8_chunks_over_bf16(), ".2f"),
     "chunk rows beside FlashAttention-2": lambda: f"{len(chunks_over_fa2())}",
     "chunks on an H100 over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",
     "chunks on an H100 over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",

@@ -103,6 +103,71 @@ TEST(Conformance, ManyRowsOfValuesWithDimsOfTheirOwn) {
   }
 }
 
+/// Rules that plain wide tiles lack, alone and together: what a mask hides from all rows of a block holds NaN, as in every case here.
+std::vector<std::pair<const char*, void (*)(Case&)>> rules() {
+  return {
+      {"ALiBi", [](Case& c) { c.causal = true, c.alibi = true; }},
+      {"ALiBi without causality", [](Case& c) { c.alibi = true; }},
+      {"a boolean mask", [](Case& c) { c.mask = Mask::kBoolean; }},
+      {"a mask of numbers", [](Case& c) { c.mask = Mask::kFloat32; }},
+      {"a mask of fp16", [](Case& c) { c.mask = Mask::kFloat16, c.causal = true; }},
+      {"a mask of bf16 and a window", [](Case& c) { c.mask = Mask::kBFloat16, c.causal = true, c.window_left = 40; }},
+      {"a mask, its tokens apart", [](Case& c) { c.mask = Mask::kBoolean, c.mask_layout = "bhds"; }},
+      {"a tree mask", [](Case& c) { c.tree = true; }},
+      {"a tree mask of causal drafts", [](Case& c) { c.tree = true, c.causal = true; }},
+      {"a tree mask of few drafts", [](Case& c) { c.tree = true, c.q_heads = 8, c.n_q = {20}; }},
+      {"a tree mask of 32 drafts", [](Case& c) { c.tree = true, c.n_q = {32}; }},
+      {"a tree mask of more drafts than tokens", [](Case& c) { c.tree = true, c.lens = {60, 1, 0}; }},
+      {"softcap, ALiBi and a mask", [](Case& c) { c.causal = true, c.softcap = 3.0F, c.alibi = true, c.mask = Mask::kBoolean; }},
+      {"ALiBi and a window", [](Case& c) { c.causal = true, c.alibi = true, c.window_left = 40, c.window_right = 3; }},
+      {"ALiBi of padded requests", [](Case& c) { c.causal = true, c.alibi = true, c.pad = {31, 0, 129}; }},
+      {"a mask and peaks", [](Case& c) { c.mask = Mask::kBoolean, c.input = Input::kPeaks; }}};
+}
+
+/// The ruled variants' own dims, and fewer; others are any call's.
+TEST(Conformance, ManyRowsUnderRules) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    using Dims = std::vector<std::int32_t>;
+    for (const std::int32_t head_dim : full_or_reduced(Dims{40, 64, 96, 128, 192}, Dims{64, 96})) {
+      for (const auto& [name, add] : rules()) {
+        Case c = chunk_case(dtype, head_dim);
+        add(c);
+        EXPECT_TRUE(run_and_check(c)) << name << ", " << head_dim;
+      }
+    }
+  }
+}
+
+TEST(Conformance, ManyRowsUnderRulesOfPagesAndOnAnyNumberOfWorkers) {
+  for (const auto& [name, add] : rules()) {
+    for (const std::int32_t page_tokens : {16, 64}) {
+      Case c = chunk_case(DType::kBFloat16, 128);
+      c.page_tokens = page_tokens;
+      add(c);
+      EXPECT_TRUE(run_and_check(c)) << name << ", " << page_tokens;
+    }
+    for (const std::int32_t workers : {1, 2, 40}) {
+      Case c = chunk_case(DType::kFloat16, 64);
+      c.lens = {1100, 40, 0};
+      c.workers = workers;
+      add(c);
+      EXPECT_TRUE(run_and_check(c)) << name << ", " << workers;
+    }
+  }
+}
+
+/// R26: pages outside the pool under a mask.
+TEST(Conformance, R26_ManyRowsUnderRulesSkipPagesOutsideThePool) {
+  for (const std::int32_t page : {0, 2, 7}) {
+    Case c = chunk_case(DType::kBFloat16, 128);
+    c.lens = {300, 577};
+    c.n_q = {40};
+    c.page_tokens = 64;
+    c.mask = Mask::kBoolean;
+    EXPECT_TRUE(skips_page(c, page)) << page;
+  }
+}
+
 /// The same rows of fp8, with scales: of either kind and beside queries of either type, as `turn` says.
 Case fp8_case(std::int32_t head_dim, std::size_t turn) {
   Case c = chunk_case(turn % 2 == 0 ? DType::kBFloat16 : DType::kFloat16, head_dim);

@@ -162,7 +162,8 @@ cuda::Scope scope_of(const Problem& problem, const Options& options = cuda_optio
 }
 
 /// More than 128 packed rows of 16-bit K and V are a wide kernel's, and more than 64 where there are tiles enough, if the build has
-/// it, the device has products of warpgroups and the call asks for nothing that it does not do.
+/// it, the device has products of warpgroups and the call asks for nothing that it does not do; ALiBi, masks and tree masks of up to 128
+/// dims are a variant's that has them.
 TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
   using cuda::Scope;
   const auto chunk = [](std::int32_t q_tokens, Shape shape = {}) {
@@ -199,15 +200,26 @@ TEST(CudaHost, R33_WideKernelsServeManyRowsAndNothingElse) {
 
   EXPECT_FALSE(is_wide(chunk(100, {.kv_dtype = DType::kFloat8E4M3})));  // the next test's
   EXPECT_FALSE(is_wide(chunk(100, {.page_tokens = 24})));               // no whole boxes
-  Problem sloped = chunk(100);
-  sloped.scores.alibi_slopes = static_cast<const float*>(address(8));
-  EXPECT_FALSE(is_wide(sloped));
-  Problem masked = chunk(100);
-  masked.scores.mask = address(8), masked.scores.mask_strides = {.sequence = 0, .head = 0, .token = 4096, .dim = 1};
-  EXPECT_FALSE(is_wide(masked));
-  Problem drafted = chunk(100);
-  drafted.scores.tree_mask = static_cast<const std::uint32_t*>(address(8));
-  EXPECT_FALSE(is_wide(drafted));
+  const std::function<void(Scores&)> rules[] = {
+      [](Scores& s) { s.alibi_slopes = static_cast<const float*>(address(8)); },
+      [](Scores& s) { s.mask = address(8), s.mask_strides = {.sequence = 0, .head = 0, .token = 4096, .dim = 1}; },
+      [](Scores& s) { s.tree_mask = static_cast<const std::uint32_t*>(address(8)); }};
+  for (const auto& rule : rules) {
+    for (const std::int32_t head_dim : {8, 64, 72, 96, 128, 136, 256}) {
+      Problem ruled = chunk(100, {.head_dim = head_dim});
+      const WorkspaceSize unruled = workspace_size(ruled, cuda_options());
+      rule(ruled.scores);
+      EXPECT_EQ(scope_of(ruled) == Scope::kWideRuledTile, built && head_dim <= 128) << head_dim;
+      EXPECT_GE(unruled.scratch_bytes, workspace_size(ruled, cuda_options()).scratch_bytes) << head_dim;
+    }
+    Problem of_fp8 = chunk(100, {.kv_dtype = DType::kFloat8E4M3});
+    rule(of_fp8.scores);
+    EXPECT_EQ(scope_of(of_fp8), Scope::kAnyCall);
+    Problem turned = chunk(100);
+    turned.scores.scale = -1.0F;
+    rule(turned.scores);
+    EXPECT_EQ(scope_of(turned), Scope::kAnyCall);
+  }
   Problem negative = chunk(100);
   negative.scores.scale = -1.0F;
   EXPECT_FALSE(is_wide(negative));
@@ -260,7 +272,7 @@ TEST(CudaHost, R33_ManyRowsOfFp8AreConverted) {
   EXPECT_EQ(is_converted([](Problem& p, Options&) { p.scores.softcap = 30.0F, p.scores.window_left = 300; }), built);
   EXPECT_EQ(is_converted([](Problem& p, Options&) { p.k.strides.token += 16; }), built);
   EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.k.strides.token += 8; }));
-  EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.v.data = address(3); }));
+  EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.v.data = static_cast<const std::byte*>(p.v.data) + 8; }));
   EXPECT_FALSE(is_converted([](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }));
   EXPECT_FALSE(is_converted([](Problem&, Options& o) { o.policy = Policy::fixed_chunk(); }));
 }

@@ -155,10 +155,10 @@ Scope paired_scope(const Problem& shape, const KvCopies& copies) noexcept {
 /// Rows of a kv head, those of a last block that do not exist among them, that wide kernels count in 31 bits.
 bool counts_rows(const Problem& shape) noexcept { return schedule::row_capacity(shape) <= INT32_MAX - 128; }
 
-/// Whether wide kernels have whatever the call asks for beside its dims and rows.
-bool asks_no_more_than_wide(const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
+/// Whether a wide kernel has whatever the call asks for beside its dims and rows.
+bool asks_no_more_than_wide(const KernelConfig& wide, const Problem& shape, const TileRules& rules, const CallPlan& plan) noexcept {
   const bool scaled_up = softmax::log2_scale(shape.scores.scale, shape.head_dim) > 0.0F;
-  const bool ruled = rules.beyond_softcap || !scaled_up;
+  const bool ruled = (rules.beyond_softcap && !wide.ruled()) || !scaled_up;
   return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.vector_queries;
 }
 
@@ -188,6 +188,16 @@ const KernelEntry* wide_kernel(const Problem& shape, const CallPlan& plan) noexc
   const bool converted = kv_type_of(shape.k.dtype).converted();
   const KernelEntry* const entry = sized_wide_kernel(converted ? Scope::kWideFp8Tile : Scope::kWideTile, shape, plan);
   return entry != nullptr && (entry->config.fills_rows() || entry->config.head_dim == shape.head_dim) ? entry : nullptr;
+}
+
+/// The same under rules that it lacks, in as large a workspace: where dims have no row of their own they fill up the widest one's.
+const KernelEntry* ruled_wide_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  if (schedule::row_capacity(shape) < kWideRule.fewest_rows) return nullptr;
+  const KernelEntry* const entry = sized_wide_kernel(Scope::kWideRuledTile, shape, plan);
+  Problem filled_up = shape;
+  filled_up.head_dim = 128;
+  return entry != nullptr || shape.head_dim > filled_up.head_dim ? entry
+                                                                 : sized_wide_kernel(Scope::kWideRuledTile, filled_up, plan);
 }
 
 /// Whether `wide` has enough to do to be faster than another kernel that serves the call too: at the capacity, which is what is known
@@ -252,7 +262,8 @@ bool same_rows(const TensorView& a, const TensorView& b) noexcept {
 bool has_values_kernel(const Problem& problem, const CallPlan& plan) noexcept {
   const KernelEntry* const entry = values_kernel(problem, plan);
   if (entry == nullptr || (entry->config.latent() && !same_rows(problem.k, problem.v)) || !lies_well(problem)) return false;
-  return can_copy(entry->config, plan.copies) && asks_no_more_than_wide(problem, rules_of(problem, plan.options), plan);
+  return can_copy(entry->config, plan.copies) &&
+         asks_no_more_than_wide(entry->config, problem, rules_of(problem, plan.options), plan);
 }
 
 /// Packed queries are so many together, however they are shared out; others as many in each sequence as in the longest.
@@ -386,9 +397,13 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   bool fits = false;
   launch.any_call = any_call_kernel(kernels, shape, plan, fits);
   if (!fits) return launch;
-  const KernelEntry* const wide = wide_kernel(shape, plan);
+  const KernelEntry* wide = wide_kernel(shape, plan);
   reserve(launch, *launch.any_call, shape, plan.options);
   if (wide != nullptr) reserve(launch, *wide, shape, plan.options);
+  if (const KernelEntry* const ruled = ruled_wide_kernel(shape, plan); ruled != nullptr) {
+    reserve(launch, *ruled, shape, plan.options);
+    if (launch.rules.beyond_softcap) wide = ruled;
+  }
   // For any tokens, so that a workspace for several query tokens suffices for one; and for either scope, wherever tensors lie.
   Problem single = shape;
   single.q_tokens = 1;
@@ -404,7 +419,7 @@ LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const Ca
   }
   const bool is_step = step != nullptr && serves(*step, shape, launch.rules, plan);
   const bool may_be_wide = wide != nullptr && plan.options.exchange == nullptr && can_copy(wide->config, plan.copies) &&
-                           asks_no_more_than_wide(shape, launch.rules, plan);
+                           asks_no_more_than_wide(wide->config, shape, launch.rules, plan);
   const bool is_wide = may_be_wide && (!is_step || has_tiles_of(kWideRule, *wide, shape, plan));
   plan_kernel(launch, is_wide ? *wide : is_step ? *step : *launch.any_call, shape, plan);
   return launch;

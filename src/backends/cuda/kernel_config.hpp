@@ -150,7 +150,7 @@ struct KernelConfig {
   /// Another launch of the same call may run beside it: few rows' beside chunks (schedule/side_by_side.hpp), whose kernels serve calls
   /// without any, too. Whether one does is the call's (call_plan.cpp: beside_kernel()).
   [[nodiscard]] constexpr bool may_run_beside() const noexcept {
-    return wide() ? !latent() && !few_values() && !converts() : traits().beside;
+    return wide() ? !latent() && !few_values() && !converts() && !ruled() : traits().beside;
   }
   /// Bulk copies bring the queries, a row at a time, which is for few rows; else the consumers do.
   [[nodiscard]] constexpr bool bulk_queries() const noexcept { return step() && !wide() && q_rows <= kMmaRows; }

@@ -27,12 +27,13 @@ enum class Scope : std::int32_t {
   kPairedTensorStep,
   kRuledStep,
   kWideFp8Tile,
+  kWideRuledTile,
 };
 inline constexpr Scope kScopes[] = {Scope::kDecodeStep,       Scope::kStridedStep, Scope::kTensorStep,    Scope::kChunkStep,
                                     Scope::kAnyCall,          Scope::kWideTile,    Scope::kLatentTile,    Scope::kExchangedStep,
                                     Scope::kFewValuesTile,    Scope::kLatentTurns, Scope::kLatentFp8Tile, Scope::kLatentSwapped,
                                     Scope::kLatentFp8Swapped, Scope::kBesideStep,  Scope::kPairedStep,    Scope::kPairedTensorStep,
-                                    Scope::kRuledStep,        Scope::kWideFp8Tile};
+                                    Scope::kRuledStep,        Scope::kWideFp8Tile, Scope::kWideRuledTile};
 
 /// Dims of the values of a latent tile: of the 576 of DeepSeek's keys all but the 64 that are turned (arXiv 2405.04434, sec. 2.1), and
 /// of a tile of few values, whose keys have 64 more in the prefill of the same models.
@@ -68,10 +69,10 @@ struct ScopeTraits {
   /// Flat lines (schedule/flat_line.hpp) and the last arriver only, and no rule of scores but windows and causality, which no tile
   /// pays for. Else whatever is asked.
   bool step = false;
-  /// A step that has all rules of scores, in registers (kernel/tile/lane_rules.cuh).
+  /// A step, or a wide tile, that has all rules of scores, in registers (kernel/tile/lane_rules.cuh).
   bool ruled = false;
   /// Products of whole warpgroups (ptx/warpgroup.cuh), which sm_90a alone has: of many rows, or with `step` too of few. Any line, or that of
-  /// a step, and the last arriver only, and of the rules of scores windows, causality and, not in a step, softcap.
+  /// a step, and the last arriver only, and of the rules of scores windows, causality and, not in a step, softcap, unless it is ruled.
   bool wide = false;
   /// Values are the first dims of keys, in the same memory (multi-head latent attention): a tile is one stage, and where there are two
   /// warpgroups they have the same rows and half the values' dims each.
@@ -190,7 +191,9 @@ struct ScopeTraits {
               .producer_warps = 1,
               .exchanges = true};
     case Scope::kWideTile:
-      return {.name = "wide",
+    case Scope::kWideRuledTile:
+      return {.name = scope == Scope::kWideTile ? "wide" : "wide-ruled",
+              .ruled = scope == Scope::kWideRuledTile,
               .wide = true,
               .copies = Copies::kBoxes,
               .stage = StageOrder::kColumns,

@@ -159,7 +159,8 @@ class WideConsumer {
       stage_.advance();
       const bool keys_came = has_come(next, stage_);
       const bool values_came = has_come(now, values_stage);
-      const bool goes_on = ptx::opaque(static_cast<std::uint32_t>(in_boxes && keys_came && values_came)) != 0;
+      const bool hides = tile.hides_values(record, now);
+      const bool goes_on = ptx::opaque(static_cast<std::uint32_t>(in_boxes && keys_came && values_came && !hides)) != 0;
       tile.await_output();
       arrive(memory_.shared.stage_free[multiplied.index], !first);
       if (!first) tile.rescale();
@@ -172,6 +173,7 @@ class WideConsumer {
         if (next.tokens <= 0) break;
         await(record, next, stage_);
         await_whole(record, now, values_stage);
+        if (hides) clear_unseen(values_stage);
       }
       tile.ask_for_scores(queries, keys);
       // Here it costs nothing: what asks for the values' products waits until most of the scores' have run.
@@ -180,6 +182,7 @@ class WideConsumer {
       now = next;
     }
     await_whole(record, now, values_stage);
+    if (tile.hides_values(record, now)) clear_unseen(values_stage);
     tile.ask_for_output(tile.values_at(address_of(values_stage)));
     tile.await_output();
     free(values_stage);
@@ -379,6 +382,25 @@ class WideConsumer {
     await(record, tile, values);
     if (tile.tokens == kConfig.tile_tokens) return;
     clear_rest(tile, values, static_cast<std::int32_t>(ptx::thread_index()), kConfig.consumer_threads());
+    publish_to_products();
+  }
+  /// Values of tokens that rules hide from all of the block's rows, which a weight of 0 may not make 0 either; by both warpgroups, once both
+  /// have their weights.
+  __device__ __forceinline__ void clear_unseen(const PipelineState& values) const {
+    consumer_sync<kConfig>();
+    constexpr std::int32_t kThreads = kConfig.consumer_threads() / kConfig.tile_tokens;  // of a token
+    const auto thread = static_cast<std::int32_t>(ptx::thread_index());
+    if (!Tile::is_seen(memory_.shared, thread / kThreads)) {
+      const std::uint32_t row = address_of(values) + static_cast<std::uint32_t>(thread / kThreads * kConfig.column_bytes());
+#pragma unroll 1
+      for (std::int32_t piece = thread % kThreads; piece < kConfig.column_bytes() / kPieceBytes; piece += kThreads) {
+#pragma unroll
+        for (int column = 0; column < kConfig.value_columns(); ++column) {
+          ptx::store_shared(row + column * column_stage_bytes<kConfig> + static_cast<std::uint32_t>(piece * kPieceBytes),
+                            {0, 0, 0, 0});
+        }
+      }
+    }
     publish_to_products();
   }
   /// Of a tile that is not whole and comes in parts: the same by this warpgroup alone, once all parts are there.

@@ -1,6 +1,6 @@
 // LaneRules: the rules of scores of the two rows of the block whose scores a lane holds, in registers: softcap, ALiBi, masks, tree masks
-// and windows whose left end differs from row to row. For decode steps; any call's kernels have the same rules in one loop through shared
-// memory (score_rules.cuh), of little code and several times as long.
+// and windows whose left end differs from row to row. For decode steps and wide tiles; any call's kernels have the same rules in one loop
+// through shared memory (score_rules.cuh), of little code and several times as long.
 #pragma once
 
 #include <cstddef>
@@ -67,15 +67,16 @@ struct LaneRules<kConfig, true> {
     }
   }
 
-  /// Applies the rules to kScores scaled scores of a tile that ends before key `tile_end`: score(j) of row row_of(j) and key key_of(j),
-  /// an absolute token of the sequence, of which the row sees those before limit[row_of(j)] at most. Bit j of what is returned: a rule does
-  /// not hide the key from the row; a score that one hides is -inf.
-  template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
+  /// Applies the rules to kScores scaled scores of a tile that ends before key `tile_end`: score(j) of row row_of(j) and of a key, an
+  /// absolute token of the sequence, token_of(j) behind `first_key`, of which the row sees those before limit[row_of(j)] at most. Bit j of
+  /// what is returned: a rule does not hide the key from the row; a score that one hides is -inf. `token_of` captures nothing.
+  template <int kScores, typename TScore, typename TRowOf, typename TTokenOf>
   [[nodiscard]] __device__ __forceinline__ std::uint32_t apply(const DeviceCall& call, const SegmentRecord& record,
                                                                std::uint32_t tile_end, const std::int32_t (&limit)[2],
-                                                               const TScore& score, const TRowOf& row_of,
-                                                               const TKeyOf& key_of) const {
+                                                               const TScore& score, const TRowOf& row_of, std::uint32_t first_key,
+                                                               TTokenOf token_of) const {
     static_assert(kScores <= 32);
+    const auto key_of = [first_key, token_of](int j) { return first_key + static_cast<std::uint32_t>(token_of(j)); };
     const Scores& scores = call.problem.scores;
     if (scores.softcap > 0.0F) {
       const float cap = tile::log2_cap(scores);
@@ -101,7 +102,11 @@ struct LaneRules<kConfig, true> {
     }
     if (scores.mask != nullptr) sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
     if (scores.tree_mask != nullptr && static_cast<std::int64_t>(tile_end) > first_draft(record.lengths)) {
-      sees = apply_tree<kScores>(call.problem, record, sees, row_of, key_of);
+      if constexpr (TTokenOf{}(kScores - 1) < 64) {
+        sees &= tree_bits<kScores, TTokenOf>(call.problem, record, row_of, first_key);
+      } else {
+        sees = apply_tree<kScores>(call.problem, record, sees, row_of, key_of);
+      }
     }
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
@@ -111,6 +116,37 @@ struct LaneRules<kConfig, true> {
   }
 
  private:
+  /// Bit j: the tree mask does not hide the key of score j. A lane's keys lie within 64, and what a row's bits say of these is two words.
+  template <int kScores, typename TTokenOf, typename TRowOf>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t tree_bits(const Problem& problem, const SegmentRecord& record,
+                                                                   const TRowOf& row_of, std::uint32_t first_key) const {
+    const std::int32_t words = quotient(problem.q_tokens + 31, 32);  // of a query
+    const std::int64_t draft = first_key - first_draft(record.lengths);
+    // Drafts before -64 are none, whatever their number, and those behind the last word's are not seen.
+    const auto first = static_cast<std::int32_t>(draft < -96 ? -96 : draft > problem.q_tokens + 31 ? problem.q_tokens + 31 : draft);
+    std::uint32_t window[2][2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const std::uint32_t* const of_row =
+          problem.scores.tree_mask + (record.sequence * problem.q_tokens + token[row]) * std::int64_t{words};
+      std::uint32_t word[3];
+#pragma unroll
+      for (int k = 0; k < 3; ++k) {
+        const std::int32_t at = (first >> 5) + k;
+        word[k] = at < 0 ? ~0U : at < words ? of_row[at] : 0U;
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) window[row][k] = __funnelshift_r(word[k], word[k + 1], static_cast<std::uint32_t>(first));
+    }
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kScores; ++j) {
+      constexpr TTokenOf kTokenOf{};
+      bits |= (window[row_of(j)][kTokenOf(j) / 32] >> kTokenOf(j) % 32 & 1U) << j;
+    }
+    return bits;
+  }
+
   /// Of keys that are seen so far: their bits, without those that the tree mask hides. Where a query has one word, it is loaded once.
   template <int kScores, typename TRowOf, typename TKeyOf>
   [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_tree(const Problem& problem, const SegmentRecord& record,

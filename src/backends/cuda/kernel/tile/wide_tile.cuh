@@ -17,7 +17,9 @@
 #include "backends/cuda/kernel/tile/fused_weights.cuh"
 #include "backends/cuda/kernel/tile/half_queries.cuh"
 #include "backends/cuda/kernel/tile/lane_rows.cuh"
+#include "backends/cuda/kernel/tile/lane_rules.cuh"
 #include "backends/cuda/kernel/tile/product_lane.cuh"
+#include "backends/cuda/kernel/tile/score_rules.cuh"
 #include "backends/cuda/kernel/tile/staged_tile.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/shared.cuh"
@@ -53,6 +55,7 @@ class WideTile : ProductLane {
   __device__ __forceinline__ void begin(const SegmentRecord& record, std::uint32_t queries) {
     queries_ = queries + static_cast<std::uint32_t>(kConfig.latent() ? 0 : warp() / 4 * kGroupRows * kConfig.column_bytes());
     lane_rows_.begin(call_, record, [this](int half) { return row_of(half); });
+    rules_.begin(call_, record, [this](int half) { return row_of(half); });
     if constexpr (kConfig.scaled()) {
       lane_rows_.scale[0] = lane_rows_.scale[1] = call_.tile.log2_scale * k_scale_of(call_.problem, record.kv_head);
     }
@@ -204,7 +207,13 @@ class WideTile : ProductLane {
   /// Whether scores of a tile are anything else than its products: all of it is looked at, so that there are no branches between products.
   [[nodiscard]] __device__ __forceinline__ bool has_rules(const CtaShared<kConfig>& shared, const SegmentRecord& record,
                                                           StagedTile tile) const {
-    return is_capped() | !scales_up() | has_unseen(tile) | has_lacking_pages(shared, record);
+    return is_capped() | !scales_up() | has_unseen(tile) | has_lacking_pages(shared, record) | has_lane_rules(record, tile);
+  }
+
+  /// Of a ruled variant: whether a mask or a tree mask may hide tokens of a tile from all of the block's rows, whose values have to be
+  /// cleared (clear_unseen()). The same for all threads.
+  [[nodiscard]] __device__ __forceinline__ bool hides_values(const SegmentRecord& record, StagedTile tile) const {
+    return kConfig.ruled() && call_.tile.hides_values && has_lane_rules(record, tile);
   }
 
   /// What scores become weights by: a row's scale, which all rows have but those of queries that were converted (of_row()), and shift.
@@ -219,7 +228,11 @@ class WideTile : ProductLane {
                                                                    StagedTile tile, bool has_rules) {
     float scale[2] = {lane_rows_.score_scale(call_, 0), lane_rows_.score_scale(call_, 1)};
     if (has_rules) {
-      if (is_capped()) {
+      if constexpr (kConfig.ruled()) {
+        scale_scores(scale);
+        scale[0] = scale[1] = 1.0F;
+        if (has_lane_rules(record, tile)) apply_rules(shared, record, tile);
+      } else if (is_capped()) {
         cap_scores(scale);
         scale[0] = scale[1] = 1.0F;
       } else if (!scales_up()) {
@@ -486,6 +499,44 @@ class WideTile : ProductLane {
     }
   }
 
+  /// Whether a tile has rules that a ruled variant alone has: of a tree mask the last tiles, which hold drafts. Not a rehearsed one.
+  [[nodiscard]] __device__ __forceinline__ bool has_lane_rules(const SegmentRecord& record, StagedTile tile) const {
+    if constexpr (!kConfig.ruled()) return false;
+    return tile_has_rules(call_, record, tile.token, kConfig.tile_tokens) && record.rows > 0;
+  }
+
+  /// Applies them, half of the lane's scores at a time, and says which tokens any of the warp's rows sees.
+  __device__ __forceinline__ void apply_rules(CtaShared<kConfig>& shared, const SegmentRecord& record, StagedTile tile) {
+    constexpr int kHalf = 2 * kScoreColumns;
+    const auto own = static_cast<std::uint32_t>(tile.token + 2 * in_quad());
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t sees = rules_.template apply<kHalf>(
+          call_, record, static_cast<std::uint32_t>(tile.end()), lane_rows_.limit,
+          [&](int j) -> float& { return score(half * kHalf + j); }, [](int j) { return j % 4 / 2; },
+          own + static_cast<std::uint32_t>(token_of(half * kHalf)), [](int j) { return token_of(j); });
+      if (!call_.tile.hides_values) continue;
+      sees |= sees >> 2;  // of either row: bits 0 and 1 of four stand for the lane's two tokens
+#pragma unroll
+      for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) sees |= __shfl_xor_sync(ptx::kAllLanes, sees, lanes);
+      if (lane() < 4) ptx::store_shared_word(ptx::shared_address(&shared.wide.seen[warp()][lane()][half]), sees);
+    }
+  }
+
+ public:
+  /// Whether any of the block's rows sees a token of the tile that all of them have applied rules to.
+  [[nodiscard]] __device__ __forceinline__ static bool is_seen(const CtaShared<kConfig>& shared, std::int32_t token) {
+    constexpr int kHalf = 2 * kScoreColumns;
+    const std::int32_t bit = token / kAccumulatorDims * 4 + token % 2;
+    std::uint32_t sees = 0;
+#pragma unroll
+    for (int w = 0; w < kConfig.consumer_warps; ++w) {
+      sees |= ptx::load_shared_word(ptx::shared_address(&shared.wide.seen[w][token % kAccumulatorDims / 2][bit / kHalf]));
+    }
+    return (sees >> (bit % kHalf) & 1U) != 0;
+  }
+
+ private:
   /// Tokens whose page lies outside the pool count as not there.
   __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, StagedTile tile) {
     const PagedKv& pages = call_.problem.pages;
@@ -504,6 +555,7 @@ class WideTile : ProductLane {
   const DeviceCall& call_;
   std::uint32_t queries_ = 0;  // of this warpgroup
   LaneRows<kConfig> lane_rows_;
+  [[no_unique_address]] LaneRules<kConfig> rules_;
   std::int32_t first_[2];    // tokens before it are not seen
   std::int32_t last_first_;  // the largest of all the warp's rows
   bool rescales_ = false;    // by these, O:
