@@ -156,15 +156,18 @@ TEST(Conformance, ManyRowsUnderRulesOfPagesAndOnAnyNumberOfWorkers) {
   }
 }
 
-/// R26: pages outside the pool under a mask.
+/// R26: pages outside the pool under a mask, and of a tree mask, whose rules other tiles have not.
 TEST(Conformance, R26_ManyRowsUnderRulesSkipPagesOutsideThePool) {
   for (const std::int32_t page : {0, 2, 7}) {
-    Case c = chunk_case(DType::kBFloat16, 128);
-    c.lens = {300, 577};
-    c.n_q = {40};
-    c.page_tokens = 64;
-    c.mask = Mask::kBoolean;
-    EXPECT_TRUE(skips_page(c, page)) << page;
+    for (const bool tree : {false, true}) {
+      Case c = chunk_case(DType::kBFloat16, 128);
+      c.lens = {300, 577};
+      c.n_q = {40};
+      c.page_tokens = 64;
+      c.mask = tree ? Mask::kNone : Mask::kBoolean;
+      c.tree = tree;
+      EXPECT_TRUE(skips_page(c, page)) << page << ", " << tree;
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 //                             parts, and write the output or hand over a partial; the last contributor to arrive merges those
 //     first thread            initialises the barriers, asks for the first segment's queries, unless the producer has
 //     last warp               in a decode step: the first read, K and V of an early tile into the L2
-//   producers       1, 2, 4   walk the worker's segments and announce each (first thread), keep the ring full (as many as copy)
+//   producers       1 to 8    walk the worker's segments and announce each (first thread), keep the ring full (as many as copy)
 //   contributors'   0, 1      any call: walks the segments too, and says who shares each output; in a decode step a producer does
 //   all                       build the line together where it is long; a short one each warp that walks it builds for itself
 //

@@ -62,8 +62,8 @@ struct LaneRules<kConfig, true> {
       const HeadPosition q_head{record.sequence, record.kv_head * call.shape.group + at.head_in_group};
       slope[i] = scores.alibi_slopes != nullptr ? tile::log2_slope(scores, q_head) : 0.0F;
       if (scores.mask == nullptr) continue;
-      const std::int64_t bytes = scores.mask_is_boolean ? 1 : bytes_of(scores.mask_dtype);
-      mask[i] = static_cast<const std::byte*>(scores.mask) + mask_offset(scores.mask_strides, q_head, at.token, 0) * bytes;
+      mask[i] =
+          static_cast<const std::byte*>(scores.mask) + mask_offset(scores.mask_strides, q_head, at.token, 0) * mask_bytes(scores);
     }
   }
 
@@ -85,10 +85,12 @@ struct LaneRules<kConfig, true> {
       for (int j = 0; j < kScores; ++j) score(j) = soft_cap_of(score(j), cap, inverse_cap);
     }
     if (scores.alibi_slopes != nullptr) {
+      const std::int64_t first_of[2] = {query_position(record.lengths, token[0]) - first_key,
+                                        query_position(record.lengths, token[1]) - first_key};
+      const std::int32_t distance[2] = {static_cast<std::int32_t>(first_of[0]), static_cast<std::int32_t>(first_of[1])};
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
-        const std::int64_t distance = query_position(record.lengths, token[row_of(j)]) - key_of(j);
-        score(j) = fmaf(-slope[row_of(j)], fabsf(static_cast<float>(static_cast<std::int32_t>(distance))), score(j));
+        score(j) = fmaf(-slope[row_of(j)], fabsf(static_cast<float>(distance[row_of(j)] - token_of(j))), score(j));
       }
     }
     const bool hides = scores.mask != nullptr || scores.tree_mask != nullptr || call.shape.reach.left >= 0;
@@ -100,7 +102,15 @@ struct LaneRules<kConfig, true> {
           key_of(j) >= static_cast<std::uint32_t>(first[row_of(j)]) && key_of(j) < static_cast<std::uint32_t>(limit[row_of(j)]);
       sees |= static_cast<std::uint32_t>(in_reach) << j;
     }
-    if (scores.mask != nullptr) sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
+    if (scores.mask != nullptr) {
+      constexpr std::uint32_t kAll = kScores == 32 ? ~0U : (1U << kScores % 32) - 1;
+      constexpr bool kPairs = kConfig.wide();  // steps have fewer scores a lane, and spill for it
+      if (kPairs && sees == kAll && mask_comes_in_pairs(scores, first_key)) {
+        sees = apply_mask_in_pairs<kScores>(scores, score, row_of, key_of);
+      } else {
+        sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
+      }
+    }
     if (scores.tree_mask != nullptr && static_cast<std::int64_t>(tile_end) > first_draft(record.lengths)) {
       if constexpr (TTokenOf{}(kScores - 1) < 64) {
         sees &= tree_bits<kScores, TTokenOf>(call.problem, record, row_of, first_key);
@@ -165,6 +175,59 @@ struct LaneRules<kConfig, true> {
       if (!seen) sees &= ~(1U << j);
     }
     return sees;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ static std::int64_t mask_bytes(const Scores& scores) {
+    return scores.mask_is_boolean ? 1 : bytes_of(scores.mask_dtype);
+  }
+
+  /// Whether two neighbouring elements of the mask from the lane's first key on may be loaded at once, and others an even number of keys
+  /// behind.
+  [[nodiscard]] __device__ __forceinline__ bool mask_comes_in_pairs(const Scores& scores, std::uint32_t first_key) const {
+    const auto place = [&](int row) { return reinterpret_cast<std::uintptr_t>(mask[row] + first_key * mask_bytes(scores)); };
+    return scores.mask_strides.dim == 1 && ((place(0) | place(1)) & static_cast<std::uintptr_t>(2 * mask_bytes(scores) - 1)) == 0;
+  }
+
+  /// The same as apply_mask(), of keys all of which are seen so far: some loads at a time, without a question between them.
+  template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask_in_pairs(const Scores& scores, const TScore& score,
+                                                                             const TRowOf& row_of, const TKeyOf& key_of) const {
+    std::uint32_t hidden = 0;
+    const auto add = [&]<typename TPair>(TPair, const auto& biases_of) {
+      constexpr int kAtOnce = 8;
+      static_assert(kScores % (2 * kAtOnce) == 0 || kScores < 2 * kAtOnce);
+#pragma unroll
+      for (int first = 0; first < kScores; first += 2 * kAtOnce) {
+        TPair pairs[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int j = first + 2 * i;
+          if (j < kScores) pairs[i] = *reinterpret_cast<const TPair*>(mask[row_of(j)] + key_of(j) * (sizeof(TPair) / 2));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int j = first + 2 * i;
+          if (j >= kScores) continue;
+          const float2 bias = biases_of(pairs[i]);
+          score(j) += bias.x;
+          score(j + 1) += bias.y;
+          hidden |= static_cast<std::uint32_t>(bias.x == softmax::kNegInf) << j;
+          hidden |= static_cast<std::uint32_t>(bias.y == softmax::kNegInf) << (j + 1);
+        }
+      }
+    };
+    if (scores.mask_is_boolean) {
+      add(uchar2{}, [](uchar2 x) { return float2{x.x != 0 ? 0.0F : softmax::kNegInf, x.y != 0 ? 0.0F : softmax::kNegInf}; });
+    } else if (scores.mask_dtype == DType::kFloat32) {
+      add(float2{}, [](float2 x) { return float2{softmax::to_log2(x.x), softmax::to_log2(x.y)}; });
+    } else {
+      const bool half = scores.mask_dtype == DType::kFloat16;
+      add(ushort2{}, [half](ushort2 x) {
+        return half ? float2{softmax::to_log2(to_float<DType::kFloat16>(x.x)), softmax::to_log2(to_float<DType::kFloat16>(x.y))}
+                    : float2{softmax::to_log2(to_float<DType::kBFloat16>(x.x)), softmax::to_log2(to_float<DType::kBFloat16>(x.y))};
+      });
+    }
+    return ~hidden;
   }
 
   /// Of keys that are seen so far: their bits, without those that the mask hides.

@@ -228,10 +228,12 @@ class WideTile : ProductLane {
                                                                    StagedTile tile, bool has_rules) {
     float scale[2] = {lane_rows_.score_scale(call_, 0), lane_rows_.score_scale(call_, 1)};
     if (has_rules) {
-      if constexpr (kConfig.ruled()) {
-        scale_scores(scale);
-        scale[0] = scale[1] = 1.0F;
-        if (has_lane_rules(record, tile)) apply_rules(shared, record, tile);
+      if constexpr (kConfig.ruled()) {  // others' bits must not depend on a page that happens to be known to be lacking
+        if (has_lane_rules(record, tile)) {
+          scale_scores(scale);
+          scale[0] = scale[1] = 1.0F;
+          apply_rules(shared, record, tile);
+        }
       } else if (is_capped()) {
         cap_scores(scale);
         scale[0] = scale[1] = 1.0F;
