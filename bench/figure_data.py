@@ -651,17 +651,26 @@ def chunks_table(name: str = CHUNKS) -> str:
                       f"{row['us']['lean'] / row['us']['FlashAttention-3']:.2f}"] for row in rows])
 
 
+RULES = {"causal": "causality alone", "alibi": "ALiBi", "bool": "a boolean mask", "additive": "a mask of fp32", "additive16": "a mask of bf16",
+         "tree": "a tree mask"}
+
+
 def many_ruled_table() -> str:
-    """Calls from Python, in one run beside torch's kernels that take a mask; by any call's kernels in an earlier one."""
+    """Calls from Python, in one run beside torch's kernels that take a mask, and what they took with older kernels."""
     kinds = {"lean": "lean", "torch-mem-eff": "torch, memory-efficient", "torch-cudnn": "torch, cuDNN"}
+    before = f"at {ANY_CALLS}"
     rows: dict = {}
     for line in lines(MANY_RULED):
-        name = "any call's" if line["build"] == ANY_CALLS else kinds[line["impl"]]
-        rows.setdefault(line["row"], {})[name] = line["us"]
-    names = ("lean", "any call's", "torch, memory-efficient", "torch, cuDNN")
-    return markdown(["row", *(f"{name}, us" for name in names)],
-                    [[row.replace(" x ", " drafts, ") if row.startswith("tree") else row, *(f"{us[name]:.4g}" if name in us else "" for name in names)]
-                     for row, us in rows.items()])
+        if line["build"] in (ANY_CALLS, "final"):
+            rows.setdefault(line["row"], {})[before if line["build"] == ANY_CALLS else kinds[line["impl"]]] = line["us"]
+    names = ("lean", "torch, cuDNN", "torch, memory-efficient", before)
+    table = []
+    for row, us in rows.items():
+        kind, new, requests, of = re.match(r"(\w+) (\w+)(?: x (\d+))? of (\w+)", row).groups()
+        if "lean" in us:
+            table.append([f"{new} of {of}" + (f", {requests} requests" if requests not in (None, "1") else ""), RULES[kind],
+                          *(f"{us[name]:.4g}" if name in us else "" for name in names)])
+    return markdown(["tokens", "rules", *(f"{name}, us" for name in names)], table)
 
 
 def engine_kind(line: dict, beside: list) -> str | None:
