@@ -190,6 +190,52 @@ class CpuHeadsAsQueries(OnCpu, HeadsAsQueries):
         return torch.nn.functional.scaled_dot_product_attention(rows, k, v, scale=row.scale).reshape(q.shape)
 
 
+class Masked(Expanded):
+    """Rules of scores as a mask, of the queries' type where it adds numbers; K and V copied to all query heads beforehand. Of rows that have
+    rules, and of a chunk's causality, which it has as a mask too."""
+
+    features = ("window", "alibi", "mask", "tree")
+    backend = None
+
+    def __init__(self, device, threads):
+        if device == "cpu":
+            torch.set_num_threads(threads)
+        self.choice = self.backend and getattr(torch.nn.attention.SDPBackend, self.backend)
+        self.impl = f"torch-{VERSION}/{self.kernel}"
+
+    def refuses(self, row):
+        if row.form.page:
+            return "no pages"
+        return None if row.uniform and (row.features or not row.decodes) else "nothing to mask"
+
+    def forms(self, row):
+        return [Form("bhsd")]
+
+    def whole(self, row, tensors):
+        bias = torch.stack([tensors.bias(b) for b in range(row.batch)])
+        self.bias = bias if bias.dtype == torch.bool else bias.to(tensors.dtype)
+        return super().whole(row, tensors)
+
+    def plain(self, q, k, v, row):
+        mask = self.bias.expand(-1, q.shape[1], -1, -1)
+        if self.choice is None:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=row.scale)
+        with torch.nn.attention.sdpa_kernel(self.choice):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=row.scale)
+
+
+class MaskedOnCpu(Masked):
+    name, kernel = "torch-masked", "masked"
+
+
+class MaskedCudnn(Masked):
+    name, kernel, backend, devices, dtypes = "torch-masked-cudnn", "masked-cudnn", "CUDNN_ATTENTION", ("cuda",), ("fp16", "bf16")
+
+
+class MaskedEfficient(Masked):
+    name, kernel, backend, devices = "torch-masked-efficient", "masked-efficient", "EFFICIENT_ATTENTION", ("cuda",)
+
+
 class Flex(Peer):
     """FlexAttention, compiled for each row; lengths and causality by a block mask, which is its plan."""
 
@@ -234,4 +280,4 @@ class Flex(Peer):
         return Prepared(call, plan if needs_mask else None)
 
 
-PEERS = (Flash, Cudnn, Efficient, Flex, Expanded, EnableGqa, CpuHeadsAsQueries)
+PEERS = (Flash, Cudnn, Efficient, Flex, Expanded, EnableGqa, CpuHeadsAsQueries, MaskedOnCpu, MaskedCudnn, MaskedEfficient)

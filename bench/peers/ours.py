@@ -11,7 +11,7 @@ class Lean(Peer):
     devices = ("cuda", "cpu")
     dtypes = ("fp32", "fp16", "bf16")
     kv_dtypes = ("fp8_e4m3", "fp8_e5m2")
-    features = ("window", "softcap", "alibi", "sinks")
+    features = ("window", "softcap", "alibi", "sinks", "mask", "tree")
     options: dict = {}
 
     def __init__(self, device: str, threads: int):
@@ -53,8 +53,9 @@ class Lean(Peer):
         return q, out, result, "bhsd"
 
     def rules(self, row, tensors):
-        made = {"alibi": ("alibi_slopes", "slopes"), "sinks": ("sinks", "sinks")}
-        return dict((made[name][0], getattr(tensors, made[name][1])) if name in made else (name, value) for name, value in row.features)
+        made = {"alibi": ("alibi_slopes", "slopes"), "sinks": ("sinks", "sinks"), "tree": ("tree_mask", "tree_words")}
+        rules = dict((made[name][0], getattr(tensors, made[name][1])) if name in made else (name, value) for name, value in row.features)
+        return rules | ({"mask": tensors.mask.expand(-1, row.q_heads, -1, -1)} if "mask" in rules else {})
 
     def places(self, row, tensors):
         arguments = {}

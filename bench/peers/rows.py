@@ -53,7 +53,8 @@ class Row:
     causal: bool = False
     value_dim: int = 0
     latent: bool = False
-    features: tuple = ()  # of (name, value): window (left, right), softcap, alibi and sinks, whose numbers follow from the heads
+    #: Of (name, value): window (left, right), softcap, alibi and sinks, whose numbers follow from the heads, mask ("boolean" or a type), tree.
+    features: tuple = ()
     unknown: str = ""  # why no implementation can be asked for it here
     read_bytes: int = 0  # of K and V that a call must read, where that is not all of them
 
@@ -185,6 +186,24 @@ def prefill_fp8_rows(_trace: str = "") -> list:
             if row.n_q[0] in (64, 512, 2048, 8192) and row.head_dim in (64, 128, 256) and row.value_dim == row.head_dim]
 
 
+def rules_rows(_trace: str = "") -> list:
+    """What the command has no words for: masks, tree masks, and ALiBi of many rows; each beside causality alone. Heads of Llama-3-8B, and of gpt-oss
+    for trees of 64 dims."""
+    masks = [("mask", kind) for kind in ("boolean", "fp32", "bf16")]
+    plans = [(1, 512, (32, 8), 128, [None, ("alibi", True), *masks]), (1, 2048, (32, 8), 128, [None, ("alibi", True), masks[0]]),
+             (8, 1, (32, 8), 128, [None, *masks])]
+    plans += [(batch, drafts, (32, 8), 128, [None, ("tree", True)]) for drafts in (4, 16, 64) for batch in (1, 8)]
+    plans += [(8, 16, (64, 8), 64, [None, ("tree", True)])]
+    rows = []
+    for batch, n_q, heads, dim, features in plans:
+        for feature in features:
+            what = "causal" if feature is None else f"{feature[0]} {feature[1]}" if feature[0] == "mask" else feature[0]
+            name = f"rules {what} {batch} x {short(n_q)} of 8k {heads[0]}/{heads[1]} d{dim} bf16"
+            rows.append(Row(name, "rules", (8192,) * batch, *heads, dim, "bf16", (n_q,) * batch, form=Form("bhsd"),
+                            causal=feature is None or feature[0] == "alibi", features=() if feature is None else (feature,)))
+    return rows
+
+
 #: (requests, new tokens, context with them) of a step in which prompts' chunks and decode rows share a call
 MIXES = [[(1, 512, 4096), (63, 1, 8192)], [(4, 512, 4096), (60, 1, 8192)], [(8, 256, 2048), (56, 1, 2048)],
          [(1, 2048, 2048), (32, 1, 4096)], [(2, 2048, 16384), (30, 1, 4096)], [(1, 256, 65536), (16, 1, 16384)]]
@@ -253,7 +272,7 @@ def cpu_prompt_rows(_trace: str = "") -> list:
                 form=Form("bshd"), causal=True) for heads, dim, dtype in plans for n_q, context in chunks]
 
 
-OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
+OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "rules": rules_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
               "cpu-prompts": cpu_prompt_rows}
 
 

@@ -110,6 +110,52 @@ class Tensors:
         """[Hq] logits of 0, as the command has them."""
         return torch.zeros(self.row.q_heads, dtype=torch.float32, device=self.device)
 
+    @functools.cached_property
+    def mask(self) -> torch.Tensor:
+        """[B, 1, n_q, longest], the same for all heads: boolean, of which seven tenths and the last key are seen, or N(0, 1)."""
+        generator = torch.Generator(self.device).manual_seed(13)
+        shape, kind = (self.row.batch, 1, self.row.n_q[0], self.row.longest), self.row.feature("mask")
+        if kind != "boolean":
+            return torch.randn(shape, generator=generator, device=self.device).to(DTYPES[kind])
+        seen = torch.rand(shape, generator=generator, device=self.device) < 0.7
+        for b, n in enumerate(self.row.lens):
+            seen[b, ..., n - 1] = True
+        return seen
+
+    @functools.cached_property
+    def drafts(self) -> torch.Tensor:
+        """[B, n_q, n_q]: which of the last n_q keys a query sees, its own and some ahead of it."""
+        generator = torch.Generator(self.device).manual_seed(17)
+        n_q = self.row.n_q[0]
+        drawn = torch.rand((self.row.batch, n_q, n_q), generator=generator, device=self.device) < 0.6
+        return drawn.tril() | torch.eye(n_q, dtype=torch.bool, device=self.device)
+
+    @functools.cached_property
+    def tree_words(self) -> torch.Tensor:
+        """The same as this library has it: [B, n_q, ceil(n_q / 32)], bit i of a word for one key, as uint32."""
+        batch, n_q, _ = self.drafts.shape
+        bits = torch.zeros((batch, n_q, -(-n_q // 32) * 32), dtype=torch.int64, device=self.device)
+        bits[..., :n_q] = self.drafts
+        words = (bits.view(batch, n_q, -1, 32) << torch.arange(32, device=self.device)).sum(-1)
+        return (words - (words >> 31 << 32)).to(torch.int32).view(torch.uint32)
+
+    def bias(self, b: int) -> torch.Tensor:
+        """All rules of sequence b but softcap and sinks as a mask: [Hq or 1, n_q, its keys], boolean where none adds numbers, else fp32."""
+        row, n_q = self.row, self.row.n_q[b]
+        keys, positions = torch.arange(row.lens[b], device=self.device), torch.arange(row.lens[b] - n_q, row.lens[b], device=self.device)
+        seen = torch.stack([~hidden_keys(row, keys, position) for position in positions])[None]
+        numbers = None
+        if row.feature("tree"):
+            seen = seen.clone()
+            seen[..., -n_q:] &= self.drafts[b]
+        if row.feature("alibi"):
+            numbers = -self.slopes[:, None, None] * (positions[:, None] - keys).abs()
+        if row.feature("mask") == "boolean":
+            seen = seen & self.mask[b, :, :, :row.lens[b]]
+        elif row.feature("mask"):
+            numbers = self.mask[b, :, :, :row.lens[b]].float() + (0 if numbers is None else numbers)
+        return seen if numbers is None else numbers.masked_fill(~seen, -math.inf)
+
     @property
     def q_bshd(self) -> torch.Tensor:
         """[B, n_q, Hq, d]; of even queries alone."""
@@ -170,6 +216,11 @@ class Tensors:
             if row.feature("alibi"):
                 scores = scores - self.slopes[heads, None].double() * (position - keys).abs()
             scores = scores.masked_fill(hidden_keys(row, keys, position), -math.inf)
+            if row.feature("mask"):
+                of_query = self.mask[b, :, i, :len(k)]
+                scores = scores.masked_fill(~of_query, -math.inf) if of_query.dtype == torch.bool else scores + of_query.double()
+            if row.feature("tree"):
+                scores[:, len(k) - n_q:] = scores[:, len(k) - n_q:].masked_fill(~self.drafts[b, i], -math.inf)
             if row.feature("sinks"):
                 sink = self.sinks[heads, None].double()
                 found[i] = torch.softmax(torch.cat([scores, sink], -1), -1)[:, :-1] @ v

@@ -135,8 +135,8 @@ def test_every_form_of_a_row_is_read_where_it_lies(form):
 
 @pytest.fixture(scope="module")
 def cpu_peers():
-    found, missing = suite.make_peers("cpu", 2, ["torch-expanded", "torch-enable_gqa", "torch-heads_as_queries", "lean-two-calls", "onnxruntime", "openvino", "ggml",
-                                                 "vllm-cpu"])
+    names = ["torch-expanded", "torch-enable_gqa", "torch-heads_as_queries", "torch-masked", "lean-two-calls", "onnxruntime", "openvino", "ggml", "vllm-cpu"]
+    found, missing = suite.make_peers("cpu", 2, names)
     assert {"lean", "torch-expanded", "torch-enable_gqa"} <= {peer.name for peer in found}
     assert all("not available" in reason for reason in missing.values())
     return found
@@ -165,6 +165,23 @@ def test_ggml_is_built_of_a_source_package_that_lacks_what_only_a_project_of_its
 
 RULED = [Row(f"quick {name}", "quick", (96, 40), 8, 2, 64, "bf16", (2, 2), form=Form("nhd", 16), causal=True, features=((name, value),))
          for name, value in (("window", (20, -1)), ("softcap", 5.0), ("alibi", True), ("sinks", True))]
+
+
+RULED += [Row(f"quick {name} {value} of {n_q}", "quick", (96, 96), 8, 2, 64, "bf16", (n_q, n_q), causal=name == "alibi", features=((name, value),))
+          for name, value in (("mask", "boolean"), ("mask", "fp32"), ("mask", "bf16"), ("tree", True), ("alibi", True)) for n_q in (1, 5, 40)]
+
+
+@pytest.mark.parametrize("row", RULED[4:], ids=lambda row: row.row)
+def test_rules_are_a_mask_for_torch(row, cpu_peers):
+    subjects, notes = bench().measure(row, [peer for peer in cpu_peers if peer.name in ("lean", "torch-masked")], {})
+    assert {subject.peer.name for subject in subjects} == {"lean", "torch-masked"}, notes
+
+
+def test_rows_of_rules_stand_beside_causality_alone():
+    rows = suites.rules_rows()
+    assert len({row.row for row in rows}) == len(rows) and {name for row in rows for name, _ in row.features} == {"alibi", "mask", "tree"}
+    shapes = {(row.lens, row.n_q, row.q_heads, row.head_dim) for row in rows if not row.features}
+    assert shapes == {(row.lens, row.n_q, row.q_heads, row.head_dim) for row in rows}
 
 
 @pytest.mark.parametrize("row", [*suites.quick_rows(), *RULED], ids=lambda row: row.row)
