@@ -651,6 +651,19 @@ def chunks_table(name: str = CHUNKS) -> str:
                       f"{row['us']['lean'] / row['us']['FlashAttention-3']:.2f}"] for row in rows])
 
 
+def files_table() -> str:
+    """Every result file: what measured it, of which commits, when."""
+    table = []
+    for path in sorted((ROOT / "bench" / "results").glob("*.jsonl")):
+        of_file = lines(path.name)
+        commits = list(dict.fromkeys(line.get("commit") or "not said" for line in of_file))
+        dates = sorted(line["date"][:10] for line in of_file if line.get("date"))
+        devices = dict.fromkeys(line["device"] for line in of_file if line.get("device"))
+        table.append([f"`{path.name}`", f"{len(of_file)}", ", ".join(devices) or "not said", ", ".join(commits),
+                      " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not said"])
+    return markdown(["file", "lines", "device", "commits", "dates"], table)
+
+
 RULES = {"causal": "causality alone", "alibi": "ALiBi", "bool": "a boolean mask", "additive": "a mask of fp32", "additive16": "a mask of bf16",
          "tree": "a tree mask"}
 
@@ -817,7 +830,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,

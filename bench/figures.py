@@ -30,7 +30,7 @@ LIMIT_TEXT = "time / read limit   (1 = a pure read of K and V; lower is better)"
 
 
 def documents() -> list:
-    return [figure_data.ROOT / "README.md", *sorted((figure_data.ROOT / "docs").rglob("*.md"))]
+    return [figure_data.ROOT / "README.md", figure_data.ROOT / "bench" / "README.md", *sorted((figure_data.ROOT / "docs").rglob("*.md"))]
 
 
 def with_tables(text: str) -> str:
