@@ -211,9 +211,10 @@ class NarrowTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows_.read_values(stage, row + half * 8, g, v[half]);
-          if (!kHides) continue;
+          if constexpr (kHides) {
 #pragma unroll
-          for (std::uint32_t& x : v[half]) x &= kept_[run][half];
+            for (std::uint32_t& x : v[half]) x &= kept_[run][half];
+          }
         }
 #pragma unroll
         for (int step = 0; step < kSetSteps; ++step) {
