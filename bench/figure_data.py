@@ -40,7 +40,7 @@ UNEVEN = {"lean": r"(?<!/)lean", "FlashAttention-3": "fa3", "cuDNN": r"cudnn\d+"
 UNEVEN_ROWS = "h100-ragged.jsonl"
 LOAD = "h100-vllm-load.jsonl"
 ENGINE = "h200-vllm-engine.jsonl", "h100-vllm-engine.jsonl"
-CPU_PROMPTS = "cpu-prompts-xeon-16t.jsonl"
+CPU_PROMPTS, ZEN_PROMPTS = "cpu-prompts-xeon-16t.jsonl", "cpu-prompts-zen5-2t.jsonl"
 CPU_ENGINE, ZEN_ENGINE = "cpu-vllm-serve.jsonl", "cpu-vllm-serve-zen4.jsonl"
 ENGINE_BUILT = {ENGINE[1]: ["c859a29"]}  # lines from before they said it
 ENGINE_KINDS = {OURS: "CUSTOM", "FlashAttention-3": "FLASH_ATTN", "XQA": "FLASHINFER", "FlashInfer": "FLASHINFER"}
@@ -891,9 +891,9 @@ def latent_of_rows(fewest: int, most: int) -> list:
     return suite_data.ratios([line for line in lines(LATENT_ROWS) if fewest <= rows_of(line) <= most], LATENT)
 
 
-def over_cpu_attn(dtype: str) -> list:
+def over_cpu_attn(dtype: str, name: str = CPU_PROMPTS) -> list:
     """Ours over vLLM's kernels for CPUs, of prompts of a type."""
-    return suite_data.ratios([line for line in lines(CPU_PROMPTS) if line["dtype"] == dtype], {"lean": "lean", "CPU_ATTN": "cpu"})
+    return suite_data.ratios([line for line in lines(name) if line["dtype"] == dtype], {"lean": "lean", "CPU_ATTN": "cpu"})
 
 
 def slower(ratios: Iterable[float]) -> str:
@@ -934,6 +934,8 @@ NUMBERS = {
     "prompts on AMX over CPU_ATTN, span": lambda: span_of(over_cpu_attn("bf16"), ".2f"),
     "fp16 prompts over CPU_ATTN": lambda: f"{mean(over_cpu_attn('fp16')):.2f}",
     "fp16 prompts over CPU_ATTN, span": lambda: span_of(over_cpu_attn("fp16"), ".2f"),
+    "prompts on Zen 5 over CPU_ATTN": lambda: ", ".join(f"{span_of(over_cpu_attn(dtype, ZEN_PROMPTS))} in {dtype}" for dtype in ("bf16", "fp16", "fp32")),
+    "prompts on Zen 5": lambda: rows_timed(ZEN_PROMPTS),
     "fp32 prompts beside CPU_ATTN": lambda: f"{len(over_cpu_attn('fp32'))}",
     "fp32 prompts over CPU_ATTN, span": lambda: span_of(over_cpu_attn("fp32"), ".2f"),
     "CPU_ATTN's prompts on Zen 4": lambda: span_of([1 / ratio for ratio in suite_data.prompts_on_a_cpu(lines(ZEN_ENGINE))], ".1f"),
