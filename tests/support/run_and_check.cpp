@@ -129,14 +129,27 @@ testing::AssertionResult run_and_check(const Case& c) {
   return run_and_check(built, reference::decode(built.problem()), options_of(c, executor));
 }
 
-testing::AssertionResult skips_page(const Case& c, std::int32_t page) {
+namespace {
+
+/// run_and_check() of what a case builds, changed by `change` where the case is served.
+testing::AssertionResult run_changed(const Case& c, const auto& change) {
   const TestExecutor executor(c.executor);
   TestProblem built(c);
   const Options options = options_of(c, executor);
   if (!served(built, options)) return testing::AssertionSuccess();
-  built.page_ids(static_cast<std::int64_t>(c.lens.size()) - 1)[page] = -1;
+  change(built);
   built.remember();
   return run_and_check(built, reference::decode(built.problem()), options);
+}
+
+}  // namespace
+
+testing::AssertionResult skips_page(const Case& c, std::int32_t page) {
+  return run_changed(c, [&](TestProblem& built) { built.page_ids(static_cast<std::int64_t>(c.lens.size()) - 1)[page] = -1; });
+}
+
+testing::AssertionResult takes_key_scale(const Case& c, float scale) {
+  return run_changed(c, [&](TestProblem& built) { *const_cast<float*>(built.problem().k_scales) = scale; });
 }
 
 // ---- the proof that the bound can fail ------------------------------------------------------------------------------

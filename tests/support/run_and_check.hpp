@@ -49,6 +49,9 @@ struct Tally {
 /// case is not served.
 [[nodiscard]] testing::AssertionResult skips_page(const Case& c, std::int32_t page);
 
+/// The same with another scale of the first kv head's keys. True where the case is not served.
+[[nodiscard]] testing::AssertionResult takes_key_scale(const Case& c, float scale);
+
 /// The suite's proof of itself: for this problem the bound must refuse an output of zeros, one that missed a LeanTile
 /// and one that took a LeanTile twice. Sequences too short to tell are left out; fails if none is left.
 [[nodiscard]] testing::AssertionResult bound_refuses_wrong_results(const TestProblem& built, const reference::Answer& answer,

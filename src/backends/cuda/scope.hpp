@@ -128,6 +128,25 @@ struct ScopeTraits {
           .producer_warps = 4};
 }
 
+/// Of a tile of many rows that is not latent.
+[[nodiscard]] constexpr ScopeTraits wide_traits_of(Scope scope) noexcept {
+  const bool ruled = scope == Scope::kWideRuledTile;
+  const bool converts = scope == Scope::kWideFp8Tile;
+  const bool few_values = scope == Scope::kFewValuesTile;
+  return {.name = ruled        ? "wide-ruled"
+                  : converts   ? "wide8"
+                  : few_values ? "values"
+                               : "wide",
+          .ruled = ruled,
+          .wide = true,
+          .converts = converts,
+          .value_dim = few_values ? kFewValueDim : 0,
+          .copies = converts ? Copies::kThreads : Copies::kBoxes,
+          .stage = StageOrder::kColumns,
+          .dims = converts ? Dims::kWhole : Dims::kFilledUp,
+          .producer_warps = 4};
+}
+
 /// Of a decode step whose tokens lie end to end, and of one whose tiles come in columns. With two CTAs to a multiprocessor each has half
 /// the warps. Here as below what is returned is one expression: of a value that is changed on the way, device code is not told that it is
 /// a constant.
@@ -192,34 +211,13 @@ struct ScopeTraits {
               .exchanges = true};
     case Scope::kWideTile:
     case Scope::kWideRuledTile:
-      return {.name = scope == Scope::kWideTile ? "wide" : "wide-ruled",
-              .ruled = scope == Scope::kWideRuledTile,
-              .wide = true,
-              .copies = Copies::kBoxes,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kFilledUp,
-              .producer_warps = 4};
     case Scope::kWideFp8Tile:
-      return {.name = "wide8",
-              .wide = true,
-              .converts = true,
-              .copies = Copies::kThreads,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kWhole,
-              .producer_warps = 4};
+    case Scope::kFewValuesTile: return wide_traits_of(scope);
     case Scope::kLatentTile:
     case Scope::kLatentTurns:
     case Scope::kLatentFp8Tile:
     case Scope::kLatentSwapped:
     case Scope::kLatentFp8Swapped: return latent_traits_of(scope);
-    case Scope::kFewValuesTile:
-      return {.name = "values",
-              .wide = true,
-              .value_dim = kFewValueDim,
-              .copies = Copies::kBoxes,
-              .stage = StageOrder::kColumns,
-              .dims = Dims::kFilledUp,
-              .producer_warps = 4};
     case Scope::kAnyCall: break;
   }
   return {.name = "any", .chunks = Chunks::kAsAsked, .contributors_warp = true};

@@ -85,9 +85,8 @@ struct LaneRules<kConfig, true> {
       for (int j = 0; j < kScores; ++j) score(j) = soft_cap_of(score(j), cap, inverse_cap);
     }
     if (scores.alibi_slopes != nullptr) {
-      const std::int64_t first_of[2] = {query_position(record.lengths, token[0]) - first_key,
-                                        query_position(record.lengths, token[1]) - first_key};
-      const std::int32_t distance[2] = {static_cast<std::int32_t>(first_of[0]), static_cast<std::int32_t>(first_of[1])};
+      const std::int32_t distance[2] = {static_cast<std::int32_t>(query_position(record.lengths, token[0]) - first_key),
+                                        static_cast<std::int32_t>(query_position(record.lengths, token[1]) - first_key)};
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
         score(j) = fmaf(-slope[row_of(j)], fabsf(static_cast<float>(distance[row_of(j)] - token_of(j))), score(j));

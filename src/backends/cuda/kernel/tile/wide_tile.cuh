@@ -43,6 +43,7 @@ class WideTile : ProductLane {
   /// Of a tile, those whose scores a warpgroup makes.
   static constexpr std::int32_t kOwnTokens = kConfig.tile_tokens / (kHalves ? 2 : 1);
   static constexpr int kScoreColumns = kOwnTokens / kAccumulatorDims;
+  static constexpr int kHalfScores = 2 * kScoreColumns;  // of a lane's: rules are applied to as many at a time
   static constexpr int kOwnRuns = kOwnTokens / kMmaTokens;
   static constexpr std::int32_t kOwnDims = kConfig.summed_dims() / kConfig.value_warps();  // of the values, a warpgroup's
   static constexpr int kColumns = kOwnDims / kAccumulatorDims;
@@ -214,6 +215,17 @@ class WideTile : ProductLane {
   /// cleared (clear_unseen()). The same for all threads.
   [[nodiscard]] __device__ __forceinline__ bool hides_values(const SegmentRecord& record, StagedTile tile) const {
     return kConfig.ruled() && call_.tile.hides_values && has_lane_rules(record, tile);
+  }
+
+  /// Whether any of the block's rows sees a token of the tile that all of them have applied rules to.
+  [[nodiscard]] __device__ __forceinline__ static bool is_seen(const CtaShared<kConfig>& shared, std::int32_t token) {
+    const std::int32_t bit = token / kAccumulatorDims * 4 + token % 2;
+    std::uint32_t sees = 0;
+#pragma unroll
+    for (int w = 0; w < kConfig.consumer_warps; ++w) {
+      sees |= ptx::load_shared_word(ptx::shared_address(&shared.wide.seen[w][token % kAccumulatorDims / 2][bit / kHalfScores]));
+    }
+    return (sees >> (bit % kHalfScores) & 1U) != 0;
   }
 
   /// What scores become weights by: a row's scale, which all rows have but those of queries that were converted (of_row()), and shift.
@@ -509,14 +521,13 @@ class WideTile : ProductLane {
 
   /// Applies them, half of the lane's scores at a time, and says which tokens any of the warp's rows sees.
   __device__ __forceinline__ void apply_rules(CtaShared<kConfig>& shared, const SegmentRecord& record, StagedTile tile) {
-    constexpr int kHalf = 2 * kScoreColumns;
     const auto own = static_cast<std::uint32_t>(tile.token + 2 * in_quad());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      std::uint32_t sees = rules_.template apply<kHalf>(
+      std::uint32_t sees = rules_.template apply<kHalfScores>(
           call_, record, static_cast<std::uint32_t>(tile.end()), lane_rows_.limit,
-          [&](int j) -> float& { return score(half * kHalf + j); }, [](int j) { return j % 4 / 2; },
-          own + static_cast<std::uint32_t>(token_of(half * kHalf)), [](int j) { return token_of(j); });
+          [&](int j) -> float& { return score(half * kHalfScores + j); }, [](int j) { return j % 4 / 2; },
+          own + static_cast<std::uint32_t>(token_of(half * kHalfScores)), [](int j) { return token_of(j); });
       if (!call_.tile.hides_values) continue;
       sees |= sees >> 2;  // of either row: bits 0 and 1 of four stand for the lane's two tokens
 #pragma unroll
@@ -525,20 +536,6 @@ class WideTile : ProductLane {
     }
   }
 
- public:
-  /// Whether any of the block's rows sees a token of the tile that all of them have applied rules to.
-  [[nodiscard]] __device__ __forceinline__ static bool is_seen(const CtaShared<kConfig>& shared, std::int32_t token) {
-    constexpr int kHalf = 2 * kScoreColumns;
-    const std::int32_t bit = token / kAccumulatorDims * 4 + token % 2;
-    std::uint32_t sees = 0;
-#pragma unroll
-    for (int w = 0; w < kConfig.consumer_warps; ++w) {
-      sees |= ptx::load_shared_word(ptx::shared_address(&shared.wide.seen[w][token % kAccumulatorDims / 2][bit / kHalf]));
-    }
-    return (sees >> (bit % kHalf) & 1U) != 0;
-  }
-
- private:
   /// Tokens whose page lies outside the pool count as not there.
   __device__ __forceinline__ void hide_lacking_pages(const SegmentRecord& record, StagedTile tile) {
     const PagedKv& pages = call_.problem.pages;
