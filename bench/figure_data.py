@@ -603,10 +603,10 @@ def chunks(name: str = CHUNKS) -> list:
     kinds = {"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3", "flex": "FlexAttention"}
     for line in lines(name):
         if line.get("us"):
-            name = line["row"].removesuffix(" fp8")
-            new, of = re.match(r"prefill (\w+) of (\w+) ", name).groups()
-            narrow = re.search(r" d\d+/(\d+) ", name)
-            layout = f", pages of {name.rsplit('/', 1)[1]}" if name.rsplit("/", 1)[1].isdigit() else ""
+            what = line["row"].removesuffix(" fp8")
+            new, of = re.match(r"prefill (\w+) of (\w+) ", what).groups()
+            narrow = re.search(r" d\d+/(\d+) ", what)
+            layout = f", pages of {what.rsplit('/', 1)[1]}" if what.rsplit("/", 1)[1].isdigit() else ""
             layout = f", values of {narrow[1]}" if narrow else layout
             row = rows.setdefault(line["row"], {"chunk": f"{new} of {of}", "void": suite_data.void_mark(line), "heads": heads_text(line) + layout, "us": {}})
             kind = kinds[line["impl"].rsplit("/", 1)[-1]]  # there are two ways to call FlashAttention-3: the faster counts
@@ -670,19 +670,16 @@ RULES = {"causal": "causality alone", "alibi": "ALiBi", "bool": "a boolean mask"
 
 def many_ruled_table() -> str:
     """Calls from Python, in one run beside torch's kernels that take a mask, and what they took with older kernels."""
-    kinds = {"lean": "lean", "torch-mem-eff": "torch, memory-efficient", "torch-cudnn": "torch, cuDNN"}
-    before = f"at {ANY_CALLS}"
-    rows: dict = {}
-    for line in lines(MANY_RULED):
-        if line["build"] in (ANY_CALLS, "final"):
-            rows.setdefault(line["row"], {})[before if line["build"] == ANY_CALLS else kinds[line["impl"]]] = line["us"]
-    names = ("lean", "torch, cuDNN", "torch, memory-efficient", before)
+    columns = {"lean": "lean", "torch, cuDNN": "torch-cudnn", "torch, memory-efficient": "torch-mem-eff"}
+    of_build = {build: [line for line in lines(MANY_RULED) if line["build"] == build] for build in ("final", ANY_CALLS)}
+    before = suite_data.times(of_build[ANY_CALLS], {f"at {ANY_CALLS}": "lean"})
+    names = (*columns, f"at {ANY_CALLS}")
     table = []
-    for row, us in rows.items():
+    for row, (us, _) in suite_data.times(of_build["final"], columns).items():
+        us = us | (before[row][0] if row in before else {})
         kind, new, requests, of = re.match(r"(\w+) (\w+)(?: x (\d+))? of (\w+)", row).groups()
-        if "lean" in us:
-            table.append([f"{new} of {of}" + (f", {requests} requests" if requests not in (None, "1") else ""), RULES[kind],
-                          *(f"{us[name]:.4g}" if name in us else "" for name in names)])
+        table.append([f"{new} of {of}" + (f", {requests} requests" if requests not in (None, "1") else ""), RULES[kind],
+                      *(f"{us[name]:.4g}" if name in us else "" for name in names)])
     return markdown(["tokens", "rules", *(f"{name}, us" for name in names)], table)
 
 

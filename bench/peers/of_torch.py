@@ -194,8 +194,8 @@ class Masked(Expanded):
     """Rules of scores as a mask, of the queries' type where it adds numbers; K and V copied to all query heads beforehand. Of rows that have
     rules, and of a chunk's causality, which it has as a mask too."""
 
+    name, kernel, backend = "torch-masked", "masked", None
     features = ("window", "alibi", "mask", "tree")
-    backend = None
 
     def __init__(self, device, threads):
         if device == "cpu":
@@ -222,10 +222,6 @@ class Masked(Expanded):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=row.scale)
         with torch.nn.attention.sdpa_kernel(self.choice):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=row.scale)
-
-
-class MaskedOnCpu(Masked):
-    name, kernel = "torch-masked", "masked"
 
 
 class MaskedCudnn(Masked):
@@ -280,4 +276,4 @@ class Flex(Peer):
         return Prepared(call, plan if needs_mask else None)
 
 
-PEERS = (Flash, Cudnn, Efficient, Flex, Expanded, EnableGqa, CpuHeadsAsQueries, MaskedOnCpu, MaskedCudnn, MaskedEfficient)
+PEERS = (Flash, Cudnn, Efficient, Flex, Expanded, EnableGqa, CpuHeadsAsQueries, Masked, MaskedCudnn, MaskedEfficient)

@@ -140,7 +140,8 @@ class Tensors:
         return (words - (words >> 31 << 32)).to(torch.int32).view(torch.uint32)
 
     def bias(self, b: int) -> torch.Tensor:
-        """All rules of sequence b but softcap and sinks as a mask: [Hq or 1, n_q, its keys], boolean where none adds numbers, else fp32."""
+        """All rules of sequence b but softcap and sinks as a mask: [Hq or 1, n_q, its keys], boolean where none adds numbers, else fp32. For peers; what
+        is right has the rules by itself (expected())."""
         row, n_q = self.row, self.row.n_q[b]
         keys, positions = torch.arange(row.lens[b], device=self.device), torch.arange(row.lens[b] - n_q, row.lens[b], device=self.device)
         seen = torch.stack([~hidden_keys(row, keys, position) for position in positions])[None]

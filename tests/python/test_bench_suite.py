@@ -167,11 +167,11 @@ RULED = [Row(f"quick {name}", "quick", (96, 40), 8, 2, 64, "bf16", (2, 2), form=
          for name, value in (("window", (20, -1)), ("softcap", 5.0), ("alibi", True), ("sinks", True))]
 
 
-RULED += [Row(f"quick {name} {value} of {n_q}", "quick", (96, 96), 8, 2, 64, "bf16", (n_q, n_q), causal=name == "alibi", features=((name, value),))
+MASKED = [Row(f"quick {name} {value} of {n_q}", "quick", (96, 96), 8, 2, 64, "bf16", (n_q, n_q), causal=name == "alibi", features=((name, value),))
           for name, value in (("mask", "boolean"), ("mask", "fp32"), ("mask", "bf16"), ("tree", True), ("alibi", True)) for n_q in (1, 5, 40)]
 
 
-@pytest.mark.parametrize("row", RULED[4:], ids=lambda row: row.row)
+@pytest.mark.parametrize("row", MASKED, ids=lambda row: row.row)
 def test_rules_are_a_mask_for_torch(row, cpu_peers):
     subjects, notes = bench().measure(row, [peer for peer in cpu_peers if peer.name in ("lean", "torch-masked")], {})
     assert {subject.peer.name for subject in subjects} == {"lean", "torch-masked"}, notes
@@ -184,7 +184,7 @@ def test_rows_of_rules_stand_beside_causality_alone():
     assert shapes == {(row.lens, row.n_q, row.q_heads, row.head_dim) for row in rows}
 
 
-@pytest.mark.parametrize("row", [*suites.quick_rows(), *RULED], ids=lambda row: row.row)
+@pytest.mark.parametrize("row", [*suites.quick_rows(), *RULED, *MASKED], ids=lambda row: row.row)
 def test_results_are_right_and_refusals_say_why(row, cpu_peers):
     subjects, notes = bench().measure(row, cpu_peers, {})
     assert "lean" in {subject.peer.name for subject in subjects}, notes
