@@ -62,7 +62,7 @@ TEST(Conformance, ManyRowsWithEveryFeature) {
 }
 
 TEST(Conformance, ManyRowsOfPages) {
-  for (const std::int32_t page_tokens : {16, 24, 64, 128, 256}) {  // 24 holds no whole boxes
+  for (const std::int32_t page_tokens : {1, 16, 24, 64, 128, 256}) {  // 1 and 24 hold no whole boxes
     for (const std::int32_t window : {-1, 77}) {
       for (const std::int32_t head_dim : {80, 96, 128, 184, 192, 256}) {
         Case c = chunk_case(DType::kBFloat16, head_dim);
@@ -140,7 +140,7 @@ TEST(Conformance, ManyRowsUnderRules) {
 
 TEST(Conformance, ManyRowsUnderRulesOfPagesAndOnAnyNumberOfWorkers) {
   for (const auto& [name, add] : rules()) {
-    for (const std::int32_t page_tokens : {16, 64}) {
+    for (const std::int32_t page_tokens : {1, 16, 64}) {
       Case c = chunk_case(DType::kBFloat16, 128);
       c.page_tokens = page_tokens;
       add(c);
@@ -167,6 +167,23 @@ TEST(Conformance, R26_ManyRowsUnderRulesSkipPagesOutsideThePool) {
       c.mask = tree ? Mask::kNone : Mask::kBoolean;
       c.tree = tree;
       EXPECT_TRUE(skips_page(c, page)) << page << ", " << tree;
+    }
+  }
+}
+
+/// R26: pages that hold no whole boxes, whose rows threads copy.
+TEST(Conformance, R26_ManyRowsOfShortPagesSkipThoseOutsideThePool) {
+  for (const std::int32_t page_tokens : {1, 24}) {
+    for (const std::int32_t page : {0, 2, 11}) {
+      for (const Mask mask : {Mask::kNone, Mask::kBoolean}) {
+        Case c = chunk_case(DType::kBFloat16, 128);
+        c.lens = {300, 577};
+        c.n_q = {40};
+        c.page_tokens = page_tokens;
+        c.mask = mask;
+        c.workers = page == 0 ? 1 : 5;
+        EXPECT_TRUE(skips_page(c, page)) << page_tokens << ", " << page;
+      }
     }
   }
 }

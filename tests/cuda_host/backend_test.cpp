@@ -352,6 +352,7 @@ TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
       {"as servers ask", true},
       {"packed", true, {.token_major = true}},
       {"fp16, pages", true, {.dtype = DType::kFloat16, .kv_dtype = DType::kFloat16, .page_tokens = 16}},
+      {"pages that are no whole boxes", true, {.page_tokens = 8}},
       {"d 64", true, {.head_dim = 64}},
       {"dims between variants", true, {.head_dim = 80}},
       {"d 256", true, {.head_dim = 256}},
@@ -373,7 +374,6 @@ TEST(CudaHost, R01_LaunchesRunSideBySideWhereBothKindsServe) {
       {"one worker", false, {}, of_workers(1)},
       {"1,025 sequences", false, {.batch = 1025}},
       {"fp8", false, {.kv_dtype = DType::kFloat8E4M3}},
-      {"pages that are no whole boxes", false, {.page_tokens = 8}},
       {"softcap", false, {}, [](Problem& p, Options&) { p.scores.softcap = 30.0F; }},
       {"ALiBi", false, {}, [](Problem& p, Options&) { p.scores.alibi_slopes = static_cast<const float*>(address(8)); }},
       {"a scale of 0", false, {}, of_scale(-0.0F)},
@@ -430,15 +430,13 @@ bool takes_own_values(const Asked& asked, const FakeDevice& device) {
   const std::int32_t widest = std::max(p.head_dim, p.value_dim);
   if (device.major != 9 || p.k.dtype != p.q.dtype || cuda::wide_kernels_for(p.k.dtype, widest).empty()) return false;
   const bool dims = p.head_dim % 8 == 0 && p.value_dim % 8 == 0 && widest <= kWidestCudaHead;
-  const std::int64_t longest = std::max(std::max(p.k.strides.sequence, p.k.strides.head), p.k.strides.token);
-  const bool whole_boxes = p.pages.page_tokens % 16 == 0 && 2 * longest < std::int64_t{1} << 40;
   const auto in_pieces = [](const void* data, const Strides& strides) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && strides.sequence % 8 == 0 && strides.head % 8 == 0 &&
            strides.token % 8 == 0;
   };
   const bool queries = in_pieces(p.q.data, p.q.strides);
   const Options& o = asked.options;
-  return dims && whole_boxes && queries && o.fixup == Fixup::kLastArriver && o.policy.kind != Policy::Kind::kFixedChunk;
+  return dims && queries && o.fixup == Fixup::kLastArriver && o.policy.kind != Policy::Kind::kFixedChunk;
 }
 
 /// Whether a call's dims, or how its rows lie, are such that no variant of the tile serves it, or none fits the device.

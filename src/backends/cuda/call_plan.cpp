@@ -162,9 +162,11 @@ bool asks_no_more_than_wide(const KernelConfig& wide, const Problem& shape, cons
   return !ruled && plan.options.fixup == Fixup::kLastArriver && plan.vector_queries;
 }
 
-/// Whether a wide kernel can bring K and V from where they lie.
+/// Whether a wide kernel can bring K and V from where they lie: in boxes, which rows that are converted do not come in, or row by row,
+/// which stages that come in parts do not.
 bool can_copy(const KernelConfig& wide, const KvCopies& copies) noexcept {
-  return wide.converts() ? copies.thread_bytes == kPieceBytes : copies.boxes;
+  const bool rows = copies.thread_bytes == kPieceBytes && wide.stage_parts() == 1;
+  return rows || (copies.boxes && !wide.converts());
 }
 
 /// The type of a wide kernel's factors: that of K and V, or what they become.
@@ -225,18 +227,22 @@ bool is_flat(const KernelEntry& entry, const Problem& shape, const Options& opti
                                 cost_model(entry.config), most_workers(entry, options));
 }
 
-/// The latent kernel for calls of these sizes: of few rows a decode step's, unless there is a softcap, which that has not; of others
-/// kTurnsRule says which.
+/// The latent kernel for calls of these sizes from where their rows lie: of few rows a decode step's, unless there is a softcap, which
+/// that has not; of others kTurnsRule says which.
 const KernelEntry* latent_kernel(const Problem& shape, const CallPlan& plan) noexcept {
+  const auto kernel_of = [&](Scope scope) {
+    const KernelEntry* const entry = sized_wide_kernel(scope, shape, plan);
+    return entry != nullptr && can_copy(entry->config, plan.copies) ? entry : nullptr;
+  };
   const bool converted = kv_type_of(shape.k.dtype).converted();
-  const KernelEntry* const swapped = sized_wide_kernel(converted ? Scope::kLatentFp8Swapped : Scope::kLatentSwapped, shape, plan);
+  const KernelEntry* const swapped = kernel_of(converted ? Scope::kLatentFp8Swapped : Scope::kLatentSwapped);
   const bool is_step = swapped != nullptr && is_flat(*swapped, shape, plan.options);
   if (is_step && shape.scores.softcap == 0.0F) return swapped;
-  if (converted) return sized_wide_kernel(Scope::kLatentFp8Tile, shape, plan);
-  const KernelEntry* const turns = sized_wide_kernel(Scope::kLatentTurns, shape, plan);
+  if (converted) return kernel_of(Scope::kLatentFp8Tile);
+  const KernelEntry* const turns = kernel_of(Scope::kLatentTurns);
   const bool many = schedule::row_capacity(shape) >= kTurnsRule.fewest_rows;
   if (turns != nullptr && many && has_tiles_of(kTurnsRule, *turns, shape, plan)) return turns;
-  return sized_wide_kernel(Scope::kLatentTile, shape, plan);
+  return kernel_of(Scope::kLatentTile);
 }
 
 /// The kernel of calls of these sizes whose values have dims of their own, whatever their rows: a latent one if they lie in the keys'
@@ -381,17 +387,26 @@ const KernelEntry* paired_kernel(std::span<const KernelEntry> kernels, Scope sco
   return entry;
 }
 
+/// Has the workspace of all kernels asked for that calls of these sizes may have whose values have dims of their own: whether there is a
+/// softcap, and wherever rows lie.
+void reserve_for_values(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
+  for (const KvCopies& copies : {KvCopies{.boxes = true}, KvCopies{.boxes = false}}) {
+    for (const float softcap : {0.0F, 1.0F}) {
+      CallPlan lying = plan;
+      lying.copies = copies;
+      Problem capped = shape;
+      capped.scores.softcap = softcap;
+      if (const KernelEntry* const entry = values_kernel(capped, lying)) reserve(launch, *entry, shape, plan.options);
+    }
+  }
+}
+
 /// The launch of what `shape` holds of the call: the same with no more query tokens than that.
 LaunchPlan plan_launch(const Problem& shape, const QueryRange& queries, const CallPlan& plan) noexcept {
   LaunchPlan launch{.queries = queries, .rules = rules_of(shape, plan.options)};
   if (plan.plain) launch.line = schedule::line_shape_of(shape, plan.plain_tile.q_rows, plan.plain_tile.tile_tokens);
-  if (const KernelEntry* const entry = values_kernel(shape, plan); entry != nullptr) {
-    reserve(launch, *entry, shape, plan.options);
-    Problem capped = shape;  // may have another kernel, but no other workspace
-    capped.scores.softcap = 1.0F;
-    if (const KernelEntry* const other = values_kernel(capped, plan)) reserve(launch, *other, shape, plan.options);
-    if (plan.own_values) plan_kernel(launch, *entry, shape, plan);
-  }
+  reserve_for_values(launch, shape, plan);
+  if (plan.own_values) plan_kernel(launch, *values_kernel(shape, plan), shape, plan);
   if (!has_variants(shape)) return launch;
   const std::span<const KernelEntry> kernels = kernels_for(shape.k.dtype, shape.head_dim);
   bool fits = false;

@@ -98,10 +98,16 @@ __device__ __forceinline__ void copy_page_runs(const DeviceCall& call, const Hea
   }
 }
 
+/// Whether the lanes of a row that copy_whole_run() has copy all of it, keys and values alike.
+template <KernelConfig kConfig>
+inline constexpr bool kCopiesWholeRuns =
+    kConfig.wide() ? !kConfig.few_values() && kConfig.head_dim * bytes_of(kConfig.dtype) % kConfig.column_bytes() == 0
+                   : kConfig.step();
+
 /// A run of rows from row `first` of a stage on, all of them in pages that exist: nothing is asked on the way. `place`: of this
 /// lane's row. A row is copied by few lanes, each some pieces of it, since what costs is to tell them where it begins.
 template <KernelConfig kConfig>
-__device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std::byte* place, std::uint32_t stage,
+__device__ __forceinline__ void copy_whole_run(const DeviceCall& call, bool keys, const std::byte* place, std::uint32_t stage,
                                                std::int32_t first) {
   constexpr std::int32_t kRowBytes = kConfig.head_dim * bytes_of(kConfig.dtype);
   constexpr std::int32_t kLanes = min_of(8, kRowBytes / kPieceBytes);  // a row's; their pieces fill whole sectors of memory
@@ -110,6 +116,10 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
   static_assert(!kConfig.in_columns() || (kLanes * kPieceBytes == kConfig.column_bytes() && LanePages<kConfig>::kRunRows % 8 == 0));
   const std::int32_t own_row = lane() / kLanes;
   const std::int32_t own_piece = lane() % kLanes * kPieceBytes;
+  constexpr std::int32_t kOfLane = kRowBytes / (kLanes * kPieceBytes);
+  bool has[kOfLane];
+#pragma unroll
+  for (std::int32_t i = 0; i < kOfLane; ++i) has[i] = has_piece<kConfig>(call, i * kLanes + lane() % kLanes, keys);
   // Where each row of a run and each column lie from here on is known to the compiler.
   const std::uint32_t own = place_in_stage<kConfig>(call, own_row, lane() % kLanes);
   stage += static_cast<std::uint32_t>(first * (kConfig.in_columns() ? kConfig.column_bytes() : kRowBytes));
@@ -118,10 +128,31 @@ __device__ __forceinline__ void copy_whole_run(const DeviceCall& call, const std
     const std::byte* const from = own_piece + reinterpret_cast<const std::byte*>(__shfl_sync(
                                                   ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), row + own_row));
 #pragma unroll
-    for (std::int32_t at = 0; at < kRowBytes; at += kLanes * kPieceBytes) {
+    for (std::int32_t i = 0; i < kOfLane; ++i) {
+      const std::int32_t at = i * kLanes * kPieceBytes;
       const std::uint32_t to = kConfig.in_columns() ? further_in_columns<kConfig>(own, row, at / kConfig.column_bytes())
                                                     : own + static_cast<std::uint32_t>(row * kRowBytes + at);
-      ptx::async_copy_16(stage + to, from + at, has_piece<kConfig>(call, at / kPieceBytes + lane() % kLanes));
+      ptx::async_copy_16(stage + to, from + at, has[i]);
+    }
+  }
+}
+
+/// The same of so many rows, of pages some of which may not exist: `place` is null of those.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_part_of_run(const DeviceCall& call, const HeadRows& rows, const std::byte* place,
+                                                 std::uint32_t stage, std::int32_t first, std::int32_t count) {
+  const std::int32_t row_pieces = row_pieces_of<kConfig>(call, rows.keys);
+  const std::int32_t rows_at_once = max_of(1, kWarpThreads / row_pieces);
+  const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
+  const std::int32_t own_piece = lane() - own_row * row_pieces;
+  for (std::int32_t row = 0; row < count; row += rows_at_once) {
+    const auto from = reinterpret_cast<const std::byte*>(
+        __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), (row + own_row) % kWarpThreads));
+    if (own_row >= rows_at_once || row + own_row >= count) continue;
+    for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
+      copy_piece<kConfig>(call, stage + place_in_stage<kConfig>(call, first + row + own_row, piece),
+                          from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first,
+                          from != nullptr && has_piece<kConfig>(call, piece, rows.keys));
     }
   }
 }
@@ -132,10 +163,6 @@ __device__ __forceinline__ void copy_page_rows_inline(const HeadRows& rows, std:
                                                       std::int32_t tokens, const LanePages<kConfig>& pages) {
   using Pages = LanePages<kConfig>;
   const DeviceCall& call = cta_memory<kConfig>().shared.call;
-  const std::int32_t row_pieces = row_pieces_of<kConfig>(call, rows.keys);
-  const std::int32_t rows_at_once = max_of(1, kWarpThreads / row_pieces);
-  const std::int32_t own_row = lane() / min(row_pieces, kWarpThreads);
-  const std::int32_t own_piece = lane() - own_row * row_pieces;
 #pragma unroll
   for (std::int32_t run = 0; run < Pages::kRuns; ++run) {
     const std::int32_t first = Pages::first_row(run);
@@ -150,23 +177,13 @@ __device__ __forceinline__ void copy_page_rows_inline(const HeadRows& rows, std:
         report_lacking_page(call, cta_memory<kConfig>().shared);
       }
     }
-    if constexpr (kConfig.step() && !kConfig.wide()) {
+    if constexpr (kCopiesWholeRuns<kConfig>) {
       if (__all_sync(ptx::kAllLanes, place != nullptr || lane() >= Pages::kRunRows)) {
-        copy_whole_run<kConfig>(call, place, stage, first);
+        copy_whole_run<kConfig>(call, rows.keys, place, stage, first);
         continue;
       }
     }
-    for (std::int32_t row = 0; row < count; row += rows_at_once) {
-      const auto from = reinterpret_cast<const std::byte*>(
-          __shfl_sync(ptx::kAllLanes, reinterpret_cast<unsigned long long>(place), (row + own_row) % kWarpThreads));
-      if (own_row < rows_at_once && row + own_row < count) {
-        for (std::int32_t piece = own_piece; piece < row_pieces; piece += kWarpThreads) {
-          copy_piece<kConfig>(call, stage + place_in_stage<kConfig>(call, first + row + own_row, piece),
-                              from != nullptr ? from + piece * piece_bytes<kConfig>(call) : rows.first,
-                              from != nullptr && has_piece<kConfig>(call, piece, rows.keys));
-        }
-      }
-    }
+    copy_part_of_run<kConfig>(call, rows, place, stage, first, count);
   }
 }
 

@@ -395,8 +395,16 @@ class Producer {
       tokens -= unseen;
     }
     const std::int32_t boxed = boxed_tokens(record, token, tokens);
-    if (!kConfig.copies_by_threads() && asked_.pages() && rows.keys)
+    // Where threads copy all of a tile its pages are asked for a tile ahead, as copy_segment() does for steps.
+    LanePages<kConfig> next{};
+    const bool ahead = kConfig.wide() && asked_.pages() && !asked_.tensor_copies();
+    const bool goes_on = kConfig.latent() || !rows.keys;  // to other pages
+    if (!kConfig.copies_by_threads() && asked_.pages() && rows.keys && (!ahead || token == record.token_begin)) {
       pages_ = ask_for_pages<kConfig>(call_, record, token, tokens, boxed);
+    }
+    if (const std::int32_t behind = token + tokens; ahead && goes_on && behind < record.token_end) {
+      next = ask_for_pages<kConfig>(call_, record, behind, record.tokens_from(behind, kConfig.tile_tokens), 0);
+    }
 #pragma unroll
     for (int part = 0; part < kConfig.stage_parts(); ++part) {
       ptx::barrier_wait(&shared_.stage_free[kConfig.part_of_stage(ring_.index, part)], ring_.phase ^ 1U);
@@ -415,10 +423,15 @@ class Producer {
         const PageRuns runs{rows.keys, stage, full, token, boxed, pages_.ids[0]};
         copy_boxes<kConfig>(call_, rows.keys ? maps_.k : maps_.v, record, runs);
       }
-      if (tokens > boxed) {
-        // Of many rows few tokens come so: what that takes is worked out when they do, not ahead of the first copy.
-        const ThreadCopies<kConfig> by_threads = kConfig.wide() ? ThreadCopies<kConfig>(call_, thread_) : by_threads_;
-        by_threads.copy(shared_, ptx::shared_address(stage), rows, record, {boxed, token + boxed, tokens - boxed}, pages_);
+      if (const StagedTokens rest{boxed, token + boxed, tokens - boxed}; rest.tokens > 0) {
+        const std::uint32_t place = ptx::shared_address(stage);
+        if (kConfig.wide() && lie_on_short_pages(call_, rest)) {
+          copy_page_rows<kConfig>(rows, place, rest.token, rest.tokens, pages_);
+        } else {
+          // Of many rows few tokens come so: what that takes is worked out when they do, not ahead of the first copy.
+          const ThreadCopies<kConfig> by_threads = kConfig.wide() ? ThreadCopies<kConfig>(call_, thread_) : by_threads_;
+          by_threads.copy(shared_, place, rows, record, rest, pages_);
+        }
       }
       if (piece_bytes<kConfig>(call_) == 1) {  // the arrival after copies says nothing of what threads stored
         ptx::await_async_copies();
@@ -428,6 +441,7 @@ class Producer {
         for (int part = 0; part < kConfig.stage_parts(); ++part) ptx::barrier_arrive_after_copies(full + part);
       }
     }
+    if (ahead && goes_on) pages_ = next;
     ring_.advance();
   }
 

@@ -20,6 +20,11 @@ struct StagedTokens {
   std::int32_t tokens;
 };
 
+/// Whether they lie on so short pages that rows are looked up one by one. Looked up (ask_for_pages()) are those from a tile's first on.
+[[nodiscard]] __device__ __forceinline__ bool lie_on_short_pages(const DeviceCall& call, const StagedTokens& at) {
+  return is_paged(call.problem.pages) && call.problem.pages.page_tokens < kMinPageRows && at.row == 0;
+}
+
 template <KernelConfig kConfig>
 class ThreadCopies {
  public:
@@ -38,7 +43,7 @@ class ThreadCopies {
                        const StagedTokens& at, const LanePages<kConfig>& pages) const {
     if (!is_paged(call_.problem.pages)) {
       copy_rows(stage, at.row, rows.from(at.token * rows.token_bytes), at.tokens, true);
-    } else if (call_.problem.pages.page_tokens < kMinPageRows && at.row == 0) {
+    } else if (lie_on_short_pages(call_, at)) {
       copy_page_rows<kConfig>(rows, stage, at.token, at.tokens, pages);
     } else {
       copy_pages(shared, stage, rows, record, at);
