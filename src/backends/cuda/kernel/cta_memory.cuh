@@ -57,9 +57,9 @@ struct CtaWide {
   // of a row, and the row's maximum.
   float kept[kConfig.swaps_ab() ? 5 : kConfig.in_turns() ? 4 : 2][kConfig.consumer_threads() / 4];
   float query_scale[kConfig.converts() ? kConfig.q_rows : 1];  // of bf16 queries that became fp16: what scores are multiplied by
-  // Of the tokens of a tile under rules, by warps and lanes of a quad: bit j of the words stands for the lane's score j, which one of the
-  // warp's rows sees (WideTile::apply_rules()).
-  std::uint32_t seen[kConfig.ruled() ? kConfig.consumer_warps : 1][4][2];
+  // Of the tokens of a tile under rules, by warps and lanes of a quad: bit j stands for the lane's token j, which one of the warp's rows sees
+  // (WideTile::say_seen()).
+  std::uint32_t seen[kConfig.ruled() ? kConfig.consumer_warps : 1][4];
   alignas(16) std::byte unconverted[max_of(16, kConfig.unconverted_bytes())];
   SegmentRecord rehearsed;  // the consumers': a whole tile, and no row that is written
 

@@ -94,4 +94,13 @@ template <DType kType>
   return largest;
 }
 
+/// Makes x -inf where `bias` is, or where `seen` is 0: in the register where it lies, since the compiler would have the numbers of many such
+/// choices in others, and move them.
+__device__ __forceinline__ void hide_where_infinite(float& x, float bias) {
+  asm volatile("{ .reg .pred p; setp.neu.f32 p, %1, 0fFF800000; selp.f32 %0, %0, 0fFF800000, p; }" : "+f"(x) : "f"(bias));
+}
+__device__ __forceinline__ void hide_unless(float& x, std::uint32_t seen) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; selp.f32 %0, %0, 0fFF800000, p; }" : "+f"(x) : "r"(seen));
+}
+
 }  // namespace lean::cuda::ptx

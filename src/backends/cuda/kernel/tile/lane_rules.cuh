@@ -54,6 +54,8 @@ struct LaneRules<kConfig, true> {
   template <typename TRowOf>
   __device__ __forceinline__ void begin(const DeviceCall& call, const SegmentRecord& record, const TRowOf& row_of) {
     const Scores& scores = call.problem.scores;
+    element_bytes_ = static_cast<std::int32_t>(mask_bytes(scores));
+    end_to_end_ = scores.mask_strides.dim == 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const PackedRow at = query_of<kConfig>(call, record, row_of(i));
@@ -67,48 +69,57 @@ struct LaneRules<kConfig, true> {
     }
   }
 
-  /// Applies the rules to kScores scaled scores of a tile that ends before key `tile_end`: score(j) of row row_of(j) and of a key, an
-  /// absolute token of the sequence, token_of(j) behind `first_key`, of which the row sees those before limit[row_of(j)] at most. Bit j of
-  /// what is returned: a rule does not hide the key from the row; a score that one hides is -inf. `token_of` captures nothing.
+  /// Applies the rules to kScores scores of a tile that ends before key `tile_end`: score(j) of row row_of(j) and of a key, an absolute
+  /// token of the sequence, token_of(j) behind `first_key`, of which the row sees those before limit[row_of(j)] at most, and all where the
+  /// tile is `within_reach`. What is given times `scale` are scores, and what becomes of it is multiplied; a score that a rule hides is
+  /// -inf. Bit j of what is returned, but of wide tiles, says that none does. `token_of` captures nothing.
   template <int kScores, typename TScore, typename TRowOf, typename TTokenOf>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply(const DeviceCall& call, const SegmentRecord& record,
-                                                               std::uint32_t tile_end, const std::int32_t (&limit)[2],
-                                                               const TScore& score, const TRowOf& row_of, std::uint32_t first_key,
-                                                               TTokenOf token_of) const {
+  __device__ __forceinline__ std::uint32_t apply(const DeviceCall& call, const SegmentRecord& record, std::uint32_t tile_end,
+                                                 const std::int32_t (&limit)[2], bool within_reach, const float (&scale)[2],
+                                                 const TScore& score, const TRowOf& row_of, std::uint32_t first_key,
+                                                 TTokenOf token_of) const {
     static_assert(kScores <= 32);
     const auto key_of = [first_key, token_of](int j) { return first_key + static_cast<std::uint32_t>(token_of(j)); };
     const Scores& scores = call.problem.scores;
+    float unscaled[2] = {scale[0], scale[1]};  // what scores have not been multiplied by yet
     if (scores.softcap > 0.0F) {
       const float cap = tile::log2_cap(scores);
       const float inverse_cap = 1.0F / cap;
 #pragma unroll
-      for (int j = 0; j < kScores; ++j) score(j) = soft_cap_of(score(j), cap, inverse_cap);
+      for (int j = 0; j < kScores; ++j) score(j) = soft_cap_of(score(j) * scale[row_of(j)], cap, inverse_cap);
+      unscaled[0] = unscaled[1] = 1.0F;
     }
     if (scores.alibi_slopes != nullptr) {
-      const std::int32_t distance[2] = {static_cast<std::int32_t>(query_position(record.lengths, token[0]) - first_key),
-                                        static_cast<std::int32_t>(query_position(record.lengths, token[1]) - first_key)};
+      const float distance[2] = {distance_of(record, 0, first_key), distance_of(record, 1, first_key)};
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
-        score(j) = fmaf(-slope[row_of(j)], fabsf(static_cast<float>(distance[row_of(j)] - token_of(j))), score(j));
+        const int row = row_of(j);
+        const float bias = -slope[row] * fabsf(distance[row] - static_cast<float>(token_of(j)));
+        score(j) = fmaf(score(j), unscaled[row], bias);
       }
-    }
-    const bool hides = scores.mask != nullptr || scores.tree_mask != nullptr || call.shape.reach.left >= 0;
-    if (!hides) return ~0U;
-    std::uint32_t sees = 0;
+      unscaled[0] = unscaled[1] = 1.0F;
+    } else if (scores.mask == nullptr && scores.softcap <= 0.0F) {
 #pragma unroll
-    for (int j = 0; j < kScores; ++j) {
-      const bool in_reach =
-          key_of(j) >= static_cast<std::uint32_t>(first[row_of(j)]) && key_of(j) < static_cast<std::uint32_t>(limit[row_of(j)]);
-      sees |= static_cast<std::uint32_t>(in_reach) << j;
+      for (int j = 0; j < kScores; ++j) score(j) *= scale[row_of(j)];
+    }
+    if (scores.mask == nullptr && scores.tree_mask == nullptr && call.shape.reach.left < 0) return ~0U;
+    std::uint32_t sees = ~0U;
+    if (!within_reach) {
+      sees = 0;
+#pragma unroll
+      for (int j = 0; j < kScores; ++j) {
+        const bool in_reach =
+            key_of(j) >= static_cast<std::uint32_t>(first[row_of(j)]) && key_of(j) < static_cast<std::uint32_t>(limit[row_of(j)]);
+        sees |= static_cast<std::uint32_t>(in_reach) << j;
+      }
     }
     if (scores.mask != nullptr) {
-      constexpr std::uint32_t kAll = kScores == 32 ? ~0U : (1U << kScores % 32) - 1;
-      constexpr bool kPairs = kConfig.wide();  // steps have fewer scores a lane, and spill for it
-      if (kPairs && sees == kAll && mask_comes_in_pairs(scores, first_key)) {
-        sees = apply_mask_in_pairs<kScores>(scores, score, row_of, key_of);
-      } else {
-        sees = apply_mask<kScores>(scores, sees, score, row_of, key_of);
+      bool in_pairs = false;
+      if constexpr (kConfig.wide()) {  // steps have fewer scores a lane, and spill for it
+        in_pairs = within_reach && mask_comes_in_pairs(first_key);
+        if (in_pairs) apply_mask_in_pairs<kScores>(scores, unscaled, score, row_of, first_key, token_of);
       }
+      if (!in_pairs) sees = apply_mask<kScores>(scores, unscaled, sees, score, row_of, key_of);
     }
     if (scores.tree_mask != nullptr && static_cast<std::int64_t>(tile_end) > first_draft(record.lengths)) {
       if constexpr (TTokenOf{}(kScores - 1) < 64) {
@@ -117,6 +128,7 @@ struct LaneRules<kConfig, true> {
         sees = apply_tree<kScores>(call.problem, record, sees, row_of, key_of);
       }
     }
+    if (kConfig.wide() && sees == ~0U) return sees;
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       if ((sees >> j & 1U) == 0) score(j) = softmax::kNegInf;
@@ -125,6 +137,11 @@ struct LaneRules<kConfig, true> {
   }
 
  private:
+  /// How far a row's query is from the lane's first key, in tokens.
+  [[nodiscard]] __device__ __forceinline__ float distance_of(const SegmentRecord& record, int row, std::uint32_t first_key) const {
+    return static_cast<float>(static_cast<std::int32_t>(query_position(record.lengths, token[row]) - first_key));
+  }
+
   /// Bit j: the tree mask does not hide the key of score j. A lane's keys lie within 64, and what a row's bits say of these is two words.
   template <int kScores, typename TTokenOf, typename TRowOf>
   [[nodiscard]] __device__ __forceinline__ std::uint32_t tree_bits(const Problem& problem, const SegmentRecord& record,
@@ -180,66 +197,81 @@ struct LaneRules<kConfig, true> {
     return scores.mask_is_boolean ? 1 : bytes_of(scores.mask_dtype);
   }
 
-  /// Whether two neighbouring elements of the mask from the lane's first key on may be loaded at once, and others an even number of keys
-  /// behind.
-  [[nodiscard]] __device__ __forceinline__ bool mask_comes_in_pairs(const Scores& scores, std::uint32_t first_key) const {
-    const auto place = [&](int row) { return reinterpret_cast<std::uintptr_t>(mask[row] + first_key * mask_bytes(scores)); };
-    return scores.mask_strides.dim == 1 && ((place(0) | place(1)) & static_cast<std::uintptr_t>(2 * mask_bytes(scores) - 1)) == 0;
+  /// softmax::to_log2() without a branch.
+  [[nodiscard]] __device__ __forceinline__ static float log2_bias(float natural) {
+    const float near = fminf(fmaxf(natural, -softmax::kBend), softmax::kBend);
+    return fmaf(near, softmax::kLog2E - 0.5F, 0.5F * natural);
   }
 
-  /// The same as apply_mask(), of keys all of which are seen so far: some loads at a time, without a question between them.
-  template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask_in_pairs(const Scores& scores, const TScore& score,
-                                                                             const TRowOf& row_of, const TKeyOf& key_of) const {
-    std::uint32_t hidden = 0;
-    const auto add = [&]<typename TPair>(TPair, const auto& biases_of) {
-      constexpr int kAtOnce = 8;
-      static_assert(kScores % (2 * kAtOnce) == 0 || kScores < 2 * kAtOnce);
+  /// Whether two neighbouring elements of the mask from the lane's first key on may be loaded at once, and others an even number of keys
+  /// behind.
+  [[nodiscard]] __device__ __forceinline__ bool mask_comes_in_pairs(std::uint32_t first_key) const {
+    const auto low = [](const std::byte* x) { return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(x)); };
+    const std::uint32_t further = first_key * static_cast<std::uint32_t>(element_bytes_);
+    const std::uint32_t places = (low(mask[0]) + further) | (low(mask[1]) + further);
+    return end_to_end_ && (places & static_cast<std::uint32_t>(2 * element_bytes_ - 1)) == 0;
+  }
+
+  /// The same as apply_mask(), of keys all of which are seen so far: some loads at a time, without a question between them. Scores that
+  /// the mask hides become -inf.
+  template <int kScores, typename TScore, typename TRowOf, typename TTokenOf>
+  __device__ __forceinline__ void apply_mask_in_pairs(const Scores& scores, const float (&scale)[2], const TScore& score,
+                                                      const TRowOf& row_of, std::uint32_t first_key, TTokenOf token_of) const {
+    const std::int64_t further = std::int64_t{first_key} * element_bytes_;
+    const std::byte* const from[2] = {mask[0] + further, mask[1] + further};
+    const auto add = [&]<typename TPair>(TPair, const auto& apply_to) {
+      constexpr int kAtOnce = sizeof(TPair) > 4 ? 8 : 16;  // in 16 registers
+      static_assert(kScores % (2 * kAtOnce) == 0);
 #pragma unroll
       for (int first = 0; first < kScores; first += 2 * kAtOnce) {
         TPair pairs[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int j = first + 2 * i;
-          if (j < kScores) pairs[i] = *reinterpret_cast<const TPair*>(mask[row_of(j)] + key_of(j) * (sizeof(TPair) / 2));
+          pairs[i] = *reinterpret_cast<const TPair*>(from[row_of(j)] + token_of(j) * static_cast<int>(sizeof(TPair) / 2));
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int j = first + 2 * i;
-          if (j >= kScores) continue;
-          const float2 bias = biases_of(pairs[i]);
-          score(j) += bias.x;
-          score(j + 1) += bias.y;
-          hidden |= static_cast<std::uint32_t>(bias.x == softmax::kNegInf) << j;
-          hidden |= static_cast<std::uint32_t>(bias.y == softmax::kNegInf) << (j + 1);
+          apply_to(score(j), scale[row_of(j)], pairs[i].x);
+          apply_to(score(j + 1), scale[row_of(j)], pairs[i].y);
         }
       }
     };
+    const auto with_bias = [](float& x, float multiplier, float bias) {
+      x = fmaf(x, multiplier, bias);
+      ptx::hide_where_infinite(x, bias);  // it may be NaN
+    };
     if (scores.mask_is_boolean) {
-      add(uchar2{}, [](uchar2 x) { return float2{x.x != 0 ? 0.0F : softmax::kNegInf, x.y != 0 ? 0.0F : softmax::kNegInf}; });
+      add(uchar2{}, [](float& x, float multiplier, unsigned char seen) {
+        x *= multiplier;
+        ptx::hide_unless(x, seen);
+      });
     } else if (scores.mask_dtype == DType::kFloat32) {
-      add(float2{}, [](float2 x) { return float2{softmax::to_log2(x.x), softmax::to_log2(x.y)}; });
+      add(float2{}, [&](float& x, float multiplier, float bias) { with_bias(x, multiplier, log2_bias(bias)); });
+    } else if (scores.mask_dtype == DType::kFloat16) {
+      add(ushort2{}, [&](float& x, float multiplier, unsigned short bits) {
+        with_bias(x, multiplier, to_float<DType::kFloat16>(bits) * softmax::kLog2E);  // none is large
+      });
     } else {
-      const bool half = scores.mask_dtype == DType::kFloat16;
-      add(ushort2{}, [half](ushort2 x) {
-        return half ? float2{softmax::to_log2(to_float<DType::kFloat16>(x.x)), softmax::to_log2(to_float<DType::kFloat16>(x.y))}
-                    : float2{softmax::to_log2(to_float<DType::kBFloat16>(x.x)), softmax::to_log2(to_float<DType::kBFloat16>(x.y))};
+      add(ushort2{}, [&](float& x, float multiplier, unsigned short bits) {
+        with_bias(x, multiplier, log2_bias(to_float<DType::kBFloat16>(bits)));
       });
     }
-    return ~hidden;
   }
 
   /// Of keys that are seen so far: their bits, without those that the mask hides.
   template <int kScores, typename TScore, typename TRowOf, typename TKeyOf>
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask(const Scores& scores, std::uint32_t sees, const TScore& score,
-                                                                    const TRowOf& row_of, const TKeyOf& key_of) const {
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t apply_mask(const Scores& scores, const float (&scale)[2],
+                                                                    std::uint32_t sees, const TScore& score, const TRowOf& row_of,
+                                                                    const TKeyOf& key_of) const {
     const auto add = [&](std::int64_t bytes, const auto& bias_at) {
 #pragma unroll
       for (int j = 0; j < kScores; ++j) {
         if ((sees >> j & 1U) == 0) continue;
         const float bias = bias_at(mask[row_of(j)] + key_of(j) * (scores.mask_strides.dim * bytes));
         if (bias == softmax::kNegInf) sees &= ~(1U << j);
-        score(j) += bias;
+        score(j) = fmaf(score(j), scale[row_of(j)], bias);
       }
     };
     if (scores.mask_is_boolean) {
@@ -255,6 +287,9 @@ struct LaneRules<kConfig, true> {
     }
     return sees;
   }
+
+  std::int32_t element_bytes_;  // of the mask
+  bool end_to_end_;             // its keys lie so
 };
 
 }  // namespace lean::cuda

@@ -271,7 +271,7 @@ class NarrowTile {
     hides_ = false;
     if (!tile_has_rules(call_, record, tile_token, kConfig.tile_tokens)) return;
     const std::uint32_t sees = rules_.template apply<kScores>(
-        call_, record, static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens, lane_rows_.limit,
+        call_, record, static_cast<std::uint32_t>(tile_token) + kConfig.tile_tokens, lane_rows_.limit, false, {1.0F, 1.0F},
         [this](int j) -> float& { return score(j); }, [](int j) { return j % 2; }, own, [](int j) { return token_of(j); });
     hides_ = call_.tile.hides_values;
     if (!hides_) return;

@@ -219,13 +219,13 @@ class WideTile : ProductLane {
 
   /// Whether any of the block's rows sees a token of the tile that all of them have applied rules to.
   [[nodiscard]] __device__ __forceinline__ static bool is_seen(const CtaShared<kConfig>& shared, std::int32_t token) {
-    const std::int32_t bit = token / kAccumulatorDims * 4 + token % 2;
+    const std::int32_t bit = token / kAccumulatorDims * 2 + token % 2;
     std::uint32_t sees = 0;
 #pragma unroll
     for (int w = 0; w < kConfig.consumer_warps; ++w) {
-      sees |= ptx::load_shared_word(ptx::shared_address(&shared.wide.seen[w][token % kAccumulatorDims / 2][bit / kHalfScores]));
+      sees |= ptx::load_shared_word(ptx::shared_address(&shared.wide.seen[w][token % kAccumulatorDims / 2]));
     }
-    return (sees >> (bit % kHalfScores) & 1U) != 0;
+    return (sees >> bit & 1U) != 0;
   }
 
   /// What scores become weights by: a row's scale, which all rows have but those of queries that were converted (of_row()), and shift.
@@ -242,9 +242,8 @@ class WideTile : ProductLane {
     if (has_rules) {
       if constexpr (kConfig.ruled()) {  // others' bits must not depend on a page that happens to be known to be lacking
         if (has_lane_rules(record, tile)) {
-          scale_scores(scale);
+          apply_rules(record, tile, scale);
           scale[0] = scale[1] = 1.0F;
-          apply_rules(shared, record, tile);
         }
       } else if (is_capped()) {
         cap_scores(scale);
@@ -255,6 +254,7 @@ class WideTile : ProductLane {
       }
       if (has_lacking_pages(shared, record)) hide_lacking_pages(record, tile);
       if (has_unseen(tile)) hide_unseen(tile);
+      if (hides_values(record, tile)) say_seen(shared);
     }
     if constexpr (kHalves) {  // both warpgroups' rows are the same: all of them go on once all have their scores
       rescales_ = ptx::named_barrier_any(kWeightsBarrier, kConfig.consumer_threads(), may_outgrow(scale));
@@ -519,21 +519,31 @@ class WideTile : ProductLane {
     return tile_has_rules(call_, record, tile.token, kConfig.tile_tokens) && record.rows > 0;
   }
 
-  /// Applies them, half of the lane's scores at a time, and says which tokens any of the warp's rows sees.
-  __device__ __forceinline__ void apply_rules(CtaShared<kConfig>& shared, const SegmentRecord& record, StagedTile tile) {
+  /// Applies them, half of the lane's scores at a time.
+  __device__ __forceinline__ void apply_rules(const SegmentRecord& record, StagedTile tile, const float (&scale)[2]) {
     const auto own = static_cast<std::uint32_t>(tile.token + 2 * in_quad());
+    const bool within_reach = !has_unseen(tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      std::uint32_t sees = rules_.template apply<kHalfScores>(
-          call_, record, static_cast<std::uint32_t>(tile.end()), lane_rows_.limit,
+      rules_.template apply<kHalfScores>(
+          call_, record, static_cast<std::uint32_t>(tile.end()), lane_rows_.limit, within_reach, scale,
           [&](int j) -> float& { return score(half * kHalfScores + j); }, [](int j) { return j % 4 / 2; },
           own + static_cast<std::uint32_t>(token_of(half * kHalfScores)), [](int j) { return token_of(j); });
-      if (!call_.tile.hides_values) continue;
-      sees |= sees >> 2;  // of either row: bits 0 and 1 of four stand for the lane's two tokens
-#pragma unroll
-      for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) sees |= __shfl_xor_sync(ptx::kAllLanes, sees, lanes);
-      if (lane() < 4) ptx::store_shared_word(ptx::shared_address(&shared.wide.seen[warp()][lane()][half]), sees);
     }
+  }
+
+  /// Says which tokens any of the warp's rows sees: once all that is hidden is -inf. Bits of a lane's tokens, of every 8 two.
+  __device__ __forceinline__ void say_seen(CtaShared<kConfig>& shared) const {
+    static_assert(!kConfig.ruled() || 2 * kScoreColumns <= 32);
+    std::uint32_t sees = 0;
+#pragma unroll
+    for (int bit = 0; bit < 2 * kScoreColumns; ++bit) {
+      const auto& of_rows = s_[bit / 2];
+      sees |= static_cast<std::uint32_t>(fmaxf(of_rows[bit % 2], of_rows[bit % 2 + 2]) != softmax::kNegInf) << bit;
+    }
+#pragma unroll
+    for (int lanes = 4; lanes < kWarpThreads; lanes *= 2) sees |= __shfl_xor_sync(ptx::kAllLanes, sees, lanes);
+    if (lane() < 4) ptx::store_shared_word(ptx::shared_address(&shared.wide.seen[warp()][lane()]), sees);
   }
 
   /// Tokens whose page lies outside the pool count as not there.
