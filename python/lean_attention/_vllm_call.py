@@ -139,6 +139,7 @@ class PagedLayer:
 
     Args:
         window: tokens a query sees, itself among them.
+        sinks: of any type; read with each call, since an engine may load weights anew in their memory.
         fp8: the element type of a float8 cache, which the engine declares as bytes.
         writes: the call writes the new keys and values to the cache itself; else they are there already.
         batch_invariant: the bits of a sequence depend on that sequence alone.
@@ -168,11 +169,9 @@ class PagedLayer:
         self._rules["options"] = engine_options(batch_invariant)
 
     def to(self, device: torch.device) -> None:
-        """Puts what the rules hold of tensors on a device; called when weights are there, sinks among them."""
+        """Puts what the rules hold of tensors on a device; called when weights are there."""
         if "alibi_slopes" in self._rules:
             self._rules["alibi_slopes"] = self._rules["alibi_slopes"].to(device)
-        if self._sinks is not None:
-            self._rules["sinks"] = self._sinks.detach().to(device, torch.float32).contiguous()
 
     def attend(
         self,
@@ -250,9 +249,9 @@ class PagedLayer:
     def _cached(self, pages: tuple[torch.Tensor, torch.Tensor], batch: Batch, scales: tuple[Any, Any]) -> Cached:
         """K and V as decode() takes them, and its arguments for a call over them, without lengths."""
         arguments = dict(self._rules)
-        if self._sinks is not None and "sinks" not in arguments:
-            raise RuntimeError("sinks: to() was not called after the weights were loaded")
         k, v = pages
+        if self._sinks is not None:  # a graph repeats this too, and has the engine's numbers of then
+            arguments["sinks"] = self._sinks.detach().to(k.device, torch.float32).contiguous()
         if self.fp8 is not None:
             k, v = k.view(self.fp8), v.view(self.fp8)
             arguments.update(k_scale=scales[0], v_scale=scales[1])

@@ -238,6 +238,24 @@ def test_a_graph_of_a_servers_step_is_right_whatever_requests_a_replay_has(fp8, 
     assert lean_attention.sticky_status(query)
 
 
+def test_a_graph_of_a_servers_step_has_the_sinks_of_its_replay():
+    """An engine that loads weights anew does so in their memory, and captures nothing again."""
+    query, out, again = torch.randn(2, 8, 64, device="cuda").bfloat16(), *torch.empty(2, 2, 8, 64, device="cuda").bfloat16()
+    pools = tuple(torch.randn(2, 6, 2, 16, 64, device="cuda").bfloat16())
+    batch = Batch(2, 1, lengths(0, 1, 2), 48, lengths(48, 33), lengths(0, 1, 2, 3, 4, 5).view(2, 3), None)
+    sinks = torch.zeros(8, device="cuda", dtype=torch.bfloat16)
+    layer = PagedLayer(scale=0.125, sinks=sinks)
+    layer.attend(query, None, None, pools, batch, again)  # makes the workspace that the graph keeps
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.attend(query, None, None, pools, batch, out)
+    sinks.copy_(torch.linspace(-1, 3, 8))
+    graph.replay()
+    assert not torch.equal(out, again)
+    PagedLayer(scale=0.125, sinks=sinks.float()).attend(query, None, None, pools, batch, again)
+    assert torch.equal(out, again)
+
+
 def test_a_graph_of_the_operator():
     q, k, v = tensors(kv_tokens=900)
     seqlens = lengths(900, 900)

@@ -95,6 +95,24 @@ def test_bf16_is_as_near_to_fp32_as_the_engines_own_attention(kind, models, call
     assert mine.mean() < 1.25 * other.mean() and mine.max() < 2 * other.max()
 
 
+def test_sinks_that_are_loaded_anew_in_their_memory_count(models, calls):
+    """In 16 bits, of which the kernels take no sinks: a copy in 32 that was made once would be the old ones'."""
+    given = prompts(UNEVEN)[:4]
+
+    def turn(model):
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.data.copy_(parameter.data.flip(0))
+
+    found = []
+    with engine(models("gpt_oss"), ours=True, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        for _ in range(3):
+            found.append(np.concatenate(log_probabilities(llm, given)))
+            llm.apply_model(turn)
+    assert calls and np.abs(found[1] - found[0]).max() > 0.1
+    np.testing.assert_array_equal(found[2], found[0])
+
+
 def toward_zero(x):
     """The nearest E4M3 number that is no larger, as vLLM's CPU kernels write it, in x's type: bits are cut off, none rounded."""
     rounded = x.to(torch.float8_e4m3fn)

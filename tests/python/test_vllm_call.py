@@ -208,10 +208,20 @@ def test_a_request_sees_what_another_of_the_same_step_writes(first):
         oracle.attention(queries, keys, values, causal=True, scale=0.2, dtype="float32").check(out[rows].transpose(0, 1)[None])
 
 
-def test_sinks_that_were_not_loaded_are_refused_and_caches_of_another_shape():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_sinks_that_are_loaded_anew_in_their_memory_count(dtype):
     step = Step("halves")
-    with pytest.raises(RuntimeError, match="sinks"):
-        call.PagedLayer(scale=0.2, sinks=torch.ones(Q_HEADS)).attend(step.query, None, None, step.pages, step.batch, step.query)
+    sinks = torch.zeros(Q_HEADS, dtype=dtype)
+    layer = call.PagedLayer(scale=0.2, sinks=sinks, writes=True)
+    layer.to(torch.device("cpu"))
+    for loaded in (torch.linspace(-1, 2, Q_HEADS), torch.linspace(3, -2, Q_HEADS)):
+        sinks.copy_(loaded)
+        out = torch.full_like(step.query, float("nan"))
+        layer.attend(step.query, step.key, step.value, step.pages, step.batch, out)
+        step.check(out, sinks=sinks.float())
+
+
+def test_caches_of_another_shape_are_refused():
     for layout in LAYOUTS:
         with pytest.raises(ValueError, match="kv_cache: shape"):
             getattr(call, layout)(torch.zeros(3, 3, 3, 3, 3) if len(LAYOUTS[layout]) == 5 else torch.zeros(3, 3))
