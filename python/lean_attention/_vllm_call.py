@@ -162,16 +162,18 @@ class PagedLayer:
         self.window, self.fp8, self.writes, self.ranks = window, fp8, writes, ranks
         #: Whether scores have no rule beside causality.
         self.is_plain = window is None and not softcap and alibi_slopes is None and sinks is None
-        self._sinks = sinks
+        self._sinks, self._alibi_slopes = sinks, alibi_slopes
         self._rules: dict[str, Any] = dict(scale=scale, softcap=softcap or 0.0, layout="bshd")
         if alibi_slopes is not None:
             self._rules["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
         self._rules["options"] = engine_options(batch_invariant)
 
     def to(self, device: torch.device) -> None:
-        """Puts what the rules hold of tensors on a device; called when weights are there."""
-        if "alibi_slopes" in self._rules:
-            self._rules["alibi_slopes"] = self._rules["alibi_slopes"].to(device)
+        """Puts what the rules hold of tensors on a device; called when weights are there, and again when they are loaded anew: into
+        the same memory, which graphs read, and whose numbers an engine that slept may have given up."""
+        if self._alibi_slopes is not None:
+            held = self._rules["alibi_slopes"].to(device)
+            self._rules["alibi_slopes"] = held.copy_(torch.tensor(self._alibi_slopes, dtype=torch.float32))
 
     def attend(
         self,

@@ -221,6 +221,16 @@ def test_sinks_that_are_loaded_anew_in_their_memory_count(dtype):
         step.check(out, sinks=sinks.float())
 
 
+def test_slopes_are_in_their_memory_again_after_a_sleep_that_lost_them():
+    layer = call.PagedLayer(scale=0.2, writes=True, **RULES["alibi"])
+    layer.to(torch.device("cpu"))
+    held = layer._rules["alibi_slopes"]
+    held.fill_(float("nan"))
+    layer.to(torch.device("cpu"))  # as the engine has it when weights are loaded anew
+    assert layer._rules["alibi_slopes"].data_ptr() == held.data_ptr()
+    assert held.tolist() == RULES["alibi"]["alibi_slopes"]
+
+
 def test_caches_of_another_shape_are_refused():
     for layout in LAYOUTS:
         with pytest.raises(ValueError, match="kv_cache: shape"):
