@@ -29,7 +29,6 @@ def register() -> None:
     from vllm import __version__ as version
     from vllm.logger import init_logger
     from vllm.platforms import current_platform as platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     device = "cuda" if platform.is_cuda() else "cpu" if platform.is_cpu() else platform.device_name  # ROCm's type is "cuda" too
     refused = refusal(version, device)
@@ -38,7 +37,10 @@ def register() -> None:
     log = init_logger("vllm.lean_attention")
     if refused:
         log.warning("%s", refused)
-    elif device == "cuda":
+        return
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # older versions have none
+
+    if device == "cuda":
         register_backend(AttentionBackendEnum.CUSTOM, "lean_attention._vllm_cuda.LeanCudaBackend")
     elif wanted:
         register_backend(AttentionBackendEnum.CPU_ATTN, "lean_attention._vllm_cpu.LeanCpuBackend")

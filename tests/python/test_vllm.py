@@ -313,6 +313,11 @@ def test_the_variable_decides_and_other_versions_are_refused(monkeypatch):
     monkeypatch.delenv("LEAN_ATTENTION_VLLM")
     plugin.register()  # nobody asked for it: a line in the log, and vLLM as it was
     assert not AttentionBackendEnum.CPU_ATTN.is_overridden()
+    monkeypatch.setenv("LEAN_ATTENTION_VLLM", "1")
+    monkeypatch.setattr("vllm.__version__", "0.12.0")
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", None)  # as there: no such module
+    with pytest.raises(RuntimeError, match=r"vllm 0\.12\.0 is not served"):
+        plugin.register()
 
 
 @pytest.fixture
