@@ -55,6 +55,7 @@ class LeanBuilder:
             interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
             self.shard = Shard(Placement(first.dcp_world_size, interleave), first.dcp_rank)
             self._held = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
+            self.supports_update_block_table = False  # a copy of another group's Batch would leave this group's memory as it was
         if self.is_ours and is_derived(type(self)):
             if not self.engine_reads_cache:
                 raise NotImplementedError(f"{type(self).__name__}: changes the steps of its layers: not known to lean_attention")

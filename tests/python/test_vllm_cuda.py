@@ -474,7 +474,10 @@ def builder_of(monkeypatch, layers, derived=False, **model):
     monkeypatch.setattr(importlib.import_module("lean_attention._vllm_layers"), "get_layers_from_vllm_config", lambda *a: named)
     cls = _vllm_cuda.LeanCudaBuilder
     cls = type("OfTheEngine", (cls,), {"__module__": "vllm.somewhere"}) if derived else cls
-    config = types.SimpleNamespace(model_config=types.SimpleNamespace(**model))
+    config = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(**model), parallel_config=types.SimpleNamespace(cp_kv_cache_interleave_size=1),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=8),
+    )  # fmt: skip
     return cls(None, list(named), config, torch.device("cpu"))
 
 
@@ -601,6 +604,16 @@ def test_what_a_graph_captured_over_ranks_reads_anew(monkeypatch):
     idle = torch.tensor([70, 0, 0, 0], dtype=torch.int32)  # a batch that is filled up to the graph's
     builder.build(0, step.metadata(idle))
     assert captured.held.tolist() == [35, 0, 0, 0]
+
+
+def test_every_group_counts_the_tokens_of_its_rank_itself(flash_reads, monkeypatch):
+    """Engines describe a step to a group by a copy of what another of its kind made, where its builder allows that: what a graph of
+    this group reads would be the last step's."""
+    flash_reads(("auto",))
+    layer = layer_of_engine()
+    assert builder_of(monkeypatch, [layer]).supports_update_block_table
+    layer.lean.ranks, layer.dcp_world_size, layer.dcp_rank = _vllm_call.Ranks(None, None), 2, 1
+    assert not builder_of(monkeypatch, [layer]).supports_update_block_table
 
 
 def test_what_is_not_computed_over_ranks_is_refused_by_name(monkeypatch):
