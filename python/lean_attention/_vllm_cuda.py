@@ -163,12 +163,13 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
         calls differ with the number of new tokens, and where a model's steps are FlashAttention's by what they hold."""
         if is_derived(cls):
             return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+        support = AttentionCGSupport.ALWAYS
         guesses = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
         if guesses >= MOST_QUERY_TOKENS:  # graphs of such decode steps are FlashAttention's
-            return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+            support = super().get_cudagraph_support(vllm_config, kv_cache_spec)
         if steps_by_contents(vllm_config.model_config) or vllm_config.parallel_config.decode_context_parallel_size > 1:
-            return AttentionCGSupport.UNIFORM_BATCH
-        return AttentionCGSupport.ALWAYS
+            return min(support, AttentionCGSupport.UNIFORM_BATCH, key=lambda kind: kind.value)
+        return support
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
         """A graph of steps of any kind is replayed for steps of up to as many tokens, which one request may have alone: whatever

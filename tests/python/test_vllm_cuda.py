@@ -257,7 +257,9 @@ def test_what_full_graphs_may_hold(model, ranks, support, monkeypatch):
     derived = type("OfTheEngine", (_vllm_cuda.LeanCudaBuilder,), {"__module__": "vllm.somewhere"})
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport.NEVER)
     assert derived.get_cudagraph_support(config, None) == AttentionCGSupport.NEVER  # its steps are FlashAttention's
-    for guesses, answer in ((15, support), (16, "NEVER")):  # graphs of so many query tokens a request are FlashAttention's too
+    # Graphs of 17 query tokens a request are FlashAttention's too.
+    for guesses, flashs, answer in ((15, "NEVER", support), (16, "NEVER", "NEVER"), (16, "ALWAYS", support)):
+        monkeypatch.setattr(FlashAttentionMetadataBuilder, "_cudagraph_support", AttentionCGSupport[flashs])
         config.speculative_config = types.SimpleNamespace(num_speculative_tokens=guesses)
         assert _vllm_cuda.LeanCudaBuilder.get_cudagraph_support(config, None) == AttentionCGSupport[answer]
 
