@@ -73,6 +73,11 @@ def steps_by_contents(model_config: Any) -> str:
     return next((name for name in ("is_mm_prefix_lm", "rswa_window", "is_diffusion") if getattr(model_config, name, None)), "")
 
 
+def has_wide_decodes(speculation: Any) -> bool:
+    """Whether decode steps with all their guesses, and so their graphs, are FlashAttention's."""
+    return (getattr(speculation, "num_speculative_tokens", None) or 0) >= MOST_QUERY_TOKENS
+
+
 class LeanCudaImpl(LeanImpl, FlashAttentionImpl):
     engine_backend = FlashAttentionBackend
     reads_packed = staticmethod(side_by_side)
@@ -145,6 +150,9 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
     long_chunk_heads = 0
     #: Of the largest graph of steps of any kind.
     captured_tokens = 0
+    #: Graphs of decode steps are FlashAttention's and are replayed for fewer guesses, too (adaptive verification): what it has to be
+    #: told of such a step lies in memory that its own description writes.
+    leaves_decodes = False
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -155,6 +163,8 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
             raise NotImplementedError(f"kv_cache_dtype = {self.impls[0].kv_cache_dtype!r}: {model or type(self).__name__} hands steps to "
                                       "FlashAttention, which does not read it here")  # fmt: skip
         self.long_chunk_heads = 0 if self.keeps_all else long_chunk_heads(self.impls)
+        speculation = vllm_config.speculative_config
+        self.leaves_decodes = has_wide_decodes(speculation) and getattr(speculation, "enable_adaptive_verification", False)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -164,8 +174,7 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
         if is_derived(cls):
             return super().get_cudagraph_support(vllm_config, kv_cache_spec)
         support = AttentionCGSupport.ALWAYS
-        guesses = getattr(vllm_config.speculative_config, "num_speculative_tokens", None) or 0
-        if guesses >= MOST_QUERY_TOKENS:  # graphs of such decode steps are FlashAttention's
+        if has_wide_decodes(vllm_config.speculative_config):
             support = super().get_cudagraph_support(vllm_config, kv_cache_spec)
         if steps_by_contents(vllm_config.model_config) or vllm_config.parallel_config.decode_context_parallel_size > 1:
             return min(support, AttentionCGSupport.UNIFORM_BATCH, key=lambda kind: kind.value)
@@ -192,7 +201,8 @@ class LeanCudaBuilder(LeanBuilder, FlashAttentionMetadataBuilder):
             return True
         if common_attn_metadata.causal is not True or unknown_rule_of(common_attn_metadata):
             return False
-        if common_attn_metadata.max_query_len <= MOST_QUERY_TOKENS or common_attn_metadata.num_actual_tokens <= self.captured_tokens:
+        is_short = common_attn_metadata.max_query_len <= MOST_QUERY_TOKENS and not self.leaves_decodes
+        if is_short or common_attn_metadata.num_actual_tokens <= self.captured_tokens:
             return True
         return envs.VLLM_BATCH_INVARIANT or (
             self.long_chunk_heads > 0 and is_no_slower(self.long_chunk_heads, common_attn_metadata)

@@ -469,7 +469,7 @@ def test_a_long_chunk_over_a_float8_cache_is_handed_over_with_float8_queries(sca
     assert [each[0] is query for each in given] == [False, True, True]
 
 
-def builder_of(monkeypatch, layers, derived=False, **model):
+def builder_of(monkeypatch, layers, derived=False, speculation=None, **model):
     """The builder as the engine makes it, but for FlashAttention's own part."""
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "__init__", lambda self, *arguments: None)
     named = {f"layer.{i}": types.SimpleNamespace(impl=impl) for i, impl in enumerate(layers)}
@@ -478,7 +478,7 @@ def builder_of(monkeypatch, layers, derived=False, **model):
     cls = type("OfTheEngine", (cls,), {"__module__": "vllm.somewhere"}) if derived else cls
     config = types.SimpleNamespace(
         model_config=types.SimpleNamespace(**model), parallel_config=types.SimpleNamespace(cp_kv_cache_interleave_size=1),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=8),
+        scheduler_config=types.SimpleNamespace(max_num_seqs=8), speculative_config=speculation,
     )  # fmt: skip
     return cls(None, list(named), config, torch.device("cpu"))
 
@@ -502,6 +502,17 @@ def test_a_builder_keeps_all_steps_where_flash_attention_does_not_read_the_cache
     assert not builder_of(monkeypatch, [of_kind["fp8"]], is_mm_prefix_lm=True).keeps_all
     with pytest.raises(NotImplementedError, match="share a cache"):
         builder_of(monkeypatch, [of_kind["auto"], layer_of_engine(attn_type="encoder_decoder")])
+
+
+@pytest.mark.parametrize("guesses, adaptive, ours", [(15, True, True), (16, False, True), (16, True, False)])
+def test_a_step_that_may_replay_a_graph_of_flash_attentions_is_described_for_it(guesses, adaptive, ours, engines_builds, monkeypatch):
+    """Adaptive verification replays a graph of 17 tokens a request for any number of them: the few of this step, too."""
+    speculation = types.SimpleNamespace(num_speculative_tokens=guesses, enable_adaptive_verification=adaptive)
+    builder = builder_of(monkeypatch, [layer_of_engine()], speculation=speculation)
+    builder.vllm_config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE))
+    captured, replayed = (Step([70, 90], [new, new], head_major=False).metadata() for new in (guesses + 1, 3))
+    assert (builder.build_for_cudagraph_capture(captured) is ENGINES_OWN) == (guesses == 16)
+    assert (builder.build(0, replayed) is ENGINES_OWN) != ours
 
 
 class GroupOfThreads:
