@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from lean_attention._decode import decode
 from lean_attention._options import engine_options
+from lean_attention.sglang import NAME
 
 
 class Step(NamedTuple):
@@ -44,6 +45,7 @@ class LeanAttentionBackend(AttentionBackend):
             raise NotImplementedError(f"lean: dcp_size = {arguments.dcp_size}: not here: take triton")
         if model_runner.model_config.is_encoder_decoder:
             raise NotImplementedError("lean: an encoder's keys are not here: take --attention-backend triton")
+        _refuse_images(model_runner)
         self._rows = model_runner.req_to_token_pool.req_to_token
         self._pool = model_runner.token_to_kv_pool
         self._page = self._pool.page_size
@@ -184,6 +186,17 @@ def _refuse_pool(pool: Any) -> None:
         raise NotImplementedError("lean: kv_cache_dtype: 4-bit caches are not here: allowed auto, fp8_e4m3, fp8_e5m2")
     if getattr(pool, "k_scale_buffer", None):
         raise NotImplementedError("lean: kv_cache_dtype: scales of blocks (mxfp8) are not read: allowed auto, fp8_e4m3, fp8_e5m2")
+
+
+def _refuse_images(model_runner: Any) -> None:
+    """Of models whose image tokens see each other both ways: they hand a mask to SGLang's Triton backend, and leave images causal
+    where another has prefill. Gemma-3 does not find Triton's beside another for decode either."""
+    if not (model_runner.model_config.is_multimodal and hasattr(model_runner.model, "prepare_attn_masks")):
+        return
+    model = type(model_runner.model).__name__
+    option = "--attention-backend" if model == "Gemma3ForConditionalGeneration" else "--prefill-attention-backend"
+    if option == "--attention-backend" or getattr(model_runner, "prefill_attention_backend_str", NAME) == NAME:
+        raise NotImplementedError(f"lean: {model}: image tokens that see each other both ways are not here: take {option} triton")
 
 
 def _refuse(layer: Any, others: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # n
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MHATokenToKVPoolMXFP8, ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
+from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration  # noqa: E402
+from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration  # noqa: E402
 
 import lean_attention.sglang  # noqa: E402
 from lean_attention._sglang_backend import LeanAttentionBackend  # noqa: E402
@@ -144,7 +146,8 @@ class Requests:
         self.slots = [of_request[:count] for of_request, count in zip(slots, lengths)]
         self.k, self.v = torch.randn(2, 3, max(lengths), KV_HEADS, DIM)
         self.server_args = types.SimpleNamespace(speculative_algorithm=None, enable_deterministic_inference=False)
-        self.model_config = types.SimpleNamespace(is_encoder_decoder=False)
+        self.model_config = types.SimpleNamespace(is_encoder_decoder=False, is_multimodal=False)
+        self.model, self.prefill_attention_backend_str = None, "lean"
         self.req_to_token_pool, self.token_to_kv_pool = self.rows, self.pool
 
     def layer(self, **rules):
@@ -275,6 +278,27 @@ def test_a_server_that_cannot_be_served_is_refused(words, change):
     requests = Requests()
     change(requests)
     with pytest.raises(NotImplementedError, match=f"^lean: {words}.*not here"):
+        LeanAttentionBackend(requests)
+
+
+@pytest.mark.parametrize(
+    "model, prefill, option",
+    [
+        (Gemma3ForConditionalGeneration, "lean", "--attention-backend"),
+        (Gemma3ForConditionalGeneration, "triton", "--attention-backend"),  # it looks for one backend of both
+        (Gemma4ForConditionalGeneration, "lean", "--prefill-attention-backend"),
+        (Gemma4ForConditionalGeneration, "triton", ""),
+    ],
+)
+def test_a_model_whose_images_would_be_causal_in_silence_is_refused(model, prefill, option):
+    requests = Requests()
+    requests.model, requests.prefill_attention_backend_str = object.__new__(model), prefill
+    LeanAttentionBackend(requests)  # without --enable-multimodal there are no images
+    requests.model_config.is_multimodal = True
+    if not option:
+        LeanAttentionBackend(requests)
+        return
+    with pytest.raises(NotImplementedError, match=f"^lean: {model.__name__}: image tokens .* not here: take {option} triton"):
         LeanAttentionBackend(requests)
 
 
