@@ -43,6 +43,8 @@ class LeanAttentionBackend(AttentionBackend):
             raise NotImplementedError(f"lean: speculative_algorithm = {arguments.speculative_algorithm}: not here: take triton")
         if getattr(arguments, "dcp_size", 1) > 1:
             raise NotImplementedError(f"lean: dcp_size = {arguments.dcp_size}: not here: take triton")
+        if getattr(arguments, "enable_prefill_cp", False):
+            raise NotImplementedError("lean: enable_prefill_cp: prompts whose tokens ranks share are not here: take fa3")
         if model_runner.model_config.is_encoder_decoder:
             raise NotImplementedError("lean: an encoder's keys are not here: take --attention-backend triton")
         _refuse_images(model_runner)

@@ -272,6 +272,7 @@ def test_a_float8_cache_with_scales():
         ("speculative_algorithm = EAGLE", lambda r: setattr(r.server_args, "speculative_algorithm", "EAGLE")),
         ("an encoder's keys", lambda r: setattr(r.model_config, "is_encoder_decoder", True)),
         ("dcp_size = 2", lambda r: setattr(r.server_args, "dcp_size", 2)),
+        ("enable_prefill_cp", lambda r: setattr(r.server_args, "enable_prefill_cp", True)),
     ],
 )
 def test_a_server_that_cannot_be_served_is_refused(words, change):
