@@ -7,6 +7,7 @@ SGLang finds register() by the entry point ``sglang.srt.plugins`` in each of its
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from typing import Any
 
 NAME = "lean"
@@ -20,7 +21,7 @@ def register() -> None:
         ImportError: SGLang is older than 0.5.23, whose backends are told of a CUDA graph in another way.
     """
     found = importlib.metadata.version("sglang")
-    release = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    release = tuple(map(int, re.findall(r"\d+", found)[:3]))  # of 0.5.24rc1 (0, 5, 24)
     if release < OLDEST:
         raise ImportError(f"sglang {found}: lean_attention.sglang works with {'.'.join(map(str, OLDEST))} and newer")
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES

@@ -365,7 +365,17 @@ def test_a_layer_of_a_pool_of_windows_has_a_window():
         backend.forward_decode(torch.randn(3, HEADS * DIM), None, None, requests.layer(), batch)
 
 
-def test_an_older_release_is_refused_by_its_number(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.5.9")
-    with pytest.raises(ImportError, match="^sglang 0.5.9: .* works with 0.5.23 and newer$"):
+@pytest.mark.parametrize("older", ["0.5.9", "0.5.22.post1", "0.5.9rc1"])
+def test_an_older_release_is_refused_by_its_number(older, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: older)
+    with pytest.raises(ImportError, match=f"^sglang {older}: .* works with 0.5.23 and newer$"):
         lean_attention.sglang.register()
+
+
+@pytest.mark.parametrize("newer", ["0.5.23", "0.5.24rc1", "0.5.23.post1", "0.5.24.dev20+g1a2b3c4", "0.6", "0.6rc1", "1.0.0"])
+def test_releases_since_are_taken_candidates_among_them(newer, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: newer)
+    lean_attention.sglang.register()
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    assert "lean" in ATTENTION_BACKENDS

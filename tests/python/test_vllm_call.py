@@ -251,6 +251,7 @@ def test_a_window_of_a_batch_that_is_not_causal_is_refused():
         ("0.32.1+cpu", "cuda", ""),
         ("0.22.1", "cpu", ""),
         ("0.33.0", "cuda", ""),
+        ("0.33rc1.dev5+g1a2b3c4", "cuda", ""),
         ("0.21.0", "cpu", "vllm 0.21.0 is not served, vllm 0.22 to 0.33 is"),
         ("0.34.0", "cuda", "vllm 0.34.0 is not served"),
         ("0.19.1", "cpu", "vllm 0.19.1 is not served"),
