@@ -149,14 +149,17 @@ constexpr std::array kRows = {
     Precondition<Problem>{kInvalid, "o.data", "must not be q.data: outputs may be written before the last query is read",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
                  [](P p) noexcept { return p.o.data == nullptr || p.o.data != p.q.data; }},
-    Precondition<Problem>{kInvalid, "o.data", "must not be k.data or v.data",
+    Precondition<Problem>{kInvalid, "o.data", "must not be k.data or v.data, nor append's",
                  [](P p) noexcept -> std::int64_t { return as_int(p.o.data); },
-                 [](P p) noexcept { return p.o.data == nullptr || (p.o.data != p.k.data && p.o.data != p.v.data); }},
-    Precondition<Problem>{kInvalid, "lse.data", "must not be o.data, q.data, k.data or v.data",
+                 [](P p) noexcept { return p.o.data == nullptr ||
+                                           (p.o.data != p.k.data && p.o.data != p.v.data && p.o.data != p.append.k.data &&
+                                            p.o.data != p.append.v.data); }},
+    Precondition<Problem>{kInvalid, "lse.data", "must not be o.data, q.data, k.data or v.data, nor append's",
                  [](P p) noexcept -> std::int64_t { return as_int(p.lse.data); },
                  [](P p) noexcept { return p.lse.data == nullptr || !has_queries(p) ||
                                            (p.lse.data != p.o.data && p.lse.data != p.q.data && p.lse.data != p.k.data &&
-                                            p.lse.data != p.v.data); }},
+                                            p.lse.data != p.v.data && p.lse.data != p.append.k.data &&
+                                            p.lse.data != p.append.v.data); }},
     Precondition<Problem>{kTooLarge, "q.strides", "every byte offset must fit 63 bits",
                  [](P p) noexcept -> std::int64_t { return p.q.strides.token; },
                  [](P p) noexcept { return addressable(query_extents(p, p.head_dim), p.q.strides); }},
