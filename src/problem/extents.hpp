@@ -42,9 +42,10 @@ struct Extents {
 
 /// Every byte offset of the tensor fits 63 bits.
 [[nodiscard]] inline bool addressable(const Extents& n, const Strides& s) noexcept {
+  // Of an axis of one element too, since offsets of what lies behind its end are worked out, and not used.
   const auto reach = [](std::int64_t count, std::int64_t stride) {
     if (stride == INT64_MIN) return std::int64_t{-1};
-    return checked_product(count > 0 ? count - 1 : 0, stride < 0 ? -stride : stride);
+    return checked_product(count > 1 ? count - 1 : 1, stride < 0 ? -stride : stride);
   };
   constexpr std::int64_t kMaxReach = INT64_MAX / 16 / 4;  // four axes, element size up to 16
   for (const std::int64_t r :
