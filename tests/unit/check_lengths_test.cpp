@@ -46,6 +46,13 @@ TEST(CheckLengths, R25_CountsNewTokensWhereTheCallDoes) {
   EXPECT_EQ(found(p), "kv_lengths[0] = -3: allowed 0 to 12 (the tokens there is room for)");
   p.kv_lengths = nullptr;  // nothing to write
   static_cast<void>(found(p));
+  std::array<std::int32_t, 3> both = {5, 5, 5};  // which decode() refuses
+  p.batch = 2, p.append.cached_lengths = both.data();
+  for (const std::int32_t* const kv_lengths : {both.data(), both.data() + 1}) {
+    p.kv_lengths = kv_lengths;
+    EXPECT_EQ(found(p), "");
+    EXPECT_EQ(both, (std::array<std::int32_t, 3>{5, 5, 5}));
+  }
 }
 
 TEST(CheckLengths, R26_NamesThePageIdThatACallWouldRead) {
