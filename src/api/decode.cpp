@@ -85,10 +85,14 @@ const char* text_without_entry(StatusCode code) noexcept {
 }
 
 Status status_of_sticky(const fixup::StateHeader& header) noexcept {
-  const auto code = static_cast<StatusCode>(header.sticky_code);
-  const Status named =
-      status_of(header.fault, code == StatusCode::kBadPageIndex ? "; its tokens were skipped" : "; it was clamped");
-  if (named.code == code) return named;
+  auto code = static_cast<StatusCode>(header.sticky_code);
+  if (code == StatusCode::kBadLengths || code == StatusCode::kBadPageIndex) {
+    const Status named =
+        status_of(header.fault, code == StatusCode::kBadPageIndex ? "; its tokens were skipped" : "; it was clamped");
+    if (named.code == code) return named;
+  } else if (code != StatusCode::kWorkspaceInUse) {
+    code = StatusCode::kWorkspaceDirty;  // whatever else the state holds, if nobody has zeroed it
+  }
   Status status{.code = code};
   std::snprintf(status.message, sizeof(status.message), "%s", text_without_entry(code));
   return status;

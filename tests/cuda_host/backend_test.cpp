@@ -219,6 +219,12 @@ TEST(CudaHost, R25_TheFirstFaultIsNamedAsTheDeviceLeftIt) {
   EXPECT_EQ(left(StatusCode::kBadLengths, {}).find("lengths: a value lay outside"), 0U);
   EXPECT_EQ(left(StatusCode::kBadPageIndex, length).find("pages: an id lay outside"), 0U) << "of another kind than the code";
   EXPECT_EQ(left(StatusCode::kWorkspaceInUse, {}).find("workspace.state: "), 0U);
+  for (const int byte : {0xFF, 0x5A}) {  // memory that nobody has zeroed
+    std::memset(state, byte, sizeof(state));
+    const Status status = sticky_status(workspace, cuda_options());
+    EXPECT_EQ(status.code, StatusCode::kWorkspaceDirty);
+    EXPECT_NE(std::string(status.message).find("zero the state"), std::string::npos) << status.message;
+  }
 }
 
 /// R34: where an error of before sticks, every call says so, and launches nothing.
