@@ -180,16 +180,24 @@ std::vector<MeasuredLine> measured_lines(const Json& line) {
   const bool more =
       line.contains("kv_dtype") || line.contains("page_tokens") || line.contains("window_left") || line.value("n_q", 1) != 1;
   if (gpu == nullptr || more || (dtype != "fp16" && dtype != "bf16")) return {};
+  const auto whole = [&](const Json& number, const char* name, std::int64_t least, std::int64_t most) {
+    if (number.is_number_integer() && number.get<std::int64_t>() >= least && number.get<std::int64_t>() <= most)
+      return static_cast<std::int32_t>(number.get<std::int64_t>());
+    throw BadArgument(name, number.dump(), fmt::format("a whole number from {} to {}", least, most));
+  };
   MeasuredLine found;
   found.row = line.at("row");
   found.policy = policy;
   found.gpu = gpu;
   found.us = line.at("us");
+  if (!(found.us > 0.0)) throw BadArgument("us", line["us"].dump(), "a time above 0");
   found.commit = line.value("commit", "");
-  found.spec.kv_lens = line.at("lens").get<std::vector<std::int32_t>>();
-  found.spec.q_heads = line.at("q_heads");
-  found.spec.kv_heads = line.at("kv_heads");
-  found.spec.head_dim = line.at("head_dim");
+  for (const Json& tokens : line.at("lens")) found.spec.kv_lens.push_back(whole(tokens, "lens", 0, INT32_MAX));
+  if (found.spec.kv_lens.empty()) throw BadArgument("lens", "[]", "the tokens of one request and more");
+  found.spec.kv_heads = whole(line.at("kv_heads"), "kv_heads", 1, INT32_MAX);
+  found.spec.q_heads = whole(line.at("q_heads"), "q_heads", 1, INT32_MAX);
+  if (found.spec.q_heads % found.spec.kv_heads != 0) throw BadArgument("q_heads", line["q_heads"].dump(), "a multiple of kv_heads");
+  found.spec.head_dim = whole(line.at("head_dim"), "head_dim", 1, INT32_MAX);
   found.spec.dtype = dtype == "fp16" ? DType::kFloat16 : DType::kBFloat16;
   found.spec.layout = natural_layout(found.spec.kv_lens);
   require_simulated(found.spec);
@@ -205,7 +213,7 @@ std::vector<MeasuredLine> read_measured(const std::vector<std::string>& paths) {
     for (int number = 1; std::getline(file, text); ++number) {
       try {
         for (MeasuredLine& line : measured_lines(Json::parse(text))) lines.push_back(std::move(line));
-      } catch (const Json::exception& error) {
+      } catch (const std::exception& error) {
         throw BadArgument("--measured", path, fmt::format("line {} is not of a result file: {}", number, error.what()));
       }
     }

@@ -175,6 +175,10 @@ cuda::KernelConfig gpu_kernel(const GpuModel& gpu, const ProblemSpec& spec, Poli
     // A step's kernel walks flat lines: every kv head's rows in one block.
     if (row != nullptr && row->scope != cuda::Scope::kAnyCall && row->q_rows < rows) row = nullptr;
   }
+  if (row == nullptr) {
+    throw BadArgument("--q-heads", std::to_string(spec.q_heads),
+                      "at most 128 for each kv head: more are a wide tile's rows, which the model was not fitted on");
+  }
   return cuda::config_of(gpu.kernels, *row, spec.dtype);
 }
 

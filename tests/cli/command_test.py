@@ -269,8 +269,25 @@ class Simulations(unittest.TestCase):
         self.assertGreater(json.loads(slow.stdout)[0]["predicted_us"], 100)
         self.assertIn("--gpu = h200: no GPU with --measured", both.stderr)
 
+    def test_measured_lines_that_say_nothing_sensible_are_refused_by_name(self):
+        line = {"row": "r", "impl": "lean", "lens": [1024], "q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16", "us": 7.6,
+                "device": "NVIDIA H200"}
+        for change, words in (({"kv_heads": 0}, "kv_heads = 0: a whole number from 1 to "), ({"q_heads": 0}, "q_heads = 0: a whole "),
+                              ({"q_heads": 7, "kv_heads": 2}, "q_heads = 7: a multiple of kv_heads"), ({"lens": []}, "lens = []: the tokens"),
+                              ({"lens": [-1]}, "lens = -1: a whole number from 0"), ({"lens": [1.5]}, "lens = 1.5: a whole "),
+                              ({"lens": [2**40]}, "lens = 1099511627776: a whole "), ({"head_dim": 128.7}, "head_dim = 128.7: a whole "),
+                              ({"us": 0}, "us = 0: a time above 0"), ({"us": -3}, "us = -3: a time above 0"),
+                              ({"q_heads": 2**31 - 1, "kv_heads": 1}, "--q-heads = 2147483647: at most 128 for each kv head")):
+            with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+                file.write(json.dumps(line | change) + "\n")
+                file.flush()
+                done = lean("simulate", "--measured", file.name)
+            self.assertEqual(done.returncode, 2, change)
+            self.assertIn(words, done.stderr)
+
     def test_what_was_not_understood_is_refused(self):
         for arguments, words in ((("--n-q", "2"), "--n-q = 2: 1: the model was fitted on decode steps"),
+                                 (("--q-heads", "129", "--kv-heads", "1"), "--q-heads = 129: at most 128 for each kv head: "),
                                  (("--gpu", "a100,v100"), "--gpu = v100: all, or some of a100, "),
                                  (("--gpu", ""), '--gpu = "": all, or some of a100, '),
                                  (("--coefficients", "speed=1"), "--coefficients = speed=1: NAME=NUMBER"),
