@@ -27,7 +27,8 @@ ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
 CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
-FP8_CHUNKS, MANY_RULED, ANY_CALLS = "h200-prefill-fp8.jsonl", "experiments/h200-many-rows-rules.jsonl", "03087eb2"
+FP8_CHUNKS, SHORT_PAGES, MANY_RULED = "h200-prefill-fp8.jsonl", "h200-prefill-pages.jsonl", "h200-rules.jsonl"
+MANY_RULES = {OURS: "lean", "cuDNN": r"(masked-)?cudnn\d*", "memory-efficient": "(masked-)?efficient", "FlashAttention-2": "flash", "FlexAttention": "flex"}
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
 LATENT_FP8_ROWS, LATENT_FP8 = "h200-mla-fp8.jsonl", {"lean": "lean", "FlashMLA, fp8 products": "fp8"}
 MIXED = {"lean, one call": "lean", "lean, two calls": "two_calls", "FlashAttention-3, then lean": "fa3-then-lean", "FlashAttention-3": "fa3"}
@@ -602,7 +603,7 @@ def chunks(name: str = CHUNKS) -> list:
     rows = {}
     kinds = {"lean": "lean", "flash": "FlashAttention-2", "fa3": "FlashAttention-3", "flex": "FlexAttention"}
     for line in lines(name):
-        if line.get("us"):
+        if line.get("us") and not line["impl"].endswith("stream_order"):
             what = line["row"].removesuffix(" fp8")
             new, of = re.match(r"prefill (\w+) of (\w+) ", what).groups()
             narrow = re.search(r" d\d+/(\d+) ", what)
@@ -631,12 +632,13 @@ def chunks_of_dims(*dims: int, name: str = CHUNKS, narrow: bool = False) -> list
             if int(re.search(r" of (\d+)", row["heads"])[1]) in dims and ("values of" in row["heads"]) == narrow]
 
 
+def tokens_of(text: str) -> int:
+    return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+
+
 def chunks_of_long_contexts() -> list:
     """The same of 512 new tokens and more at the end of 32k and more."""
-    def tokens(text: str) -> int:
-        return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
-
-    found = [(*map(tokens, row["chunk"].split(" of ")), ratio) for row, ratio in chunks_over_fa3()]
+    found = [(*map(tokens_of, row["chunk"].split(" of ")), ratio) for row, ratio in chunks_over_fa3()]
     return [ratio for new, of, ratio in found if new >= 512 and of >= 32768]
 
 
@@ -664,23 +666,38 @@ def files_table() -> str:
     return markdown(["file", "lines", "device", "commits", "dates"], table)
 
 
-RULES = {"causal": "causality alone", "alibi": "ALiBi", "bool": "a boolean mask", "additive": "a mask of fp32", "additive16": "a mask of bf16",
+RULES = {"causal": "causality alone", "alibi": "ALiBi", "mask boolean": "a boolean mask", "mask fp32": "a mask of fp32", "mask bf16": "a mask of bf16",
          "tree": "a tree mask"}
 
 
+def ruled_calls() -> dict:
+    """(what is asked, its rule): {column: us} of suite `rules`; torch's kernels may be called with a mask or by what they have for causality."""
+    found = {}
+    for row, (us, _) in suite_data.times(lines(MANY_RULED), MANY_RULES).items():
+        rule, asked = re.match(f"rules ({'|'.join(RULES)}) (.*) bf16", row).groups()
+        found[asked, rule] = us
+    return found
+
+
+def over_causality(*rules: str, fewest: int) -> list:
+    """Ours under a rule over ours under causality alone, of calls of so many new tokens and more."""
+    calls = ruled_calls()
+    return [us[OURS] / calls[asked, "causal"][OURS] for (asked, rule), us in calls.items()
+            if rule in rules and tokens_of(asked.split()[2]) >= fewest]
+
+
+def over_cudnn(*rules: str, fewest: int) -> list:
+    """Ours over cuDNN's with a mask, likewise."""
+    return [us[OURS] / us["cuDNN"] for (asked, rule), us in ruled_calls().items()
+            if rule in rules and tokens_of(asked.split()[2]) >= fewest]
+
+
 def many_ruled_table() -> str:
-    """Calls from Python, in one run beside torch's kernels that take a mask, and what they took with older kernels."""
-    columns = {"lean": "lean", "torch, cuDNN": "torch-cudnn", "torch, memory-efficient": "torch-mem-eff"}
-    of_build = {build: [line for line in lines(MANY_RULED) if line["build"] == build] for build in ("final", ANY_CALLS)}
-    before = suite_data.times(of_build[ANY_CALLS], {f"at {ANY_CALLS}": "lean"})
-    names = (*columns, f"at {ANY_CALLS}")
-    table = []
-    for row, (us, _) in suite_data.times(of_build["final"], columns).items():
-        us = us | (before[row][0] if row in before else {})
-        kind, new, requests, of = re.match(r"(\w+) (\w+)(?: x (\d+))? of (\w+)", row).groups()
-        table.append([f"{new} of {of}" + (f", {requests} requests" if requests not in (None, "1") else ""), RULES[kind],
-                      *(f"{us[name]:.4g}" if name in us else "" for name in names)])
-    return markdown(["tokens", "rules", *(f"{name}, us" for name in names)], table)
+    def name_of(row: str) -> str:
+        rule, asked, heads, dim = re.match(f"rules ({'|'.join(RULES)}) (.*) ([0-9]+/[0-9]+) d([0-9]+) bf16", row).groups()
+        return f"{asked}: {RULES[rule]}" + (f", {heads} heads of {dim}" if (heads, dim) != ("32/8", "128") else "")
+
+    return markdown(*suite_data.beside(lines(MANY_RULED), MANY_RULES, name_of))
 
 
 def engine_kind(line: dict, beside: list) -> str | None:
@@ -827,7 +844,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
@@ -922,6 +939,16 @@ NUMBERS = {
     "fp8 chunks over FlashAttention-3, span": lambda: span_of([ratio for _, ratio in chunks_over_fa3(FP8_CHUNKS)], ".2f"),
     "fp8 chunks over bf16": lambda: f"{mean(fp8_chunks_over_bf16()):.2f}",
     "fp8 chunks over bf16, span": lambda: span_of(fp8_chunks_over_bf16(), ".2f"),
+    "short pages commits": lambda: commits_of(SHORT_PAGES),
+    "short pages rows": lambda: rows_timed(SHORT_PAGES),
+    "short pages over FlashAttention-3": lambda: f"{mean(ratio for _, ratio in chunks_over_fa3(SHORT_PAGES)):.2f}",
+    "short pages over FlashAttention-3, span": lambda: span_of([ratio for _, ratio in chunks_over_fa3(SHORT_PAGES)], ".2f"),
+    "many rules commits": lambda: commits_of(MANY_RULED),
+    "many rules rows": lambda: rows_timed(MANY_RULED),
+    "ALiBi over causality": lambda: f"{mean(over_causality('alibi', fewest=512)):.1f}",
+    "masks over causality, span": lambda: span_of(over_causality("mask boolean", "mask fp32", "mask bf16", fewest=512), ".1f"),
+    "trees over causality, span": lambda: span_of(over_causality("tree", fewest=1), ".2f"),
+    "numbers over cuDNN, span": lambda: span_of(over_cudnn("mask fp32", "mask bf16", fewest=512), ".1f"),
     "chunk rows beside FlashAttention-2": lambda: f"{len(chunks_over_fa2())}",
     "chunks on an H100 over FlashAttention-3": lambda: f"{mean(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",
     "chunks on an H100 over FlashAttention-3, most": lambda: f"{max(chunks_of_dims(64, 96, 128, name=H100_CHUNKS)):.2f}",

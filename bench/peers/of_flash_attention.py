@@ -129,16 +129,14 @@ class Fa3Kit(Peer):
 
 
 class Fa3OfVllm(Fa3Kit):
-    """vLLM's build. Windows, softcaps and float8 by its operator, since the kit's function does not pass them on; the schedule is made in the
-    call. Of float8 it takes queries rounded likewise, ahead of the clock, and of each sequence as many as of the others."""
+    """vLLM's build. Several query tokens, as many of each sequence, windows, softcaps and float8 by its operator, since the kit's function does
+    not pass them on; the schedule is made in the call. Of float8 it takes queries rounded likewise, ahead of the clock."""
 
     name, build = "fa3-vllm", "vllm"
     kv_dtypes = ("fp8_e4m3",)
     features = ("window", "softcap")
 
     def refuses(self, row):
-        if row.kv_dtype == row.dtype:
-            return super().refuses(row)
         return None if row.even_queries else "query tokens differ"
 
     def forms(self, row):
@@ -147,7 +145,7 @@ class Fa3OfVllm(Fa3Kit):
         return [form for form in super().forms(row) if self.by_function(row) or form.how == "schedule made in the call"]
 
     def by_function(self, row) -> bool:
-        return not row.features and row.kv_dtype == row.dtype
+        return row.decodes and not row.features and row.kv_dtype == row.dtype
 
     def prepare(self, row, tensors):
         if self.by_function(row):

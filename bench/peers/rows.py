@@ -186,6 +186,14 @@ def prefill_fp8_rows(_trace: str = "") -> list:
             if row.n_q[0] in (64, 512, 2048, 8192) and row.head_dim in (64, 128, 256) and row.value_dim == row.head_dim]
 
 
+def prefill_pages_rows(_trace: str = "") -> list:
+    """Chunks from pages that hold no whole box of 16 tokens: SGLang's of one token, and others."""
+    plans = [(n_q, context, 128, 1) for n_q, context in ((64, 8192), (512, 2048), (512, 8192), (2048, 2048), (2048, 8192), (8192, 8192))]
+    plans += [(512, 8192, dim, 1) for dim in (64, 256)] + [(512, 8192, 128, page) for page in (8, 24)]
+    return [Row(f"prefill {short(n_q)} of {short(context)} 32/8 d{dim} bf16 nhd/{page}", "prefill-pages", (context,), 32, 8, dim, "bf16", (n_q,),
+                form=Form("nhd", page), causal=True) for n_q, context, dim, page in plans]
+
+
 def rules_rows(_trace: str = "") -> list:
     """What the command has no words for: masks, tree masks, and ALiBi of many rows; each beside causality alone. Heads of Llama-3-8B, and of gpt-oss
     for trees of 64 dims."""
@@ -272,7 +280,7 @@ def cpu_prompt_rows(_trace: str = "") -> list:
                 form=Form("bshd"), causal=True) for heads, dim, dtype in plans for n_q, context in chunks]
 
 
-OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "rules": rules_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
+OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "prefill-pages": prefill_pages_rows, "rules": rules_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
               "cpu-prompts": cpu_prompt_rows}
 
 
