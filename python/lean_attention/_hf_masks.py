@@ -147,7 +147,7 @@ def attention_mask(
     """What Transformers calls once a forward pass for each kind of layer. `attention_mask`: [B, tokens], False: padding.
 
     Returns what sdpa_mask() would: a boolean mask, with the two numbers where it has them, or None when every key is
-    seen.
+    seen and the model does not want to look at its mask (`allow_is_causal_skip`).
     """
     places: dict[str, Any] = dict(q_length=q_length, q_offset=q_offset)
     if cache_position is not None:  # transformers below 5
@@ -164,7 +164,7 @@ def attention_mask(
     window = _window_of(mask_function, keywords, may_be_packed)
     if window is None or not (q_length == 1 or _needs_own_softmax(keywords.get("config"))):
         return as_sdpa()
-    plain = attention_mask is None and window == 0 and q_length == 1
+    plain = attention_mask is None and window == 0 and q_length == 1 and keywords.get("allow_is_causal_skip", True)
     if plain and not isinstance(q_offset, torch.Tensor) and q_offset + 1 == kv_length:
         return None
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))

@@ -108,6 +108,16 @@ def test_the_mask_is_sdpas_for_who_reads_it():
     assert ranges_of(torch.ones(2, 1, 1, 2, dtype=torch.int32)) is None
 
 
+@needs_5
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_model_that_wants_to_see_its_mask_gets_one(asked):
+    """T5Gemma-2 puts another beside it, DeepSeek-V3.2 indexes it; where a single query sees every key, too."""
+    config = transformers.LlamaConfig(**test_hf.GQA)
+    places = dict(q_length=1, kv_length=5, q_offset=4, device=torch.device("cpu"), config=config, allow_is_causal_skip=not asked)
+    mask = attention_mask(2, **places)
+    assert (mask & True).tolist() == [[[[True] * 5]]] * 2 if asked else mask is None
+
+
 def doge():
     config = transformers.DogeConfig(**test_hf.GQA, keep_window_size=4)
     return config
