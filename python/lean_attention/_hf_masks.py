@@ -26,7 +26,10 @@ class Ranges(NamedTuple):
 
 
 class KeyRanges(torch.Tensor):
-    """A boolean mask, [B, 1, n_q, n_kv], that is made when somebody reads it. This library reads its two numbers alone."""
+    """A boolean mask, [B, 1, n_q, n_kv], that is made when somebody reads it. This library reads its two numbers alone.
+
+    `plain`: PyTorch's attention does the same by is_causal, and gets no mask.
+    """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -34,10 +37,12 @@ class KeyRanges(torch.Tensor):
     ends: torch.Tensor
 
     @staticmethod
-    def __new__(cls, starts: torch.Tensor, ends: torch.Tensor, window: int, q_length: int, kv_length: int) -> KeyRanges:
+    def __new__(
+        cls, starts: torch.Tensor, ends: torch.Tensor, window: int, q_length: int, kv_length: int, plain: bool = False
+    ) -> KeyRanges:
         shape = (starts.shape[0], 1, q_length, kv_length)
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=starts.device)
-        self.starts, self.ends, self.window, self.made = starts, ends, window, None
+        self.starts, self.ends, self.window, self.plain, self.made = starts, ends, window, plain, None
         return self
 
     def dense(self) -> torch.Tensor:
@@ -46,8 +51,17 @@ class KeyRanges(torch.Tensor):
             self.made = _dense(self.starts, self.ends, self.window, self.shape[2], self.shape[3])
         return self.made
 
+    def _of_last(self, queries: int) -> KeyRanges:
+        """The same numbers say what the last queries see; one of them has its window in the first key."""
+        alone = queries == 1 and self.window > 0
+        starts = torch.maximum(self.starts, self.ends - self.window) if alone else self.starts
+        return KeyRanges(starts, self.ends, self.window, queries, self.shape[3], self.plain and queries == self.shape[2])
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: tuple = (), keywords: Optional[dict] = None) -> Any:
+        kept = _kept_queries(function, arguments)
+        if kept and kept[-1] == arguments[0].shape[2] - 1 and kept.step == 1:
+            return arguments[0]._of_last(len(kept))
         arguments, keywords = tree_map(dense_of, (arguments, keywords or {}))
         return function(*arguments, **keywords)
 
@@ -56,22 +70,35 @@ class KeyRanges(torch.Tensor):
 
     # What torch.compile asks of a tensor that is an input of its graph.
     def __tensor_flatten__(self) -> tuple[list[str], tuple]:
-        return ["starts", "ends"], (self.window, self.shape[2], self.shape[3])
+        return ["starts", "ends"], (self.window, self.shape[2], self.shape[3], self.plain)
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: tuple, size: Any, stride: Any) -> KeyRanges:
-        window, q_length, kv_length = context
-        return KeyRanges(inner["starts"], inner["ends"], window, q_length, kv_length)
+        return KeyRanges(inner["starts"], inner["ends"], *context)
 
     def _stable_hash_for_caching(self) -> str:
-        return f"KeyRanges window={self.window} shape={tuple(self.shape)}"
+        return f"KeyRanges window={self.window} shape={tuple(self.shape)} plain={self.plain}"
+
+
+def _kept_queries(function: Any, arguments: tuple) -> range:
+    """Of mask[:, :, begin:], which Gemma-4 takes of its masks; none of any other operation."""
+    if function is torch.ops.aten.alias.default:
+        return range(arguments[0].shape[2])
+    if function is torch.ops.aten.slice.Tensor and arguments[1] == 2:
+        return range(arguments[0].shape[2])[slice(*arguments[2:])]
+    return range(0)
 
 
 def ranges_of(mask: Optional[torch.Tensor]) -> Optional[Ranges]:
-    """The two numbers of a mask that attention_mask() made, and of no other."""
+    """The two numbers of a mask that attention_mask() made for this library to read, and of no other."""
     if isinstance(mask, KeyRanges):
-        return Ranges(mask.starts, mask.ends, mask.window, True)
+        return None if mask.plain else Ranges(mask.starts, mask.ends, mask.window, True)
     return getattr(mask, "_lean_ranges", None)
+
+
+def for_sdpa(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """What PyTorch's attention needs of a mask: None where is_causal says it."""
+    return None if isinstance(mask, KeyRanges) and mask.plain else dense_of(mask)
 
 
 def dense_of(mask: Any) -> Any:
@@ -130,6 +157,11 @@ def _needs_own_softmax(config: Any) -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None or getattr(config, "model_type", "") == "gpt_oss"
 
 
+def _slices_queries(config: Any) -> bool:
+    """Layers that share keys get the last queries alone (Gemma-4), and is_causal would count those from the first key."""
+    return bool(getattr(config, "num_kv_shared_layers", 0))
+
+
 # --- the mask function -----------------------------------------------------------------------------------------------
 
 
@@ -162,12 +194,19 @@ def attention_mask(
 
     may_be_packed = attention_mask is None and q_length > 1 and q_length == kv_length
     window = _window_of(mask_function, keywords, may_be_packed)
-    if window is None or not (q_length == 1 or _needs_own_softmax(keywords.get("config"))):
-        return as_sdpa()
-    plain = attention_mask is None and window == 0 and q_length == 1 and keywords.get("allow_is_causal_skip", True)
+    config, may_skip = keywords.get("config"), keywords.get("allow_is_causal_skip", True)
+    device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
+    if window is None or not (q_length == 1 or _needs_own_softmax(config)):
+        mask = as_sdpa()
+        if mask is not None or q_length == 1 or not (may_skip and _slices_queries(config)):
+            return mask
+        if is_recorded():
+            return as_sdpa(allow_is_causal_skip=False)
+        ranges = _starts_and_ends(batch_size, q_length, kv_length, q_offset, kv_offset, 0, None, device)
+        return KeyRanges(*ranges, 0, q_length, kv_length, plain=True)
+    plain = attention_mask is None and window == 0 and q_length == 1 and may_skip
     if plain and not isinstance(q_offset, torch.Tensor) and q_offset + 1 == kv_length:
         return None
-    device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     seen = None if attention_mask is None else _seen(attention_mask, q_offset + q_length)
     starts, ends = _starts_and_ends(batch_size, q_length, kv_length, q_offset, kv_offset, window, seen, device)
     if seen is not None:

@@ -28,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lean_attention import torch_ops
 from lean_attention._accepts import decode_if_accepted
-from lean_attention._hf_masks import attention_mask, dense_of, ranges_of
+from lean_attention._hf_masks import attention_mask, for_sdpa, ranges_of
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, serve_name
 
@@ -97,7 +97,7 @@ def attention_forward(
     out = _decoded(query, key, value, attention_mask, rules) if ours else None
     if out is not None:
         return out.transpose(1, 2), None
-    mask = dense_of(attention_mask)
+    mask = for_sdpa(attention_mask)
     if softcap is None and s_aux is None:
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **keywords)
     keywords.update(softcap=softcap, s_aux=s_aux, dropout=dropout, scaling=scaling)

@@ -105,6 +105,8 @@ def test_the_mask_is_sdpas_for_who_reads_it():
     assert (mask & True).int().tolist() == expected
     assert torch.where(mask[:, :, :, :4], 0.0, -1.0).shape == (2, 1, 2, 4)
     assert ranges_of(mask).starts is starts and ranges_of(mask & True) is None
+    assert ranges_of(mask[:, :, 1:]).starts.tolist() == [3, 2] and ranges_of(mask[:, :, :1]) is None
+    assert (mask[:, :, 1:] & True).int().tolist() == [[[expected[b][0][1]]] for b in (0, 1)]
     assert ranges_of(torch.ones(2, 1, 1, 2, dtype=torch.int32)) is None
 
 
@@ -116,6 +118,58 @@ def test_a_model_that_wants_to_see_its_mask_gets_one(asked):
     places = dict(q_length=1, kv_length=5, q_offset=4, device=torch.device("cpu"), config=config, allow_is_causal_skip=not asked)
     mask = attention_mask(2, **places)
     assert (mask & True).tolist() == [[[[True] * 5]]] * 2 if asked else mask is None
+
+
+def gemma4(implementation):
+    """Three layers of keys of their own, and three that read theirs, of the last queries alone."""
+    config = transformers.Gemma4TextConfig(
+        **test_hf.SMALL | dict(num_hidden_layers=6), num_key_value_heads=2, head_dim=16, global_head_dim=16, num_kv_shared_layers=3,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, sliding_window=8,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=97,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Gemma4ForCausalLM._from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"), reason="a transformers without Gemma-4")
+@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("tokens", [7, 24], ids=["within the window", "beyond it"])
+@pytest.mark.parametrize("cache", [None, "dynamic", "static", "lean"])
+def test_layers_that_get_the_last_queries_alone(kept, tokens, cache):
+    ids, logits = prompts(2, False, tokens)["input_ids"], []
+    for implementation in ("eager", "lean_attention"):
+        model = gemma4(implementation)
+        caches = {
+            "dynamic": lambda: transformers.DynamicCache(config=model.config),
+            "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=40),
+            "lean": lambda: LeanStaticCache(model.config, max_cache_len=40),
+        }
+        arguments = {CACHE: caches[cache]()} if cache else dict(use_cache=False)
+        with torch.no_grad():
+            logits.append(model(input_ids=ids, logits_to_keep=kept, **arguments).logits)
+    torch.testing.assert_close(*logits)
+
+
+@needs_5
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("keys", [7, 12], ids=["of the tokens there are", "of a static cache"])
+def test_the_last_queries_of_a_mask_that_is_causal_are_two_numbers_too(keys, window):
+    """No mask of n_q x n_kv is made: PyTorch's attention gets none, and the library reads the numbers."""
+    function = masking_utils.sliding_window_causal_mask_function(window) if window else masking_utils.causal_mask_function
+    places = dict(q_length=7, kv_length=keys, q_offset=0, mask_function=function, device=torch.device("cpu"))
+    expected = masking_utils.sdpa_mask(2, allow_is_causal_skip=False, **places)
+    assert attention_mask(2, config=None, **places) is None
+    mask = attention_mask(2, config=types.SimpleNamespace(num_kv_shared_layers=3), **places)
+    assert _hf_masks.for_sdpa(mask) is _hf_masks.for_sdpa(mask[:, :, 0:]) is ranges_of(mask) is None
+    for queries in (1, 3):
+        last = mask[:, :, -queries:]
+        assert ranges_of(last).ends.tolist() == [7, 7] and torch.equal(_hf_masks.for_sdpa(last), expected[:, :, -queries:])
+    assert mask.made is None
+    assert torch.equal(mask & True, expected) and torch.equal(mask[:, :, :2], expected[:, :, :2])
 
 
 def doge():
