@@ -106,6 +106,21 @@ def dense_of(mask: Any) -> Any:
     return mask.dense() if isinstance(mask, KeyRanges) else mask
 
 
+def with_picked(mask: Optional[torch.Tensor], indices: torch.Tensor, keys: int) -> torch.Tensor:
+    """What a mask shows of the keys that are picked for each query, `indices` [B, n_q, picked].
+
+    Sparse models do so themselves for the names that they know, "sdpa" and "eager", and hand all others what they picked.
+    """
+    if mask is None and indices.shape[1] > 1:
+        raise ValueError("attention_mask: None: needed with indices, which may name keys after a query")
+    picked = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=indices.device)
+    picked = picked.scatter(2, indices.long(), True)[:, None]
+    if mask is None:
+        return picked
+    mask = dense_of(mask)[..., :keys]
+    return mask & picked if mask.dtype == torch.bool else mask.masked_fill(~picked, torch.finfo(mask.dtype).min)
+
+
 def _dense(starts: torch.Tensor, ends: torch.Tensor, window: int, q_length: int, kv_length: int) -> torch.Tensor:
     keys = torch.arange(kv_length, device=starts.device)
     position = (ends - q_length)[:, None, None, None] + torch.arange(q_length, device=starts.device)[:, None]

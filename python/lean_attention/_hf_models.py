@@ -26,7 +26,7 @@ def refuse_models_without_interface(names: Iterable[str]) -> None:
     @functools.wraps(check)
     def checked(self: PreTrainedModel, requested_attention: Optional[str], *arguments: Any, **keywords: Any) -> str:
         if requested_attention in _names:
-            why = why_refused(type(self))
+            why = why_refused(type(self)) or why_sparse(self.config)
             if why is not None:
                 raise ValueError(f"attn_implementation={requested_attention!r}: {why}: use attn_implementation=\"eager\"")
         return check(self, requested_attention, *arguments, **keywords)
@@ -49,3 +49,11 @@ def why_refused(model: type) -> Optional[str]:
         if base.__module__.startswith("transformers.models.") and by_name and "ALL_ATTENTION_FUNCTIONS" not in code:
             return f"{model.__name__} knows only the attentions of its own {by_name[0]}"
     return None
+
+
+def why_sparse(config: Any) -> Optional[str]:
+    """None for a model whose layers do not pick blocks of keys: these are in the masks of names that the model knows, and in no
+    other's."""
+    if "minimax_m3_sparse" not in (getattr(config, "layer_types", None) or ()):
+        return None
+    return f"{type(config).__name__} has layers that pick blocks of keys, which are not read here (\"sdpa\" has them too)"

@@ -14,11 +14,13 @@ Which calls are ours:
 - other prefill: PyTorch's scaled_dot_product_attention, which is made for it;
 - what neither does (dropout, gradients, masks with holes under softcap or sinks): the model's own eager function.
 
-Models that Transformers would refuse for "sdpa" are refused, and those that choose their attention by its name.
+Keys that a sparse model picks for each query (DeepSeek-V3.2) are a mask, as they are for "sdpa". Models that Transformers
+would refuse for "sdpa" are refused, those that choose their attention by its name, and those that pick blocks of keys.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, Optional
 
@@ -28,12 +30,21 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lean_attention import torch_ops
 from lean_attention._accepts import decode_if_accepted
-from lean_attention._hf_masks import attention_mask, for_sdpa, ranges_of
+from lean_attention._hf_masks import attention_mask, for_sdpa, ranges_of, with_picked
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, serve_name
 
 NAME = "lean_attention"
 PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package
+
+#: Tensors that models and callers hand through to every attention function: read here, said by the mask already, or of what comes
+#: after the layers. What another one would change is not known.
+_KNOWN_TENSORS = frozenset((
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "block_table", "read_index", "write_index",
+    "position_ids", "cache_position", "seq_idx", "token_type_ids", "mm_token_type_ids", "num_items_in_batch", "shift_labels",
+    "logits_indices", "logits_processor_args",
+    *({"position_bias"} & set(inspect.signature(sdpa_attention_forward).parameters)),  # there from transformers 5 on
+))  # fmt: skip
 
 
 def register(name: str = NAME) -> None:
@@ -62,6 +73,7 @@ def attention_forward(
     sliding_window: Optional[int] = None,
     softcap: Optional[float] = None,
     s_aux: Optional[torch.Tensor] = None,
+    indices: Optional[torch.Tensor] = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """What Transformers calls for each layer, in its words. What the library does not compute goes to sdpa or to eager attention.
@@ -74,6 +86,7 @@ def attention_forward(
         dropout: calls with another than 0 go to sdpa.
         scaling, sliding_window, softcap: scale (None: 1 / sqrt(d)), keys that a window holds, softcap.
         s_aux: ``[Hq]``, attention sinks.
+        indices: ``[B, n_q, picked]``, the keys that a sparse model picks for each query; the mask hides some of these too.
         keywords: what else Transformers passes, of which the cumulative lengths of packed batches are read.
 
     Returns:
@@ -81,15 +94,23 @@ def attention_forward(
 
     Raises:
         TypeError: a mask of integers, which eager attention would add to the scores.
-        ValueError: lengths that the keys do not have.
+        ValueError: lengths that the keys do not have; several queries with `indices` and no mask.
+        NotImplementedError: another tensor among the keywords, by its name.
     """
+    for name, given in keywords.items():
+        if isinstance(given, torch.Tensor) and name not in _KNOWN_TENSORS:
+            raise NotImplementedError(f'{name}: a tensor that is not read here: use attn_implementation="sdpa" or "eager"')
     if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
         raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes boolean (True: seen) or additive is needed")
     query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, attention_mask)
     if is_packed(keywords):
+        if indices is not None:
+            raise NotImplementedError("indices: keys of packed sequences are not picked here")
         key, value = read_cache(module, key, value, keywords)
         if attention_mask is None or keywords.get("is_causal"):  # else the mask says who sees whom
             return packed_attention(module, query, key, value, keywords, scaling, sliding_window, softcap, s_aux)
+    if indices is not None:
+        attention_mask = with_picked(attention_mask, indices, key.shape[2])
     rules: dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0)
     if s_aux is not None:
         rules["sinks"] = s_aux.float()

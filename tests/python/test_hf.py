@@ -240,6 +240,87 @@ def test_what_the_library_does_not_do_is_pytorchs_in_a_compiled_graph():
         torch.testing.assert_close(compiled, step(ids, caches[1]))
 
 
+# --- sparse attention ------------------------------------------------------------------------------------------------
+
+
+def sparse(implementation):
+    """Six keys for each query of each layer."""
+    config = transformers.DeepseekV32Config(
+        **SMALL, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16,
+        n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=3, index_topk=6, index_head_dim=32, index_n_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.DeepseekV32ForCausalLM._from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV32Config"), reason="a transformers without DeepSeek-V3.2")
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_keys_that_a_model_picks(padded, cache, monkeypatch):
+    arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
+    arguments.update(output_logits=True, return_dict_in_generate=True)
+    inputs = prompts(3, padded)
+    expected = generated(sparse("eager"), inputs, **arguments)
+    calls = Calls(monkeypatch)
+    ours = generated(sparse("lean_attention"), inputs, **arguments)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
+    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 11
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_picked_keys_that_the_mask_hides_stay_hidden(queries, kind):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, queries, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    seen = torch.ones(2, 1, queries, 9, dtype=torch.bool).tril(9 - queries)
+    seen[1, :, :, :2] = False
+    indices = torch.stack([torch.randperm(9)[:4] for _ in range(2 * queries)]).view(2, queries, 4).to(torch.int32)
+    indices[..., 0] = 2  # a key that all see
+    picked = (torch.arange(9) == indices[..., None]).any(2)[:, None]
+    assert (picked & ~seen).any()
+    mask = seen if kind == "boolean" else torch.where(seen, 0.5, -torch.inf)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen & picked)
+    out, _ = attention_forward(torch.nn.Module(), q, k, v, mask, indices=indices)
+    torch.testing.assert_close(out.transpose(1, 2), expected)
+    if queries > 1:
+        with pytest.raises(ValueError, match="^attention_mask: None: needed with indices"):
+            attention_forward(torch.nn.Module(), q, k, v, None, indices=indices)
+    else:
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, picked)
+        out, _ = attention_forward(torch.nn.Module(), q, k, v, None, indices=indices)
+        torch.testing.assert_close(out.transpose(1, 2), expected)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "MiniMaxM3VLTextConfig"), reason="a transformers without MiniMax-M3")
+def test_blocks_of_keys_that_a_model_picks_are_refused():
+    sizes = dict(GQA, head_dim=16, num_local_experts=2, num_experts_per_tok=2)
+    for kind, refused in (("minimax_m3_sparse", True), ("full_attention", False)):
+        config = transformers.MiniMaxM3VLTextConfig(**sizes, layer_types=[kind] * 3)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        if refused:
+            with pytest.raises(ValueError, match="attn_implementation='lean_attention': MiniMaxM3VLTextConfig .*blocks of keys"):
+                model.set_attn_implementation("lean_attention")
+        else:
+            model.set_attn_implementation("lean_attention")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["block_indices", "head_mask", "sinks"])
+def test_a_tensor_that_is_not_known_is_refused(name, packed):
+    """It may change the result; those that do not are passed over."""
+    q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    lengths = dict(cu_seq_lens_q=torch.tensor([0, 1]), cu_seq_lens_k=torch.tensor([0, 9])) if packed else {}
+    with pytest.raises(NotImplementedError, match=f"^{name}: a tensor that is not read here: .*sdpa"):
+        attention_forward(torch.nn.Module(), q, k, v, None, **{name: torch.ones(4)}, **lengths)
+    harmless = dict.fromkeys(["position_ids", "cache_position", "token_type_ids", "seq_idx", "shift_labels"], torch.zeros(2, 1).long())
+    out, _ = attention_forward(torch.nn.Module(), q, k, v, None, **{name: None}, **harmless)
+    torch.testing.assert_close(out.transpose(1, 2), torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+
 # --- models and calls that are not ours ------------------------------------------------------------------------------
 
 NOT_THE_INTERFACE = {

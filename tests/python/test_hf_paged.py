@@ -96,6 +96,7 @@ def test_a_mask_beside_the_lengths_says_who_sees_whom():
         (ValueError, "^max_length_k: dict of all kinds", dict(max_length_k=dict(full_attention=9))),
         (ValueError, "^query, key: 2 and 1 rows", dict(query=torch.randn(2, 4, 4, 16))),
         (NotImplementedError, "^block_table: ", dict(block_table=torch.zeros(2, 4, dtype=torch.int32))),
+        (NotImplementedError, "^indices: keys of packed", dict(indices=torch.zeros(1, 4, 2, dtype=torch.int32))),
         (NotImplementedError, "^sliding_window=2 with is_causal=False", dict(sliding_window=2, is_causal=False)),
     ],
 )
