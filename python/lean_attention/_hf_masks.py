@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch.utils._pytree import tree_map
-from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_overlay
+from transformers.masking_utils import and_masks, causal_mask_function, eager_mask, sdpa_mask, sliding_window_overlay
 
 from lean_attention.torch_ops import is_recorded
 
@@ -172,6 +172,11 @@ def _needs_own_softmax(config: Any) -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None or getattr(config, "model_type", "") == "gpt_oss"
 
 
+def _extends_an_additive_mask(config: Any) -> bool:
+    """DeepSeek-V4 puts numbers to add beside its mask, in the mask's type: booleans would turn them round."""
+    return getattr(config, "model_type", "") == "deepseek_v4"
+
+
 def _slices_queries(config: Any) -> bool:
     """Layers that share keys get the last queries alone (Gemma-4), and is_causal would count those from the first key."""
     return bool(getattr(config, "num_kv_shared_layers", 0))
@@ -196,20 +201,23 @@ def attention_mask(
     Returns what sdpa_mask() would: a boolean mask, with the two numbers where it has them, or None when every key is
     seen and the model does not want to look at its mask (`allow_is_causal_skip`).
     """
+    config = keywords.get("config")
     places: dict[str, Any] = dict(q_length=q_length, q_offset=q_offset)
     if cache_position is not None:  # transformers below 5
         q_length, q_offset = cache_position.shape[0], cache_position[0]
         places = dict(cache_position=cache_position)
 
-    def as_sdpa(**more: Any) -> Optional[torch.Tensor]:
-        return sdpa_mask(
+    def as_sdpa(make: Callable = sdpa_mask, **more: Any) -> Optional[torch.Tensor]:
+        return make(
             batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function,
             attention_mask=attention_mask, **places, **(keywords | more),
         )  # fmt: skip
 
+    if _extends_an_additive_mask(config):
+        return as_sdpa(eager_mask)
     may_be_packed = attention_mask is None and q_length > 1 and q_length == kv_length
     window = _window_of(mask_function, keywords, may_be_packed)
-    config, may_skip = keywords.get("config"), keywords.get("allow_is_causal_skip", True)
+    may_skip = keywords.get("allow_is_causal_skip", True)
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     if window is None or not (q_length == 1 or _needs_own_softmax(config)):
         mask = as_sdpa()

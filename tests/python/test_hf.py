@@ -271,6 +271,33 @@ def test_keys_that_a_model_picks(padded, cache, monkeypatch):
     assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 11
 
 
+def compressed(implementation):
+    """Keys beyond the window in fours, of which each query picks some: numbers to add, which the layer puts beside its mask."""
+    kinds = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
+    config = transformers.DeepseekV4Config(
+        **SMALL, num_key_value_heads=1, head_dim=16, q_lora_rank=32, o_groups=2, o_lora_rank=16, moe_intermediate_size=32,
+        n_routed_experts=4, num_experts_per_tok=2, sliding_window=8, layer_types=kinds, mlp_layer_types=["moe"] * 3,
+        compress_rates=dict(zip(kinds[1:], (5, 4))), index_topk=2, index_head_dim=32, index_n_heads=2, qk_rope_head_dim=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation=implementation)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 or "sinks" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV4Config"), reason="a transformers without DeepSeek-V4")
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "left_padded"])
+def test_a_model_that_puts_numbers_beside_its_mask(padded, monkeypatch):
+    inputs, arguments = prompts(3, padded), dict(output_logits=True, return_dict_in_generate=True)
+    expected = generated(compressed("eager"), inputs, **arguments)
+    calls = Calls(monkeypatch)
+    ours = generated(compressed("lean_attention"), inputs, **arguments)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
+    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 11
+
+
 @pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 def test_picked_keys_that_the_mask_hides_stay_hidden(queries, kind):
