@@ -413,6 +413,49 @@ def test_flash_attn_takes_what_one_rank_asks_for():
         flash_attn_with_kvcache(q, k, v, cp_world_size=2)
 
 
+@pytest.mark.parametrize(
+    "message, arguments",
+    [
+        (r"q: shape \(2, 6, 40\): expected \[B, n_q, Hq, d\]", dict(q=torch.ones(2, 6, 40))),
+        (r"q: shape \(2, 1, 6, 40\): expected \[total, heads, d\]", dict(cu_seqlens_q=torch.tensor([0, 1, 2], dtype=torch.int32))),
+        (r"k: shape \(2, 2, 40\): expected \[B, n_new, Hkv, d\]", dict(k=NEW[:, 0], v=NEW[:, 0])),
+        (r"v: shape \(2, 2, 40\): expected \[B, n_new, Hkv, d\]", dict(v=NEW[:, 0])),
+        (r"k: shape \(1, 1, 2, 40\): expected \(2, 1, 2, 40\)", dict(k=NEW[:1], v=NEW[:1])),
+        (r"v: shape \(2, 3, 2, 40\): expected \(2, 1, 2, 40\)", dict(v=NEW.expand(2, 3, 2, 40))),
+        (r"k: shape \(2, 1, 1, 40\): expected \(2, 1, 2, 40\)", dict(k=NEW[:, :, :1])),
+        (r"v: shape \(2, 1, 2, 39\): expected \(2, 1, 2, 40\)", dict(v=NEW[..., 1:])),
+        (r"k: shape \(2, 1, 2, 40\): expected \[total, heads, d\]", dict(cu_seqlens_k_new=torch.tensor([0, 1, 2], dtype=torch.int32))),
+        (r"cu_seqlens_k_new: shape \(2,\): expected \(3,\)", dict(cu_seqlens_k_new=torch.tensor([0, 2], dtype=torch.int32))),
+        (r"cache_seqlens: shape \(1,\): expected \(2,\)", dict(cache_seqlens=torch.tensor([5], dtype=torch.int32))),
+    ],
+)
+def test_flash_attn_an_axis_that_is_missing_is_not_taken_for_another(message, arguments):
+    """Without their axis of tokens k [2, 2, 40] would be two tokens, written elsewhere; and nothing is written of what is refused."""
+    q, k, v = to_bshd(*tensors())
+    given = dict(dict(q=q, k_cache=k.clone(), v_cache=v.clone(), k=NEW, v=NEW, cache_seqlens=5), **arguments)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        flash_attn_with_kvcache(**given)
+    assert torch.equal(given["k_cache"], k) and torch.equal(given["v_cache"], v)
+
+
+@needs("append")
+def test_flash_attn_packed_new_tokens_are_as_many_as_the_queries_that_say_where_they_are():
+    q, k, v = to_bshd(*tensors())
+    cu = torch.tensor([0, 1, 2], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^k: shape \(3, 2, 40\): expected \(2, 2, 40\)"):
+        flash_attn_with_kvcache(q[:, 0], k, v, torch.ones(3, 2, 40), torch.ones(3, 2, 40), cu_seqlens_q=cu, cache_seqlens=5)
+
+
+def test_flash_attn_pools_have_an_axis_of_pages():
+    q, k, v = to_bshd(*tensors())
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^k_cache: shape \(74, 2, 40\): expected \[pages, page, Hkv, d\]"):
+        flash_attn_with_kvcache(q, k.flatten(0, 1), v.flatten(0, 1), block_table=table)
+    cu = torch.tensor([0, 1, 2], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^k: shape \(74, 2, 40\): expected \[pages, page, Hkv, d\]"):
+        flash_attn_varlen_func(q[:, 0], k.flatten(0, 1), v.flatten(0, 1), cu, seqused_k=cu[1:], block_table=table, attention_chunk=4)
+
+
 @needs("pages")
 @pytest.mark.parametrize("row", [-1, 2, 2**32 + 1])
 def test_flash_attn_a_row_that_is_not_there_is_refused(row):

@@ -113,6 +113,9 @@ def flash_attn_with_kvcache(
     """
     refuse("flash_attn_with_kvcache", others, _HINTS, _REFUSED)
     table = _table(cache_batch_idx, one_of(block_table=block_table, page_table=page_table), k_cache)
+    _check_axes("q", q, _PACKED if cu_seqlens_q is not None else "[B, n_q, Hq, d]")
+    if table is not None:
+        _check_axes("k_cache", k_cache, "[pages, page, Hkv, d]")
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cache_seqlens is None and table is not None and k is None:
         cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
@@ -238,6 +241,7 @@ def flash_attn_varlen_func(
     table = one_of(block_table=block_table, page_table=page_table)
     lengths_name = "seqused_k"
     if table is not None:
+        _check_axes("k", k, "[pages, page, Hkv, d]")
         if seqused_k is None and cu_seqlens_k is not None:
             lengths_name = "cu_seqlens_k: lengths"
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
@@ -310,6 +314,15 @@ def _attend(call: _Call, **arguments: Any) -> Any:
     )  # fmt: skip
 
 
+_PACKED = "[total, heads, d]"
+
+
+def _check_axes(name: str, x: torch.Tensor, *allowed: str) -> None:
+    """An axis that is missing would be taken for the one behind it."""
+    if x.dim() not in [axes.count(",") + 1 for axes in allowed]:
+        raise ValueError(f"{name}: shape {tuple(x.shape)}: expected {' or '.join(allowed)}")
+
+
 def _table(
     cache_batch_idx: Optional[torch.Tensor], table: Optional[torch.Tensor], k_cache: torch.Tensor
 ) -> Optional[torch.Tensor]:
@@ -328,6 +341,21 @@ def _table(
     return torch.where(there[:, None], table[torch.where(there, rows, 0)], -1)
 
 
+def _check_new_tokens(call: _Call, k: torch.Tensor, v: torch.Tensor, cu_seqlens_k_new: Optional[torch.Tensor]) -> None:
+    batch = call.q.shape[0] if call.cu_seqlens_q is None else call.cu_seqlens_q.shape[0] - 1
+    of_batch = dict(cache_seqlens=(call.seqlens, batch), cu_seqlens_k_new=(cu_seqlens_k_new, batch + 1))
+    for name, (given, length) in of_batch.items():  # torch would broadcast one of a single sequence
+        if given is not None and given.shape != (length,):
+            raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {(length,)}")
+    packed = [] if call.cu_seqlens_q is None and cu_seqlens_k_new is None else [_PACKED]
+    dense = [] if cu_seqlens_k_new is not None else ["[B, n_new, Hkv, d]"]
+    for name, new, cache in (("k", k, call.k), ("v", v, call.v)):
+        _check_axes(name, new, *dense, *packed)
+        tokens = (batch, *k.shape[1:2]) if k.dim() == 4 else (k if cu_seqlens_k_new is not None else call.q).shape[:1]
+        if new.shape != (*tokens, *cache.shape[-2:]):
+            raise ValueError(f"{name}: shape {tuple(new.shape)}: expected {(*tokens, *cache.shape[-2:])}")
+
+
 def _with_new_tokens(
     call: _Call, k: torch.Tensor, v: Optional[torch.Tensor], cu_seqlens_k_new: Optional[torch.Tensor],
     rotary: Optional[_Rotary], scales: Fp8Scales,
@@ -338,6 +366,7 @@ def _with_new_tokens(
         raise ValueError("cache_seqlens: must be given with k")
     if v is None:
         raise ValueError("v: must be given with k")
+    _check_new_tokens(call, k, v, cu_seqlens_k_new)
     readable = isinstance(first, torch.Tensor) and first.device.type == "cpu" and not is_recorded()
     if readable and bool((first < 0).any()):
         raise ValueError(f"cache_seqlens[{int(first.argmin())}] = {int(first.min())}: allowed 0 and more")
