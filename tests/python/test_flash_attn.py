@@ -405,6 +405,29 @@ def test_flash_attn_descales_of_no_sequence():
     assert out.shape == q.shape
 
 
+@needs("fp8")
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["number", "heads", "v alone", "no sequence"])
+def test_flash_attn_descales_are_float32_whatever_torchs_default_is(shape, default):
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in to_bshd(*tensors()))
+    if shape == "no sequence":
+        q, k, v = q[:0], k[:0], v[:0]
+    heads = torch.tensor([0.7, 1.3])
+    descales = {
+        "number": dict(q_descale=3.1234567, k_descale=0.1237, v_descale=1.2347),
+        "heads": dict(q_descale=3.1234567, k_descale=heads, v_descale=heads),
+        "v alone": dict(v_descale=heads),
+        "no sequence": dict(k_descale=torch.ones(0, 2), v_descale=torch.ones(0, 2)),
+    }[shape]
+    expected = flash_attn_with_kvcache(q, k, v, **descales)
+    torch.set_default_dtype(default)
+    try:
+        out = flash_attn_with_kvcache(q, k, v, **descales)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(out, expected)
+
+
 def test_flash_attn_takes_what_one_rank_asks_for():
     q, k, v = to_bshd(*tensors())
     alone = dict(cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None)

@@ -182,6 +182,22 @@ def test_flashinfer_alibi_with_softcap_is_refused():
             call()
 
 
+@needs("fp8")
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_flashinfer_scales_are_float32_whatever_torchs_default_is(default):
+    q, k, v = tensors(batch=1)
+    given = (q[0, :, 0].half(), *(x[0].transpose(0, 1).to(torch.float8_e4m3fn) for x in (k, v)))
+    heads = torch.tensor([0.7, 1.3])
+    kinds = [dict(k_scale=0.1237, v_scale=1.2347), dict(k_scale=heads), dict(q_scale=3.1234567, k_scale=heads, v_scale=1.2347)]
+    expected = [single_decode_with_kv_cache(*given, **scales) for scales in kinds]
+    torch.set_default_dtype(default)
+    try:
+        results = [single_decode_with_kv_cache(*given, **scales) for scales in kinds]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, results, expected))
+
+
 @needs("pages", "fp8")
 @pytest.mark.parametrize("tensor", [False, True])
 def test_flashinfer_scales(tensor):

@@ -97,7 +97,7 @@ class Scales:
         of_q, of_k, of_v = (_number(name, scale) for name, scale in given.items())
         self.of_scores, self.of_result = of_q * of_k, of_v
         if is_fp8(k) and of_v != 1.0:  # rounded once, in the kernel
-            self.arguments = dict(k_scale=torch.ones(1, device=k.device), v_scale=torch.full((1,), of_v, device=k.device))
+            self.arguments = dict(k_scale=_per_head("k_scale", None, 1, k.device), v_scale=_per_head("v_scale", of_v, 1, k.device))
             self.of_result = 1.0
 
 
@@ -109,7 +109,7 @@ def _number(name: str, scale: ScaleLike) -> float:
 
 def _per_head(name: str, scale: ScaleLike, heads: int, device: torch.device) -> torch.Tensor:
     if not isinstance(scale, torch.Tensor):
-        return torch.full((heads,), 1.0 if scale is None else float(scale), device=device)
+        return torch.full((heads,), 1.0 if scale is None else float(scale), dtype=torch.float32, device=device)
     if scale.numel() not in (1, heads):
         raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected one number or [{heads}]")
     return scale.to(device, torch.float32).reshape(-1).expand(heads).contiguous()

@@ -36,11 +36,16 @@ def fp8_scales(
     of_each = any(factor is not None and factor.shape[0] > 1 for factor in factors)
     if all(factor is None for factor in factors):
         return Fp8Scales()
-    of_q, of_k, of_v = (torch.ones((1, heads), device=q.device) if factor is None else factor for factor in factors)
+    of_q, of_k, of_v = (_row(1.0, heads, q.device) if factor is None else factor for factor in factors)
     if of_each:
         return Fp8Scales(of_q * of_k, of_v, True)
     cached_k = of_k[0].contiguous()
     return Fp8Scales(cached_k if factors[0] is None else of_q[0] * cached_k, of_v[0].contiguous(), False, cached_k)
+
+
+def _row(scale: float, heads: int, device: torch.device) -> torch.Tensor:
+    """``[1, Hkv]``, in float32 whatever torch's default type is."""
+    return torch.full((1, heads), scale, dtype=torch.float32, device=device)
 
 
 def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device) -> Optional[torch.Tensor]:
@@ -48,7 +53,7 @@ def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device)
     if scale is None:
         return None
     if not isinstance(scale, torch.Tensor):
-        return torch.full((1, heads), float(scale), device=device)
+        return _row(float(scale), heads, device)
     scale = scale.to(device, torch.float32)
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(1, heads)
@@ -57,5 +62,5 @@ def _rows(name: str, scale: Scale, batch: int, heads: int, device: torch.device)
     if scale.dim() != 2 or scale.shape[1] != heads or scale.shape[0] not in (1, batch):
         raise ValueError(f"{name}: shape {tuple(scale.shape)}: expected [{batch}, {heads}], [{heads}] or one number")
     if batch == 0:
-        return torch.ones((1, heads), device=device)  # of no sequence
+        return _row(1.0, heads, device)  # of no sequence
     return scale[:1] if scale.stride(0) == 0 else scale
