@@ -182,6 +182,18 @@ def test_flashinfer_alibi_with_softcap_is_refused():
             call()
 
 
+def test_flashinfer_alibi_beside_a_mask_is_refused_but_for_one_query():
+    """The mask stands in causal's place, and keys after a query would gain."""
+    q, k, v = tensors(batch=1, q_tokens=3)
+    packed_q, packed_k, packed_v = (x[0].transpose(0, 1) for x in (q, k, v))
+    rules, mask = dict(pos_encoding_mode="ALIBI", causal=True), torch.rand(3, 37) > 0.3
+    with pytest.raises(NotImplementedError, match="^pos_encoding_mode = 'ALIBI': without causal"):
+        single_prefill_with_kv_cache(packed_q, packed_k, packed_v, custom_mask=mask, **rules)
+    out = single_prefill_with_kv_cache(packed_q[:1], packed_k, packed_v, custom_mask=mask[:1], **rules)
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
+    attention(q[:, :, :1], k, v, mask=mask[:1].numpy(), alibi_slopes=slopes).check(out.transpose(0, 1)[None])
+
+
 @needs("fp8")
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_flashinfer_scales_are_float32_whatever_torchs_default_is(default):

@@ -253,8 +253,8 @@ def single_prefill_with_kv_cache(
         o_dtype: must be q's own type; for float8 q, float16 or bfloat16.
         custom_mask: boolean ``[n_q, n_kv]``, or in a row, instead of causal. packed_custom_mask and kv_cache_sf are refused.
         causal: query i sees keys up to n_kv - n_q + i.
-        pos_encoding_mode: "NONE", "ALIBI" (with causal, or one query, and without logits_soft_cap), or "ROPE_LLAMA" with
-            rope_scale and rope_theta, which copies k, turned.
+        pos_encoding_mode: "NONE", "ALIBI" (causal without custom_mask, or one query; without logits_soft_cap), or "ROPE_LLAMA"
+            with rope_scale and rope_theta, which copies k, turned.
         sm_scale, window_left, logits_soft_cap: scale (None: 1 / sqrt(d)), keys to the left that are seen (-1: all), softcap.
         use_fp16_qk_reduction, backend: ignored: they change no result.
         return_lse: return (out, lse) instead of out.
@@ -270,6 +270,7 @@ def single_prefill_with_kv_cache(
             raise ValueError(f"{name}: shape {tuple(x.shape)}: q [n_q, Hq, d], for single_decode [Hq, d], and k, v of 3 axes are needed")
     k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
     encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
+    causal = causal and custom_mask is None
     refuse_of_alibi(pos_encoding_mode, causal or q.shape[0] == 1, logits_soft_cap)
     if encoding.turns:
         positions = torch.arange(k.shape[0], device=q.device)
@@ -280,7 +281,7 @@ def single_prefill_with_kv_cache(
         raise ValueError(f"custom_mask: shape {tuple(custom_mask.shape)}: expected {(q.shape[0], k.shape[0])}, or so many in a row")
     mask = None if custom_mask is None else custom_mask.bool().reshape(1, 1, q.shape[0], k.shape[0])
     result = decode(
-        q[None], k[None], v[None], causal=causal and mask is None, mask=mask, window=(window_left, -1),
+        q[None], k[None], v[None], causal=causal, mask=mask, window=(window_left, -1),
         scale=(q.shape[-1] ** -0.5 if sm_scale is None else sm_scale) * scales.of_scores, softcap=logits_soft_cap or 0.0,
         alibi_slopes=encoding.slopes(q.device), layout="bshd", return_lse=return_lse, **scales.arguments,
     )  # fmt: skip
