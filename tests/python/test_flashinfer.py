@@ -388,6 +388,9 @@ def test_flashinfer_single(layout):
     assert torch.equal(in_a_row, single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.t().contiguous().t()))
     with pytest.raises(ValueError, match=r"^custom_mask: shape \(37, 3\): expected \(3, 37\)"):
         single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.t())
+    with pytest.raises(TypeError, match="^custom_mask: torch.float32: boolean is needed"):  # 0 is seen there, and True here
+        single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=torch.where(mask, 0.0, -torch.inf))
+    assert torch.equal(in_a_row, single_prefill_with_kv_cache(*given, kv_layout=layout, custom_mask=mask.to(torch.uint8)))
     out = single_decode_with_kv_cache(q[0, :, 0], keys, values, layout, v_scale=2.0)
     attention(q[:, :, :1], k, 2 * v).check(out[None, :, None])
 

@@ -251,7 +251,8 @@ def single_prefill_with_kv_cache(
         k, v: ``[n_kv, Hkv, d]`` ("NHD"), or ``[Hkv, n_kv, d]`` with kv_layout="HND".
         scale_q, scale_k, scale_v: numbers, or for float8 keys tensors of one number or ``[Hkv]``.
         o_dtype: must be q's own type; for float8 q, float16 or bfloat16.
-        custom_mask: boolean ``[n_q, n_kv]``, or in a row, instead of causal. packed_custom_mask and kv_cache_sf are refused.
+        custom_mask: boolean ``[n_q, n_kv]``, or in a row, instead of causal; numbers to add are refused. packed_custom_mask and
+            kv_cache_sf are refused.
         causal: query i sees keys up to n_kv - n_q + i.
         pos_encoding_mode: "NONE", "ALIBI" (causal without custom_mask, or one query; without logits_soft_cap), or "ROPE_LLAMA"
             with rope_scale and rope_theta, which copies k, turned.
@@ -270,6 +271,8 @@ def single_prefill_with_kv_cache(
             raise ValueError(f"{name}: shape {tuple(x.shape)}: q [n_q, Hq, d], for single_decode [Hq, d], and k, v of 3 axes are needed")
     k, v, q = nhd(layout, k), nhd(layout, v), queries_of(q, o_dtype)
     encoding = PositionEncoding(pos_encoding_mode, q.shape[1], rope_scale, rope_theta)
+    if custom_mask is not None and custom_mask.is_floating_point():
+        raise TypeError(f"custom_mask: {custom_mask.dtype}: boolean is needed (True: seen)")
     causal = causal and custom_mask is None
     refuse_of_alibi(pos_encoding_mode, causal or q.shape[0] == 1, logits_soft_cap)
     if encoding.turns:
