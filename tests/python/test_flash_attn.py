@@ -1,5 +1,6 @@
 """flash_attn_with_kvcache(), flash_attn_func(), flash_attn_varlen_func()."""
 
+import functools
 import math
 
 import pytest
@@ -467,6 +468,25 @@ def test_flash_attn_packed_new_tokens_are_as_many_as_the_queries_that_say_where_
     cu = torch.tensor([0, 1, 2], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"^k: shape \(3, 2, 40\): expected \(2, 2, 40\)"):
         flash_attn_with_kvcache(q[:, 0], k, v, torch.ones(3, 2, 40), torch.ones(3, 2, 40), cu_seqlens_q=cu, cache_seqlens=5)
+
+
+@needs("append", "mask")
+def test_flash_attn_lengths_may_be_lists_or_numbers_whatever_is_counted_with_them():
+    q, k, v = to_bshd(*tensors(q_tokens=3))
+    new, of_int32 = dict(k=NEW.expand(2, 3, 2, 40), v=NEW.expand(2, 3, 2, 40)), functools.partial(torch.tensor, dtype=torch.int32)
+    for arguments in (new, dict(new, causal=True, **rotary_tables()), dict(attention_chunk=4), dict(new, attention_chunk=4)):
+        results = [
+            flash_attn_with_kvcache(q, k.clone(), v.clone(), cache_seqlens=seqlens, cache_leftpad=leftpad, **arguments)
+            for seqlens, leftpad in ((of_int32([20, 7]), of_int32([2, 2])), ([20, 7], (2, 2)), ((20, 7), 2))
+        ]
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+        for error, message, seqlens in (
+            (TypeError, r"cache_seqlens\[1\] = 0.5: an integer is needed", [20, 0.5]),
+            (TypeError, r"cache_seqlens\[0\] = True: an integer is needed", True),
+            (ValueError, r"cache_seqlens\[0\] = 1099511627776: must fit 32 bits", 2**40),
+        ):
+            with pytest.raises(error, match=f"^{message}"):
+                flash_attn_with_kvcache(q, k, v, cache_seqlens=seqlens, **arguments)
 
 
 def test_flash_attn_pools_have_an_axis_of_pages():

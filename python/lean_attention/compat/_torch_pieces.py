@@ -68,6 +68,21 @@ def one_of(**names: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return next(iter(given.values()), None)
 
 
+def lengths_of(name: str, given: Any, batch: int, device: torch.device) -> Any:
+    """A list, or one number for every sequence, as a tensor, which can be counted with; refused in decode()'s words."""
+    if not isinstance(given, (int, list, tuple)):
+        return given
+    numbers = [given] * batch if isinstance(given, int) else given
+    for i, number in enumerate(numbers):
+        try:
+            fits = -(2**31) <= _integer(number) < 2**31
+        except TypeError:
+            raise TypeError(f"{name}[{i}] = {number!r}: an integer is needed") from None
+        if not fits:
+            raise ValueError(f"{name}[{i}] = {number}: must fit 32 bits")
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
 def float32(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """In decode()'s type, and still what it was: decode() refuses one that requires a gradient."""
     return None if tensor is None else tensor.float().contiguous()

@@ -10,7 +10,7 @@ import torch
 
 from lean_attention.compat._fp8_scales import Fp8Scales, Scale, fp8_scales
 from lean_attention.compat._torch_pieces import (
-    decode_named, float32, is_fp8, one_of, positions_of, refuse, split_options, turn, window_of,
+    decode_named, float32, is_fp8, lengths_of, one_of, positions_of, refuse, split_options, turn, window_of,
 )  # fmt: skip
 from lean_attention.torch_ops import is_recorded
 
@@ -45,9 +45,9 @@ def flash_attn_with_kvcache(
     v: Optional[torch.Tensor] = None,
     rotary_cos: Optional[torch.Tensor] = None,
     rotary_sin: Optional[torch.Tensor] = None,
-    cache_seqlens: Optional[Union[int, torch.Tensor]] = None,
+    cache_seqlens: Union[int, Sequence[int], torch.Tensor, None] = None,
     cache_batch_idx: Optional[torch.Tensor] = None,
-    cache_leftpad: Optional[torch.Tensor] = None,
+    cache_leftpad: Union[int, Sequence[int], torch.Tensor, None] = None,
     block_table: Optional[torch.Tensor] = None,
     softmax_scale: Optional[float] = None,
     causal: bool = False,
@@ -86,9 +86,9 @@ def flash_attn_with_kvcache(
             + i, whatever the left padding; query i too with causal or a window, else at cache_seqlens.
         rotary_interleaved: pairs (0, 1), (2, 3).. (the default) instead of halves.
         rotary_seqlens: ``[B]``, where positions start instead of at cache_seqlens.
-        cache_seqlens: tokens in the cache before k, ``[B]`` int32 or one number. Default: all.
+        cache_seqlens: tokens in the cache before k, ``[B]`` int32, a list or one number. Default: all.
         cache_batch_idx: which row of the cache, or of the table, each sequence has, ``[B]``; the cache is not copied.
-        cache_leftpad: first token that counts, ``[B]`` int32.
+        cache_leftpad: first token that counts, ``[B]`` int32, a list or one number.
         block_table, page_table: two names of one argument, int32 ``[B, pages of a sequence]``.
         softmax_scale, causal, window_size, softcap, alibi_slopes ``[Hq]`` or ``[B, Hq]``: as there; causal is
             bottom-right.
@@ -119,8 +119,8 @@ def flash_attn_with_kvcache(
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if cache_seqlens is None and table is not None and k is None:
         cache_seqlens = table.shape[1] * k_cache.shape[1]  # all of a row
-    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, q.device)
+    cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, q.device)
     if k is None:
         of_new = dict(v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
         for name in [name for name, given in of_new.items() if given is not None]:
@@ -255,8 +255,8 @@ def flash_attn_varlen_func(
     if scales.of_each_sequence:
         raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
     call = _Call(
-        q.to(torch.bfloat16) if is_fp8(q) else q, k, v, seqused_k, None, table, cu_seqlens_q, max_seqlen_q, causal,
-        window_of("window_size", window_size), lengths_name=lengths_name,
+        q.to(torch.bfloat16) if is_fp8(q) else q, k, v, lengths_of("seqused_k", seqused_k, batch, q.device), None, table,
+        cu_seqlens_q, max_seqlen_q, causal, window_of("window_size", window_size), lengths_name=lengths_name,
     )  # fmt: skip
     if attention_chunk > 0:
         call = _with_chunk(call, attention_chunk)
