@@ -489,6 +489,28 @@ def test_flash_attn_lengths_may_be_lists_or_numbers_whatever_is_counted_with_the
                 flash_attn_with_kvcache(q, k, v, cache_seqlens=seqlens, **arguments)
 
 
+@needs("append")
+@pytest.mark.parametrize("packed", [False, True])
+def test_flash_attn_no_new_tokens_are_none(packed):
+    q, k, v = to_bshd(*tensors())
+    none = k[0, :0] if packed else k[:, :0]
+    given = dict(cu_seqlens_k_new=torch.zeros(3, dtype=torch.int32)) if packed else {}
+    cache = k.clone(), v.clone()
+    out = flash_attn_with_kvcache(q, *cache, none, none, **rotary_tables(), cache_seqlens=9, softmax_scale=0.0, **given)
+    attention(*(x.transpose(1, 2) for x in (q, k, v)), seqlens=[9, 9], scale=0.0).check(out.transpose(1, 2))
+    assert torch.equal(cache[0], k) and torch.equal(cache[1], v)
+
+
+@needs("mask", "pages")
+@pytest.mark.parametrize("longest", [None, 0, 1])
+def test_flash_attn_chunks_of_no_query(longest):
+    pools, table, none = torch.ones(2, 4, 2, 40), torch.tensor([[0], [1]], dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    out = flash_attn_varlen_func(
+        torch.ones(0, 6, 40), pools, pools, none, max_seqlen_q=longest, block_table=table, seqused_k=[3, 4], attention_chunk=2
+    )
+    assert out.shape == (0, 6, 40)
+
+
 def test_flash_attn_pools_have_an_axis_of_pages():
     q, k, v = to_bshd(*tensors())
     table = torch.tensor([[0], [1]], dtype=torch.int32)

@@ -399,7 +399,8 @@ def _with_new_tokens(
         return call._replace(append=dict(append, append_k=k, append_v=v))
     # Queries that see themselves alone: no tile is read but those that are written.
     own = call._replace(q=k, cu_seqlens_q=cu_seqlens_k_new, max_seqlen_q=None, leftpad=None, causal=False, window=(0, 0))
-    _attend(own, append_k=k, append_v=v, **stored)
+    if k.numel() > 0:
+        _attend(own, append_k=k, append_v=v, **stored)
     return call
 
 
@@ -425,7 +426,7 @@ def _with_chunk(call: _Call, chunk: int) -> _Call:
     begins = torch.zeros_like(ends) if call.leftpad is None else call.leftpad.long()
     own = call.q.shape[1] if call.cu_seqlens_q is None else call.cu_seqlens_q.diff().long()
     last = ends - begins - 1
-    if call.query_tokens == 1:
+    if call.query_tokens <= 1:
         return call._replace(leftpad=(begins + (last - last % chunk).clamp(min=0)).to(torch.int32))
     position = (last + 1 - own)[:, None] + torch.arange(call.query_tokens, device=device)
     first = (position - position % chunk + begins[:, None])[:, None, :, None]
