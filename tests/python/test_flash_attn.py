@@ -501,6 +501,17 @@ def test_flash_attn_no_new_tokens_are_none(packed):
     assert torch.equal(cache[0], k) and torch.equal(cache[1], v)
 
 
+@needs("fp8", "append")
+@pytest.mark.parametrize("new_tokens", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_flash_attn_new_float8_tokens_beside_queries_of_any_type(dtype, new_tokens):
+    q, k, v = to_bshd(*tensors())
+    caches = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    new = [x[:, 9 : 9 + new_tokens].clone() for x in caches]
+    expected = flash_attn_with_kvcache(q.to(dtype), *(x.clone() for x in caches), cache_seqlens=9 + new_tokens)
+    assert torch.equal(flash_attn_with_kvcache(q.to(dtype), *caches, *new, cache_seqlens=9), expected)
+
+
 @needs("mask", "pages")
 @pytest.mark.parametrize("longest", [None, 0, 1])
 def test_flash_attn_chunks_of_no_query(longest):

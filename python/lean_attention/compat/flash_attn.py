@@ -371,7 +371,7 @@ def _with_new_tokens(
     if readable and bool((first < 0).any()):
         raise ValueError(f"cache_seqlens[{int(first.argmin())}] = {int(first.min())}: allowed 0 and more")
     stored = _scales_of_new(k, v, scales)
-    k, v = (x.to(torch.bfloat16) if is_fp8(x) else x for x in (k, v))
+    k, v = (x.to(call.q.dtype) if is_fp8(x) else x for x in (k, v))  # which holds every float8
     if cu_seqlens_k_new is None and k.dim() == 3:
         cu_seqlens_k_new = call.cu_seqlens_q
     together = cu_seqlens_k_new is call.cu_seqlens_q and k.shape[:-2] == call.q.shape[:-2]
