@@ -30,6 +30,8 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
         RuntimeError: a torch tensor requires a gradient: there is no backward pass.
         NotImplementedError: tensors on a GPU, and this build has no CUDA.
     """
+    if not o_a.shape or o_a.shape[-1] == 0:
+        raise ValueError(f"o_a: shape {tuple(o_a.shape)}: its head dim must not be 0")
     for name, o, lse in (("a", o_a, lse_a), ("b", o_b, lse_b)):
         if tuple(o.shape[:-1]) != tuple(lse.shape) or tuple(o.shape) != tuple(o_a.shape):
             expected = f"{tuple(o_a.shape)}, {tuple(o_a.shape[:-1])}"

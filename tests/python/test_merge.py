@@ -77,6 +77,15 @@ def test_shapes_must_fit():
         lean_attention.merge_states(o, lse[:2], o, lse)
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), ()])
+def test_states_without_dims_are_refused_by_name(shape, framework):
+    of = np.ones if framework == "numpy" else pytest.importorskip("torch").ones
+    o, lse = of(shape), of(shape[:-1])
+    with pytest.raises(ValueError, match="^o_a: shape .*: its head dim must not be 0"):
+        merge_states(o, lse, o, lse)
+
+
 def test_masked_arrays_are_refused():
     o, lse = np.ones((3, 4), np.float32), np.zeros(3, np.float32)
     with pytest.raises(TypeError, match="^o_b: a masked array"):
