@@ -128,6 +128,10 @@ def test_flashinfer_several_queries_of_each_request(layout, graph):
     if graph:
         with pytest.raises(ValueError, match="^q_len_per_req = 1"):
             wrapper.plan(*tables, 6, 2, 40, page)
+        return
+    wrapper.plan(*tables, 6, 2, 40, page)
+    with pytest.raises(ValueError, match=r"^q: shape \(2, 3, 6, 40\): .* q_len_per_req = 1"):  # they would not be causal
+        wrapper.run(q.transpose(1, 2), cache)
 
 
 def llama(x, positions, theta=1e4, scale=1.0):

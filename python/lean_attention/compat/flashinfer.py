@@ -153,7 +153,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             raise RuntimeError("run(): call plan() first")
         tokens = self._q_len if q_len_per_req is None else q_len_per_req
         requests = self._kept["last_page_len"].shape[0]
-        if tokens != self._q_len or q.shape[0] != requests * tokens:
+        if q.dim() != 3 or tokens != self._q_len or q.shape[0] != requests * tokens:
             raise ValueError(f"q: shape {tuple(q.shape)}: plan() was told {requests} requests, q_len_per_req = {self._q_len}")
         if tokens == 1:
             return self._attend(q, paged_kv_cache, None, args, return_lse=return_lse, out=out, **arguments)
