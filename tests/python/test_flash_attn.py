@@ -463,6 +463,42 @@ def test_flash_attn_an_axis_that_is_missing_is_not_taken_for_another(message, ar
 
 
 @needs("append")
+@pytest.mark.parametrize(
+    "error, message, arguments",
+    [
+        (ValueError, "out: shape", dict(out=torch.ones(2, 1, 6, 39))),
+        (ValueError, "alibi_slopes: ", dict(alibi_slopes=torch.ones(5))),
+        (ValueError, "softcap = -1", dict(softcap=-1.0)),
+        (ValueError, r"cache_leftpad\[0\] = 99: ", dict(cache_leftpad=[99, 0])),
+        (ValueError, r"cache_seqlens with the new tokens: lengths\[1\] = 38: ", dict(cache_seqlens=[1, 35])),
+        (RuntimeError, "sinks: requires a gradient", dict(s_aux=torch.ones(6, requires_grad=True))),
+        (TypeError, "scale: True: a number is needed", dict(softmax_scale=True)),
+    ],
+)
+def test_flash_attn_writes_no_new_tokens_of_a_call_that_is_refused(error, message, arguments):
+    """Three tokens beside one query are written by a call ahead of the query's."""
+    q, k, v = to_bshd(*tensors())
+    cache = k.clone(), v.clone()
+    new = NEW.expand(2, 3, 2, 40)
+    with pytest.raises(error, match=f"^{message}"):
+        flash_attn_with_kvcache(q, *cache, new, new, **{"cache_seqlens": 5, **arguments})
+    assert torch.equal(cache[0], k) and torch.equal(cache[1], v)
+
+
+@needs("append", "fp8")
+def test_flash_attn_writes_nothing_of_sequences_before_one_that_is_refused():
+    """Scales of each sequence are a call each."""
+    q, k, v = to_bshd(*tensors())
+    cache = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    before, new, out = [x.clone() for x in cache], cache[0][:, :3].clone(), torch.zeros(2, 1, 6, 40)
+    with pytest.raises(ValueError, match=r"^cache_leftpad\[0\] = 99: "):
+        flash_attn_with_kvcache(
+            q, *cache, new, new, cache_seqlens=5, cache_leftpad=[0, 99], k_descale=torch.rand(2, 2) + 0.5, out=out
+        )
+    assert not out.any() and all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(cache, before))
+
+
+@needs("append")
 def test_flash_attn_packed_new_tokens_are_as_many_as_the_queries_that_say_where_they_are():
     q, k, v = to_bshd(*tensors())
     cu = torch.tensor([0, 1, 2], dtype=torch.int32)

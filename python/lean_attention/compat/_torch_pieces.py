@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import torch
 
 from lean_attention import _core
-from lean_attention._decode import decode
+from lean_attention._decode import check_lengths, decode, supports
 from lean_attention._options import Options
+from lean_attention.torch_ops import must_dispatch, refuse_gradients
 
 _FP8 = tuple(getattr(torch, name) for name in _core.SCALED_DTYPES if name.startswith("float8"))
 
@@ -27,16 +28,30 @@ def refuse(function: str, given: Mapping[str, Any], hints: Iterable[str], reason
             raise NotImplementedError(f"{name}: {reasons[name]}")
 
 
-def decode_named(names: Mapping[str, str], *tensors: torch.Tensor, **arguments: Any) -> Any:
-    """decode(), whose refusal of an argument begins with the name that the caller knows it by."""
+def decode_named(
+    names: Mapping[str, str], *tensors: torch.Tensor, do: Callable[..., Any] = decode, **arguments: Any
+) -> Any:
+    """decode(), or check(), whose refusal of an argument begins with the name that the caller knows it by."""
     try:
-        return decode(*tensors, **arguments)
+        return do(*tensors, **arguments)
     except (TypeError, ValueError) as error:
         text = str(error)
         for name, theirs in names.items():
             if text.startswith((f"{name}[", f"{name}:", f"{name} ")):
                 raise type(error)(theirs + text[len(name) :]) from None
         raise
+
+
+def check(*tensors: torch.Tensor, **arguments: Any) -> None:
+    """Raises what decode() would, for who has something to write before that call. Nothing is known of a call that is recorded."""
+    if must_dispatch(tensors[0]):
+        return
+    refuse_gradients(*tensors, arguments)
+    support = supports(*tensors, **arguments)
+    if not support:
+        raise (NotImplementedError if support.code == "unsupported" else ValueError)(support.reason)
+    if tensors[0].device.type == "cpu":
+        check_lengths(*tensors, **arguments)
 
 
 def window_of(name: str, window: Optional[Sequence[int]]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch
 
 from lean_attention.compat._fp8_scales import Fp8Scales, Scale, fp8_scales
 from lean_attention.compat._torch_pieces import (
-    decode_named, float32, is_fp8, lengths_of, one_of, positions_of, refuse, split_options, turn, window_of,
+    check, decode_named, float32, is_fp8, lengths_of, one_of, positions_of, refuse, split_options, turn, window_of,
 )  # fmt: skip
 from lean_attention.torch_ops import is_recorded
 
@@ -130,9 +130,10 @@ def flash_attn_with_kvcache(
         q.to(torch.bfloat16) if is_fp8(q) else q, k_cache, v_cache, cache_seqlens, cache_leftpad, table, cu_seqlens_q,
         max_seqlen_q, causal, window_of("window_size", window_size),
     )  # fmt: skip
+    ahead = None
     if k is not None:
         tables = None if rotary_cos is None else _Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-        call = _with_new_tokens(call, k, v, cu_seqlens_k_new, tables, scales)
+        call, ahead = _with_new_tokens(call, k, v, cu_seqlens_k_new, tables, scales)
     arguments: dict[str, Any] = dict(
         scale=softmax_scale, softcap=softcap, alibi_slopes=float32(alibi_slopes),
         sinks=float32(one_of(s_aux=s_aux, learnable_sink=learnable_sink)), options=split_options(num_splits),
@@ -140,9 +141,16 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     if attention_chunk > 0:
         call = _with_chunk(call, attention_chunk)
+    calls = [(call, dict(arguments, k_scale=scales.k, v_scale=scales.v, out=out))]
     if scales.of_each_sequence:
-        return _one_by_one(call, scales, out, arguments)
-    return _attend(call, k_scale=scales.k, v_scale=scales.v, out=out, **arguments)
+        calls = _of_each_sequence(call, scales, out, arguments)
+    if ahead is not None or len(calls) > 1:  # what a later one refuses must not have been written by those before it
+        for each, rules in calls:
+            _attend(each, do=check, **rules)
+    if ahead is not None:
+        _attend(ahead)
+    results = [_attend(each, **rules) for each, rules in calls]
+    return results[0] if not scales.of_each_sequence else _joined(results, out)
 
 
 def flash_attn_func(
@@ -359,8 +367,8 @@ def _check_new_tokens(call: _Call, k: torch.Tensor, v: torch.Tensor, cu_seqlens_
 def _with_new_tokens(
     call: _Call, k: torch.Tensor, v: Optional[torch.Tensor], cu_seqlens_k_new: Optional[torch.Tensor],
     rotary: Optional[_Rotary], scales: Fp8Scales,
-) -> _Call:  # fmt: skip
-    """New tokens for each query go along with the call; others are written by a call ahead of it."""
+) -> tuple[_Call, Optional[_Call]]:  # fmt: skip
+    """New tokens for each query go along with the call; others are written by one ahead of it."""
     first = call.seqlens
     if first is None:
         raise ValueError("cache_seqlens: must be given with k")
@@ -396,12 +404,12 @@ def _with_new_tokens(
     count = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
     call = call._replace(seqlens=first + count, lengths_name="cache_seqlens with the new tokens: lengths")
     if together:
-        return call._replace(append=dict(append, append_k=k, append_v=v))
+        return call._replace(append=dict(append, append_k=k, append_v=v)), None
+    if k.numel() == 0:
+        return call, None
     # Queries that see themselves alone: no tile is read but those that are written.
     own = call._replace(q=k, cu_seqlens_q=cu_seqlens_k_new, max_seqlen_q=None, leftpad=None, causal=False, window=(0, 0))
-    if k.numel() > 0:
-        _attend(own, append_k=k, append_v=v, **stored)
-    return call
+    return call, own._replace(append=dict(stored, append_k=k, append_v=v))
 
 
 def _scales_of_new(k: torch.Tensor, v: torch.Tensor, scales: Fp8Scales) -> dict[str, Any]:
@@ -434,12 +442,14 @@ def _with_chunk(call: _Call, chunk: int) -> _Call:
     return call._replace(mask=(key >= first) & (key < first + chunk))
 
 
-def _one_by_one(call: _Call, scales: Fp8Scales, out: Optional[torch.Tensor], arguments: dict[str, Any]) -> Any:
-    """A call for each sequence, which has scales of its own."""
+def _of_each_sequence(
+    call: _Call, scales: Fp8Scales, out: Optional[torch.Tensor], arguments: dict[str, Any]
+) -> list[tuple[_Call, dict[str, Any]]]:
+    """A call for each sequence, which has scales of its own, and its arguments."""
     if call.cu_seqlens_q is not None:
         raise NotImplementedError("k_descale, v_descale: differ from sequence to sequence: not with packed queries")
-    slopes = arguments.pop("alibi_slopes")
-    results = []
+    slopes = arguments["alibi_slopes"]
+    calls = []
     for b in range(call.q.shape[0]):
         one = slice(b, b + 1)
         row = call._replace(
@@ -449,12 +459,14 @@ def _one_by_one(call: _Call, scales: Fp8Scales, out: Optional[torch.Tensor], arg
             table=None if call.table is None else call.table[one],
         )  # fmt: skip
         k_scale, v_scale = (scale[b % scale.shape[0]].contiguous() for scale in (scales.k, scales.v))
-        results.append(
-            _attend(
-                row, k_scale=k_scale, v_scale=v_scale, out=None if out is None else out[one],
-                alibi_slopes=slopes[one].contiguous() if slopes is not None and slopes.dim() == 2 else slopes, **arguments,
-            )  # fmt: skip
-        )
-    if not arguments["return_lse"]:
-        return torch.cat(results) if out is None else out
-    return (torch.cat([o for o, _ in results]) if out is None else out), torch.cat([lse for _, lse in results])
+        own_slopes = slopes[one].contiguous() if slopes is not None and slopes.dim() == 2 else slopes
+        rules = dict(arguments, k_scale=k_scale, v_scale=v_scale, alibi_slopes=own_slopes, out=None if out is None else out[one])
+        calls.append((row, rules))
+    return calls
+
+
+def _joined(results: list[Any], out: Optional[torch.Tensor]) -> Any:
+    """What calls of one sequence each gave, as one call's; they have written to `out` already."""
+    if isinstance(results[0], tuple):
+        return _joined([o for o, _ in results], out), torch.cat([lse for _, lse in results])
+    return torch.cat(results) if out is None else out
