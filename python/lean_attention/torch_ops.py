@@ -118,6 +118,10 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
     for name in ("k_scale", "v_scale"):
         if isinstance(given.get(name), (list, tuple, int, float)):
             given[name] = torch.tensor(given[name], dtype=torch.float32, device=q.device).reshape(-1)
+    if out is not None:
+        check_place("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype)
+    if lse is not None:
+        check_place("lse", lse, lse_shape(q.shape, "cu_seqlens_q" in given, given.get("layout", "bhsd")), torch.float32)
     ops = torch.ops.lean_attention
     appends = "append_k" in given and "append_v" in given
     if not appends:
@@ -132,19 +136,18 @@ def dispatch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: dict[
         result, result_lse = ops.decode_lse(q, k, v, **given)
     else:
         result, result_lse = ops.decode(q, k, v, **given), None
-    result = result if out is None else into("out", out, result)
+    result = result if out is None else out.copy_(result)
     if lse is not None:
-        result_lse = into("lse", lse, result_lse)
+        result_lse = lse.copy_(result_lse)
     return (result, result_lse) if return_lse else result
 
 
-def into(name: str, given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The result where the caller wants it. copy_() would broadcast it and change its type."""
-    if given.shape != result.shape:
-        raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {tuple(result.shape)}")
-    if given.dtype != result.dtype:
-        raise TypeError(f"{name}: {given.dtype}: expected {result.dtype}")
-    return given.copy_(result)
+def check_place(name: str, given: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Whether a result can be copied to where the caller wants it, before it is made: copy_() would broadcast it and change its type."""
+    if tuple(given.shape) != tuple(shape):
+        raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {tuple(shape)}")
+    if given.dtype != dtype:
+        raise TypeError(f"{name}: {given.dtype}: expected {dtype}")
 
 
 def wrote(arrays: Iterable[Any]) -> None:

@@ -510,10 +510,12 @@ def test_lse_goes_where_it_is_wanted_and_is_not_resized():
     expected = wrapper.run_return_lse(*call)[1]
     lse = torch.full((2, 6), torch.nan)
     assert isinstance(wrapper.run(*call, lse=lse), torch.Tensor) and torch.equal(lse, expected)
+    out = torch.zeros(2, 6, 40)
     with pytest.raises(ValueError, match=r"^lse: shape \(7,\): expected \(2, 6\)"):
-        wrapper.run_return_lse(*call, lse=torch.empty(7))
+        wrapper.run_return_lse(*call, out=out, lse=torch.empty(7))
     with pytest.raises(TypeError, match="^lse: torch.float64"):
-        wrapper.run_return_lse(*call, lse=torch.empty(2, 6, dtype=torch.float64))
+        wrapper.run_return_lse(*call, out=out, lse=torch.empty(2, 6, dtype=torch.float64))
+    assert not out.any()
     with pytest.raises(ValueError, match="^paged_kv_cache: 3 tensors"):
         wrapper.run(call[0], (pool_k, pool_v, pool_v))
     natural, across = torch.empty(2, 6), torch.empty(6, 2)

@@ -160,7 +160,8 @@ def test_flashinfer_refuses_by_name():
         with pytest.raises(ValueError, match=r"^ckv_cache, kpe_cache: shapes .*\(ckv dims, kpe dims, page\) = \(8, 8, 5\)"):
             wrapper.run(part, part, torch.zeros(1, 5, dims), torch.zeros(1, 5, 16 - dims))
     with pytest.raises(ValueError, match=r"^lse: shape \(9,\): expected \(1, 5\)"):
-        wrapper.run(part, part, part, part, lse=torch.empty(9), return_lse=True)
+        wrapper.run(part, part, part, part, out := torch.full_like(part, 3), torch.empty(9), return_lse=True)
+    assert (out == 3).all()
     lse = torch.full((1, 5), torch.nan)
     assert wrapper.run(part, part, part, part, lse=lse).shape == part.shape and not lse.isnan().any()
     with pytest.raises(NotImplementedError, match="page_table"):

@@ -99,6 +99,23 @@ def test_a_recorded_call_refuses_an_out_that_does_not_fit(name, what):
         torch.fx.experimental.proxy_tensor.make_fx(lambda x: decode(x, k, v, **places))(q)
 
 
+class Onlooker(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        return function(*arguments, **keywords or {})
+
+
+@needs("append")
+@pytest.mark.parametrize("wrong", ["out", "lse"])
+def test_a_recorded_call_writes_nothing_when_it_refuses_its_out(wrong):
+    q, k, v = tensors()
+    before, lengths = (k.clone(), v.clone()), torch.tensor([3, 7], dtype=torch.int32)
+    places = dict(out=torch.zeros_like(q), lse=torch.zeros(2, 6, 1))
+    places[wrong] = places[wrong][:1]
+    with Onlooker(), pytest.raises(ValueError, match=f"^{wrong}: shape"):
+        decode(q, k, v, append_k=k[:, :, :1] + 1, append_v=v[:, :, :1] + 1, seqlens=lengths, **places)
+    assert torch.equal(k, before[0]) and torch.equal(v, before[1]) and not places["out"].any()
+
+
 def test_compile_writes_to_out():
     q, k, v = tensors()
     out, lse = torch.full_like(q, 7), torch.full((2, 6, 1), 7.0)

@@ -10,7 +10,7 @@ from lean_attention._options import flag
 from lean_attention.compat._flashinfer_rules import LOG2_E, RUN_HINTS, listed_pages
 from lean_attention.compat._flashinfer_wrapper import Wrapper
 from lean_attention.compat._torch_pieces import decode_named, is_fp8, refuse
-from lean_attention.torch_ops import into
+from lean_attention.torch_ops import check_place
 
 _OF_FLOAT8 = "both parts of float8 rows have one scale here: scales of their own, of tokens, or of other caches are not read"
 _RUN_REFUSED = {
@@ -142,6 +142,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         for name, part, whole, whole_name in (("q_pe", q_pe, q_nope, "q_nope"), ("kpe_cache", kpe_cache, ckv_cache, "ckv_cache")):
             if part.dtype != whole.dtype:  # torch would find a third type for both
                 raise TypeError(f"{name}: {part.dtype}: {whole_name}'s {whole.dtype} is needed")
+        if lse is not None:
+            check_place("lse", lse, q_nope.shape[:-1], torch.float32)
         scale = _scale_of(ckv_cache, ckv_scale, kpe_scale)
         self._bring_tables(q_nope.device)
         tables = self._kept
@@ -155,7 +157,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         )  # fmt: skip
         of_tokens = natural.t() if return_lse_base_on_e else natural.t() * LOG2_E
         if lse is not None:
-            of_tokens = into("lse", lse, of_tokens)
+            of_tokens = lse.copy_(of_tokens)
         return (result, of_tokens) if flag("return_lse", return_lse) else result
 
     forward = run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Mapping, NamedTuple, Optional, Union
 
 import torch
@@ -13,7 +14,7 @@ from lean_attention.compat._flashinfer_rules import (
     refuse_of_alibi,
 )  # fmt: skip
 from lean_attention.compat._torch_pieces import float32, positions_of, refuse
-from lean_attention.torch_ops import into
+from lean_attention.torch_ops import check_place
 
 PagedCache = Union[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
@@ -168,6 +169,9 @@ class Wrapper:
         if plan.encoding.turns:
             q = self._turned(q, plan.encoding, cu_seqlens_q)
         scales = Scales(k, q_scale, k_scale, v_scale)
+        if lse is not None:
+            rows = (math.prod(q.shape[:-2]), q.shape[-2])
+            check_place("lse", lse, rows[::-1] if lse_layout == "HN" else rows, torch.float32)
         result = decode(
             q, k, v, cu_seqlens_q=cu_seqlens_q, scale=plan.scale * scales.of_scores, causal=plan.causal,
             window=(plan.window_left if window_left is None else window_left, -1), softcap=plan.softcap,
@@ -183,7 +187,7 @@ class Wrapper:
         if lse_layout == "HN":
             asked = asked.t().contiguous()
         if lse is not None:
-            asked = into("lse", lse, asked)
+            asked = lse.copy_(asked)
         return (result, asked) if return_lse else result
 
     def _keys(
