@@ -437,6 +437,9 @@ def test_flash_attn_takes_what_one_rank_asks_for():
         flash_attn_with_kvcache(q, k, v, cp_world_size=2)
 
 
+TABLES = rotary_tables()
+
+
 @pytest.mark.parametrize(
     "message, arguments",
     [
@@ -450,6 +453,12 @@ def test_flash_attn_takes_what_one_rank_asks_for():
         (r"v: shape \(2, 1, 2, 39\): expected \(2, 1, 2, 40\)", dict(v=NEW[..., 1:])),
         (r"k: shape \(2, 1, 2, 40\): expected \[total, heads, d\]", dict(cu_seqlens_k_new=torch.tensor([0, 1, 2], dtype=torch.int32))),
         (r"cu_seqlens_k_new: shape \(2,\): expected \(3,\)", dict(cu_seqlens_k_new=torch.tensor([0, 2], dtype=torch.int32))),
+        (r"rotary_seqlens: shape \(1,\): expected \(2,\)", dict(TABLES, rotary_seqlens=torch.tensor([4], dtype=torch.int32))),
+        (r"rotary_seqlens\[1\] = -3: allowed 0 and more", dict(TABLES, rotary_seqlens=[4, -3])),
+        (r"rotary_cos: shape \(1, 60, 8\): expected \[positions, rotary_dim / 2\]", dict(TABLES, rotary_cos=torch.ones(1, 60, 8))),
+        (r"rotary_sin: shape \(60, 1\): expected \(60, 8\)", dict(TABLES, rotary_sin=torch.ones(60, 1))),
+        (r"rotary_sin: shape \(9, 8\): expected \(60, 8\)", dict(TABLES, rotary_sin=torch.ones(9, 8), rotary_seqlens=4)),
+        (r"rotary_cos: shape \(60, 21\): head dim is 40", dict(rotary_cos=torch.ones(60, 21), rotary_sin=torch.ones(60, 21))),
         (r"cache_seqlens: shape \(1,\): expected \(2,\)", dict(cache_seqlens=torch.tensor([5], dtype=torch.int32))),
     ],
 )

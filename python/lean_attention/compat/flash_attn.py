@@ -62,7 +62,7 @@ def flash_attn_with_kvcache(
     cu_seqlens_q: Optional[torch.Tensor] = None,
     cu_seqlens_k_new: Optional[torch.Tensor] = None,
     max_seqlen_q: Optional[int] = None,
-    rotary_seqlens: Optional[torch.Tensor] = None,
+    rotary_seqlens: Union[int, Sequence[int], torch.Tensor, None] = None,
     q_descale: Scale = None,
     k_descale: Scale = None,
     v_descale: Scale = None,
@@ -85,7 +85,7 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: ``[positions, rotary_dim / 2]``, applied to q and k. New token i stands at cache_seqlens
             + i, whatever the left padding; query i too with causal or a window, else at cache_seqlens.
         rotary_interleaved: pairs (0, 1), (2, 3).. (the default) instead of halves.
-        rotary_seqlens: ``[B]``, where positions start instead of at cache_seqlens.
+        rotary_seqlens: ``[B]``, a list or one number: where positions start instead of at cache_seqlens.
         cache_seqlens: tokens in the cache before k, ``[B]`` int32, a list or one number. Default: all.
         cache_batch_idx: which row of the cache, or of the table, each sequence has, ``[B]``; the cache is not copied.
         cache_leftpad: first token that counts, ``[B]`` int32, a list or one number.
@@ -132,7 +132,8 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     ahead = None
     if k is not None:
-        tables = None if rotary_cos is None else _Rotary(rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
+        seqlens = lengths_of("rotary_seqlens", rotary_seqlens, batch, q.device)
+        tables = None if rotary_cos is None else _Rotary(rotary_cos, rotary_sin, rotary_interleaved, seqlens)
         call, ahead = _with_new_tokens(call, k, v, cu_seqlens_k_new, tables, scales)
     arguments: dict[str, Any] = dict(
         scale=softmax_scale, softcap=softcap, alibi_slopes=float32(alibi_slopes),
@@ -295,6 +296,10 @@ class _Call(NamedTuple):
     lengths_name: str = "cache_seqlens"  # what the caller has for seqlens
 
     @property
+    def batch(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
     def capacity(self) -> int:
         return self.k.shape[1] * (1 if self.table is None else self.table.shape[1])
 
@@ -349,17 +354,32 @@ def _table(
     return torch.where(there[:, None], table[torch.where(there, rows, 0)], -1)
 
 
-def _check_new_tokens(call: _Call, k: torch.Tensor, v: torch.Tensor, cu_seqlens_k_new: Optional[torch.Tensor]) -> None:
-    batch = call.q.shape[0] if call.cu_seqlens_q is None else call.cu_seqlens_q.shape[0] - 1
-    of_batch = dict(cache_seqlens=(call.seqlens, batch), cu_seqlens_k_new=(cu_seqlens_k_new, batch + 1))
-    for name, (given, length) in of_batch.items():  # torch would broadcast one of a single sequence
+def _check_new_tokens(
+    call: _Call, k: torch.Tensor, v: torch.Tensor, cu_seqlens_k_new: Optional[torch.Tensor], rotary: Optional[_Rotary]
+) -> None:
+    """What torch would broadcast, clamp or take for something else."""
+    for name, given, length in (
+        ("cache_seqlens", call.seqlens, call.batch), ("cu_seqlens_k_new", cu_seqlens_k_new, call.batch + 1),
+        ("rotary_seqlens", None if rotary is None else rotary.seqlens, call.batch),
+    ):  # fmt: skip
         if given is not None and given.shape != (length,):
             raise ValueError(f"{name}: shape {tuple(given.shape)}: expected {(length,)}")
+        readable = isinstance(given, torch.Tensor) and given.device.type == "cpu" and not is_recorded()
+        if readable and bool((given < 0).any()):
+            raise ValueError(f"{name}[{int(given.argmin())}] = {int(given.min())}: allowed 0 and more")
+    if rotary is not None:
+        _check_axes("rotary_cos", rotary.cos, "[positions, rotary_dim / 2]")
+        if 2 * rotary.cos.shape[1] > k.shape[-1]:
+            raise ValueError(f"rotary_cos: shape {tuple(rotary.cos.shape)}: head dim is {k.shape[-1]}")
+        if rotary.sin is None:
+            raise ValueError("rotary_sin: must be given with rotary_cos")
+        if rotary.sin.shape != rotary.cos.shape:
+            raise ValueError(f"rotary_sin: shape {tuple(rotary.sin.shape)}: expected {tuple(rotary.cos.shape)}")
     packed = [] if call.cu_seqlens_q is None and cu_seqlens_k_new is None else [_PACKED]
     dense = [] if cu_seqlens_k_new is not None else ["[B, n_new, Hkv, d]"]
     for name, new, cache in (("k", k, call.k), ("v", v, call.v)):
         _check_axes(name, new, *dense, *packed)
-        tokens = (batch, *k.shape[1:2]) if k.dim() == 4 else (k if cu_seqlens_k_new is not None else call.q).shape[:1]
+        tokens = (call.batch, *k.shape[1:2]) if k.dim() == 4 else (k if cu_seqlens_k_new is not None else call.q).shape[:1]
         if new.shape != (*tokens, *cache.shape[-2:]):
             raise ValueError(f"{name}: shape {tuple(new.shape)}: expected {(*tokens, *cache.shape[-2:])}")
 
@@ -374,10 +394,7 @@ def _with_new_tokens(
         raise ValueError("cache_seqlens: must be given with k")
     if v is None:
         raise ValueError("v: must be given with k")
-    _check_new_tokens(call, k, v, cu_seqlens_k_new)
-    readable = isinstance(first, torch.Tensor) and first.device.type == "cpu" and not is_recorded()
-    if readable and bool((first < 0).any()):
-        raise ValueError(f"cache_seqlens[{int(first.argmin())}] = {int(first.min())}: allowed 0 and more")
+    _check_new_tokens(call, k, v, cu_seqlens_k_new, rotary)
     stored = _scales_of_new(k, v, scales)
     k, v = (x.to(call.q.dtype) if is_fp8(x) else x for x in (k, v))  # which holds every float8
     if cu_seqlens_k_new is None and k.dim() == 3:
@@ -386,8 +403,6 @@ def _with_new_tokens(
     together = together and stored.get("k_scale") is scales.k  # one call has one scale for what it writes and reads
     append: dict[str, Any] = {}
     if rotary is not None:
-        if rotary.sin is None:
-            raise ValueError("rotary_sin: must be given with rotary_cos")
         advances = call.causal or call.window != (-1, -1)
         as_decode_does = together and (advances or call.query_tokens == 1)
         if as_decode_does and (rotary.seqlens is None or rotary.seqlens is first):
@@ -428,9 +443,8 @@ def _with_chunk(call: _Call, chunk: int) -> _Call:
 
     Chunks count from the first token that counts.
     """
-    batch = call.q.shape[0] if call.cu_seqlens_q is None else call.cu_seqlens_q.shape[0] - 1
     device = call.q.device
-    ends = torch.full((batch,), call.capacity, device=device) if call.seqlens is None else call.seqlens.long()
+    ends = torch.full((call.batch,), call.capacity, device=device) if call.seqlens is None else call.seqlens.long()
     begins = torch.zeros_like(ends) if call.leftpad is None else call.leftpad.long()
     own = call.q.shape[1] if call.cu_seqlens_q is None else call.cu_seqlens_q.diff().long()
     last = ends - begins - 1
