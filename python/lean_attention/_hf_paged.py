@@ -45,6 +45,13 @@ def is_packed(keywords: dict[str, Any]) -> bool:
     return any(keywords.get(name) is not None for name in _PACKED)
 
 
+def refuse_of_packed(**asked: Any) -> None:
+    """What other attention is asked for in the place of ours; before the cache has the new tokens."""
+    for name, given in asked.items():
+        if given is not None:
+            raise NotImplementedError(f"{name}: is not here for packed sequences, and there is nobody to hand them to")
+
+
 def read_cache(
     module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, keywords: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:

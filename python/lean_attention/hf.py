@@ -32,7 +32,7 @@ from lean_attention import torch_ops
 from lean_attention._accepts import decode_if_accepted
 from lean_attention._hf_masks import attention_mask, for_sdpa, ranges_of, with_picked
 from lean_attention._hf_models import refuse_models_without_interface
-from lean_attention._hf_paged import is_packed, packed_attention, read_cache, serve_name
+from lean_attention._hf_paged import is_packed, packed_attention, read_cache, refuse_of_packed, serve_name
 
 NAME = "lean_attention"
 PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package
@@ -104,10 +104,11 @@ def attention_forward(
         raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes boolean (True: seen) or additive is needed")
     query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, attention_mask)
     if is_packed(keywords):
-        if indices is not None:
-            raise NotImplementedError("indices: keys of packed sequences are not picked here")
+        by_lengths = attention_mask is None or keywords.get("is_causal")  # else the mask says who sees whom
+        if by_lengths:
+            refuse_of_packed(indices=indices, dropout=dropout or None, position_bias=keywords.get("position_bias"))
         key, value = read_cache(module, key, value, keywords)
-        if attention_mask is None or keywords.get("is_causal"):  # else the mask says who sees whom
+        if by_lengths:
             return packed_attention(module, query, key, value, keywords, scaling, sliding_window, softcap, s_aux)
     if indices is not None:
         attention_mask = with_picked(attention_mask, indices, key.shape[2])

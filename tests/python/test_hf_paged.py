@@ -96,13 +96,25 @@ def test_a_mask_beside_the_lengths_says_who_sees_whom():
         (ValueError, "^max_length_k: dict of all kinds", dict(max_length_k=dict(full_attention=9))),
         (ValueError, "^query, key: 2 and 1 rows", dict(query=torch.randn(2, 4, 4, 16))),
         (NotImplementedError, "^block_table: ", dict(block_table=torch.zeros(2, 4, dtype=torch.int32))),
-        (NotImplementedError, "^indices: keys of packed", dict(indices=torch.zeros(1, 4, 2, dtype=torch.int32))),
+        (NotImplementedError, "^indices: is not here for packed", dict(indices=torch.zeros(1, 4, 2, dtype=torch.int32))),
+        (NotImplementedError, "^dropout: is not here for packed", dict(dropout=0.1)),
+        (NotImplementedError, "^position_bias: ", dict(position_bias=torch.zeros(1, 4, 4, 14))),
         (NotImplementedError, "^sliding_window=2 with is_causal=False", dict(sliding_window=2, is_causal=False)),
     ],
 )
 def test_a_packed_call_that_cannot_be_read_is_refused(error, words, changes):
     with pytest.raises(error, match=words):
         packed(**changes)
+
+
+@pytest.mark.skipif(VERSION < (5, 0), reason="transformers below 5: no bias")
+def test_a_bias_beside_a_mask_and_lengths_is_added():
+    keys = torch.arange(14)
+    mask = torch.stack([keys < 3, keys < 4, keys < 5, keys >= 5])[None, None]
+    bias = torch.linspace(-1, 1, 14).expand(1, 4, 4, 14)
+    out, q, k, v = packed(is_causal=False, mask=mask, position_bias=bias)
+    expected = decode(q, k, v, mask=torch.where(mask, bias, -torch.inf))
+    torch.testing.assert_close(out.transpose(1, 2), expected)
 
 
 @pytest.mark.parametrize("name", ["cu_seq_lens_q", "read_index", "block_table"])
