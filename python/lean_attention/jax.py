@@ -97,7 +97,9 @@ def _operand(name: str, value: Any) -> jax.Array:
             if isinstance(number, int) and not -(2**31) <= number < 2**31:
                 raise ValueError(f"{name}[{i}] = {number}: must fit 32 bits")
     array = jnp.asarray(value)
-    return array.astype(jnp.int32) if name in _INT32 and array.dtype == jnp.int64 else array
+    if name not in _INT32 or array.dtype != jnp.int64:
+        return array
+    return array.clip(-(2**31), 2**31 - 1).astype(jnp.int32)  # of traced ones, what does not fit stays out of range
 
 
 def _numbers(value: Any) -> Sequence[Any]:

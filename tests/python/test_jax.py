@@ -164,6 +164,24 @@ def test_lengths_beyond_32_bits_are_refused(name, kind):
 
 
 @needs("pages")
+@pytest.mark.skipif(ON_GPU, reason="on a device such numbers are clamped or passed over")
+@pytest.mark.parametrize("far", [2**32 + 5, 5 - 2**32])
+@pytest.mark.parametrize("name", ["seqlens", "leftpad", "block_table"])
+def test_traced_numbers_beyond_32_bits_are_out_of_range(name, far):
+    """Their lower half, 5, is not."""
+    q, k, v = inputs(batch=1)
+    numbers, given = [far], dict(layout="bhsd")
+    if name == "block_table":
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+        k, v = (x[:, :36].reshape(6, 6, 2, 40) for x in (k, v))  # a page 5 is there
+        numbers, given = [[far]], dict(layout="bshd", seqlens=[6])
+    with jax.enable_x64(True):
+        numbers = jax.numpy.asarray(numbers, "int64")
+        with pytest.raises(Exception, match=rf"{name}.* = -?214748364[78]: allowed"):
+            jax.jit(lambda numbers: decode(q, k, v, **given, **{name: numbers}))(numbers).block_until_ready()
+
+
+@needs("pages")
 @pytest.mark.parametrize("csr", [False, True], ids=["table", "lists"])
 def test_page_ids_of_64_bits_are_read_as_what_they_are(csr):
     """The operation reads 32 bits: 64 of them were read as two numbers each, and ids beyond 32 bits as their lower half."""
