@@ -203,6 +203,7 @@ Array from_numpy(PyObject* object, Reference capsule, const char* name) {
   const auto& numpy = *static_cast<const NumpyInterface*>(checked(PyCapsule_GetPointer(capsule.get(), nullptr)));
   check_dims(numpy.ndim, name);
   if ((numpy.flags & kNumpyNativeOrder) == 0) raise(PyExc_TypeError, "%s: bytes are swapped: native order is needed", name);
+  if (numpy.item_bytes == 0) raise(PyExc_TypeError, "%s: elements of no bytes: numbers are needed", name);
   Array array;
   array.data = numpy.data;
   array.type = element_type(numpy, object);

@@ -24,6 +24,8 @@ def swapped(array):
         ("q", TypeError, dict(q="no array")),
         ("q", TypeError, dict(q=swapped(np.ones((2, 6, 1, 40), np.float32)))),
         ("q", TypeError, dict(q=np.ones((2, 6, 1, 40), np.float64))),
+        ("q", TypeError, dict(q=np.zeros((2, 6, 1, 40), []))),  # elements of no bytes
+        ("seqlens", TypeError, dict(seqlens=np.zeros(2, "V0"))),
         ("q", ValueError, dict(q=np.ones((6, 40), np.float32))),
         ("q", ValueError, dict(q=np.ones((1, 2, 6, 1, 40), np.float32))),
         ("q: heads", ValueError, dict(q=np.ones((2, 5, 1, 40), np.float32))),
