@@ -95,6 +95,10 @@ class Call {
   /// means nothing.
   void check_outputs_apart() const;
 
+  /// Throws when new tokens stand in each other's places in the cache: some would be read after they were written over. Each in its
+  /// own, as in check_outputs_apart(), is no overlap. Looks at lengths and caches in rows that the host can read.
+  void check_new_tokens_apart() const;
+
   /// A refusal of this call by the library in the words of decode()'s arguments.
   [[nodiscard]] std::string text_of(const Status& status) const;
   /// Throws it unless ok.

@@ -72,6 +72,7 @@ Status decoded(Call& call, const Exchange* exchange) {
   if (options.backend == Backend::kCpu || call.has_numbers_on_host() || call.wants_checked_lengths())
     call.check_lengths(call.wants_checked_lengths());
   call.check_outputs_apart();
+  call.check_new_tokens_apart();
   return decode_unlocked(call, options);
 }
 

@@ -17,6 +17,13 @@ std::int64_t bytes_of(ElementType type) noexcept {
   }
 }
 
+/// Of an element of a view, by its sequence and token: strides may be any numbers until the library has looked at them.
+std::uintptr_t address_of(const TensorView& view, std::int64_t sequence, std::int64_t token) noexcept {
+  const std::uintptr_t elements = static_cast<std::uintptr_t>(sequence) * static_cast<std::uintptr_t>(view.strides.sequence) +
+                                  static_cast<std::uintptr_t>(token) * static_cast<std::uintptr_t>(view.strides.token);
+  return reinterpret_cast<std::uintptr_t>(view.data) + elements * static_cast<std::uintptr_t>(traits_of(view.dtype).bytes);
+}
+
 }  // namespace
 
 Span span_of(const Array& array) noexcept {
@@ -54,6 +61,28 @@ void Call::check_outputs_apart() const {
     check("k", other);
     check("v", other);
   }
+}
+
+void Call::check_new_tokens_apart() const {
+  const bool in_rows = !given("cu_seqlens_k") && !given("block_table") && !given("page_indptr");
+  if (!given("append_k") || q_.on_cuda() || !in_rows) return;
+  const std::int32_t* const cu = problem_.cu_q_tokens;
+  const auto check = [&](Argument which, const TensorView& added, const TensorView& cache) {
+    const bool alike =
+        added.dtype == cache.dtype && added.strides.token == cache.strides.token && added.strides.head == cache.strides.head;
+    const auto step = static_cast<std::int64_t>(address_of(cache, 0, 1) - address_of(cache, 0, 0));
+    if (!alike || step == 0) return;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      const std::int64_t tokens = cu == nullptr ? problem_.q_tokens : cu[b + 1] - cu[b];
+      const std::uintptr_t from = cu == nullptr ? address_of(added, b, 0) : address_of(added, 0, cu[b]);
+      const auto apart = static_cast<std::int64_t>(from - address_of(cache, b, problem_.kv_lengths[b] - tokens));  // bytes
+      if (apart == 0 || apart % step != 0 || apart / step >= tokens || apart / step <= -tokens) continue;
+      raise(PyExc_ValueError, "%s: sequence %lld: stands %lld tokens beside its place in the cache: must be in it, or elsewhere",
+            which.name(), static_cast<long long>(b), static_cast<long long>(apart / step));
+    }
+  };
+  check("append_k", problem_.append.k, problem_.k);
+  check("append_v", problem_.append.v, problem_.v);
 }
 
 }  // namespace lean::python

@@ -516,3 +516,29 @@ def test_outputs_may_lie_between_what_is_read():
     pools = np.stack((k, v), 1)
     attention(q, k, v).check(decode(q, pools[:, 0], pools[:, 1], seqlens=[37, 37], append_k=k[:, :, -1:], append_v=v[:, :, -1:]))
     decode(q, k, v, seqlens=[37, 37], append_k=k[:, :, -1:], append_v=v[:, :, -1:])
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_new_tokens_stand_in_their_places_or_apart(layout, packed):
+    """Three go to 2..4. One that stands where another is written would be read too late."""
+    q, k, v = arrays(batch=1, q_tokens=3)
+    given, axis = dict(seqlens=[5], layout=layout), 2
+    if layout == "bshd":
+        q, k, v, axis = *(np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)), 1
+    if packed:
+        q, given = q[0], dict(given, cu_seqlens_q=[0, 3], max_seqlen_q=3)
+    for first in range(8):
+        keys, values = k.copy(), v.copy()
+        new = [x.take(range(first, first + 3), axis) for x in (keys, values)]
+        views = [x[:, :, first : first + 3] if axis == 2 else x[:, first : first + 3] for x in (keys, values)]
+        new, views = ([x[0] for x in new], [x[0] for x in views]) if packed else (new, views)
+        if first in (0, 1, 3, 4):
+            with pytest.raises(ValueError, match=rf"^append_k: sequence 0: stands {first - 2} tokens beside its place"):
+                decode(q, keys, values, **given, append_k=views[0], append_v=views[1])
+            with pytest.raises(ValueError, match=rf"^append_v: sequence 0: stands {first - 2} tokens beside its place"):
+                decode(q, keys, values, **given, append_k=new[0], append_v=views[1])
+            assert (keys == k).all() and (values == v).all()
+        else:
+            expected = decode(q, k.copy(), v.copy(), **given, append_k=new[0], append_v=new[1])
+            assert (decode(q, keys, values, **given, append_k=views[0], append_v=views[1]) == expected).all()
