@@ -65,7 +65,8 @@ void Call::check_outputs_apart() const {
 
 void Call::check_new_tokens_apart() const {
   const bool in_rows = !given("cu_seqlens_k") && !given("block_table") && !given("page_indptr");
-  if (!given("append_k") || q_.on_cuda() || !in_rows) return;
+  const bool lengths = problem_.kv_lengths != nullptr && problem_.append.cached_lengths == nullptr;  // else not here, or not yet
+  if (!given("append_k") || q_.on_cuda() || !in_rows || !lengths) return;
   const std::int32_t* const cu = problem_.cu_q_tokens;
   const auto check = [&](Argument which, const TensorView& added, const TensorView& cache) {
     const bool alike =
