@@ -87,15 +87,16 @@ def lengths_of(name: str, given: Any, batch: int, device: torch.device) -> Any:
     """A list, or one number for every sequence, as a tensor, which can be counted with; refused in decode()'s words."""
     if not isinstance(given, (int, list, tuple)):
         return given
-    numbers = [given] * batch if isinstance(given, int) else given
-    for i, number in enumerate(numbers):
+    for i, number in enumerate([given] if isinstance(given, int) else given):
         try:
             fits = -(2**31) <= _integer(number) < 2**31
         except TypeError:
             raise TypeError(f"{name}[{i}] = {number!r}: an integer is needed") from None
         if not fits:
             raise ValueError(f"{name}[{i}] = {number}: must fit 32 bits")
-    return torch.tensor(numbers, dtype=torch.int32, device=device)
+    if isinstance(given, int):  # without a copy from the host, which a CUDA graph could not hold
+        return torch.full((batch,), given, dtype=torch.int32, device=device)
+    return torch.tensor(given, dtype=torch.int32, device=device)
 
 
 def float32(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
