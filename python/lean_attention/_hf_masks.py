@@ -28,7 +28,7 @@ class Ranges(NamedTuple):
 class KeyRanges(torch.Tensor):
     """A boolean mask, [B, 1, n_q, n_kv], that is made when somebody reads it. This library reads its two numbers alone.
 
-    `plain`: PyTorch's attention does the same by is_causal, and gets no mask.
+    `plain`: is_causal says the same; the mask is for a model that takes the last of its rows.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -90,15 +90,15 @@ def _kept_queries(function: Any, arguments: tuple) -> range:
 
 
 def ranges_of(mask: Optional[torch.Tensor]) -> Optional[Ranges]:
-    """The two numbers of a mask that attention_mask() made for this library to read, and of no other."""
+    """The two numbers of a mask that attention_mask() made, and of no other."""
     if isinstance(mask, KeyRanges):
-        return None if mask.plain else Ranges(mask.starts, mask.ends, mask.window, True)
+        return Ranges(mask.starts, mask.ends, mask.window, True)
     return getattr(mask, "_lean_ranges", None)
 
 
-def for_sdpa(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """What PyTorch's attention needs of a mask: None where is_causal says it."""
-    return None if isinstance(mask, KeyRanges) and mask.plain else dense_of(mask)
+def without_plain(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """None in the place of a mask that is_causal says, too."""
+    return None if isinstance(mask, KeyRanges) and mask.plain else mask
 
 
 def dense_of(mask: Any) -> Any:

@@ -30,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lean_attention import torch_ops
 from lean_attention._accepts import decode_if_accepted
-from lean_attention._hf_masks import attention_mask, for_sdpa, ranges_of, with_picked
+from lean_attention._hf_masks import attention_mask, dense_of, ranges_of, with_picked, without_plain
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, refuse_of_packed, serve_name
 
@@ -102,7 +102,7 @@ def attention_forward(
             raise NotImplementedError(f'{name}: a tensor that is not read here: use attn_implementation="sdpa" or "eager"')
     if attention_mask is not None and attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
         raise TypeError(f"attention_mask: {attention_mask.dtype}: with four axes boolean (True: seen) or additive is needed")
-    query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, attention_mask)
+    query, key, value, attention_mask = torch_ops.as_autocast(query, key, value, without_plain(attention_mask))
     if is_packed(keywords):
         by_lengths = attention_mask is None or keywords.get("is_causal")  # else the mask says who sees whom
         if by_lengths:
@@ -119,7 +119,7 @@ def attention_forward(
     out = _decoded(query, key, value, attention_mask, rules) if ours else None
     if out is not None:
         return out.transpose(1, 2), None
-    mask = for_sdpa(attention_mask)
+    mask = dense_of(attention_mask)
     if softcap is None and s_aux is None:
         return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **keywords)
     keywords.update(softcap=softcap, s_aux=s_aux, dropout=dropout, scaling=scaling)

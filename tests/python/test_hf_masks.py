@@ -164,10 +164,11 @@ def test_the_last_queries_of_a_mask_that_is_causal_are_two_numbers_too(keys, win
     expected = masking_utils.sdpa_mask(2, allow_is_causal_skip=False, **places)
     assert attention_mask(2, config=None, **places) is None
     mask = attention_mask(2, config=types.SimpleNamespace(num_kv_shared_layers=3), **places)
-    assert _hf_masks.for_sdpa(mask) is _hf_masks.for_sdpa(mask[:, :, 0:]) is ranges_of(mask) is None
+    assert _hf_masks.without_plain(mask) is _hf_masks.without_plain(mask[:, :, 0:]) is None
     for queries in (1, 3):
         last = mask[:, :, -queries:]
-        assert ranges_of(last).ends.tolist() == [7, 7] and torch.equal(_hf_masks.for_sdpa(last), expected[:, :, -queries:])
+        assert ranges_of(last).ends.tolist() == [7, 7] and _hf_masks.without_plain(last) is last
+        assert torch.equal(last & True, expected[:, :, -queries:])
     assert mask.made is None
     assert torch.equal(mask & True, expected) and torch.equal(mask[:, :, :2], expected[:, :, :2])
 

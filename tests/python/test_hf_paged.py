@@ -12,6 +12,7 @@ from test_hf import VERSION, model_of  # noqa: E402
 
 import lean_attention.hf  # noqa: E402
 from lean_attention import decode  # noqa: E402
+from lean_attention._hf_masks import KeyRanges  # noqa: E402
 from lean_attention.hf import attention_forward  # noqa: E402
 
 _one_thread = test_hf._one_thread
@@ -105,6 +106,14 @@ def test_a_mask_beside_the_lengths_says_who_sees_whom():
 def test_a_packed_call_that_cannot_be_read_is_refused(error, words, changes):
     with pytest.raises(error, match=words):
         packed(**changes)
+
+
+def test_a_mask_that_is_causal_and_no_more_does_not_hide_the_lengths():
+    """Models whose layers share keys have one where others have none."""
+    starts, ends = torch.zeros(1, dtype=torch.int32), torch.full((1,), 4, dtype=torch.int32)
+    mask = KeyRanges(starts, ends, 0, 4, 14, plain=True)
+    out, q, k, v = packed(mask=mask, is_causal=None)
+    torch.testing.assert_close(out, each_alone(q, k, v, causal=True))
 
 
 @pytest.mark.skipif(VERSION < (5, 0), reason="transformers below 5: no bias")
