@@ -390,11 +390,12 @@ const KernelEntry* paired_kernel(std::span<const KernelEntry> kernels, Scope sco
 /// Has the workspace of all kernels asked for that calls of these sizes may have whose values have dims of their own: whether there is a
 /// softcap, and wherever rows lie.
 void reserve_for_values(LaunchPlan& launch, const Problem& shape, const CallPlan& plan) noexcept {
-  for (const KvCopies& copies : {KvCopies{.boxes = true}, KvCopies{.boxes = false}}) {
+  if (value_dim_of(shape) == shape.head_dim) return;  // most calls, of which every one comes by here
+  CallPlan lying = plan;
+  Problem capped = shape;
+  for (const bool boxes : {true, false}) {
+    lying.copies = {.boxes = boxes};
     for (const float softcap : {0.0F, 1.0F}) {
-      CallPlan lying = plan;
-      lying.copies = copies;
-      Problem capped = shape;
       capped.scores.softcap = softcap;
       if (const KernelEntry* const entry = values_kernel(capped, lying)) reserve(launch, *entry, shape, plan.options);
     }
