@@ -145,6 +145,7 @@ const std::vector<Breaker>& breakers() {
       {"q.strides", "63 bits", [](Problem& p) { p.q.strides.dim = -kHuge; }},
       {"o.strides", "63 bits", [](Problem& p) { p.o.strides.sequence = kHuge; }},
       {"k.strides", "63 bits", [](Problem& p) { p.k.strides.head = INT64_MIN; }},
+      {"k.strides", "63 bits", [](Problem& p) { p.batch = 1, p.k.strides.sequence = INT64_MAX; }},  // of an axis of one element
       {"k.strides", "63 bits",
        [](Problem& p) {
          make_packed(p);
