@@ -5,7 +5,10 @@
     python load.py --loads 1,2,4 --requests 40
 
 Requests arrive at random (exponential gaps, seeded), each a prompt of random words and a fixed number of new tokens,
-streamed. Times are a client's: to the first token, and from token to token after it. --json FILE keeps every request.
+streamed. Times are a client's: to the first token, and from token to token after it. A server in a hurry sends several tokens
+as one piece (vLLM does when its client is slow, and after speculation): they share the time since the piece before them. The
+server must say how many there are, by OpenAI's `include_usage` and, for pieces of several, vLLM's `continuous_usage_stats`.
+--json FILE keeps every request.
 """
 
 from __future__ import annotations
@@ -29,16 +32,36 @@ class Request:
     tokens: list[float] = dataclasses.field(default_factory=list)  # when each arrived
     error: str = ""
 
+    def arrived(self, count: int, now: float) -> None:
+        """A piece of so many tokens; those of the first piece all come at once."""
+        before = self.tokens[-1] if self.tokens else now
+        self.tokens += [before + (now - before) * i / count for i in range(1, count + 1)]
+
+    def gaps_ms(self) -> list[float]:
+        """From token to token."""
+        return [1e3 * (b - a) for a, b in zip(self.tokens, self.tokens[1:])]
+
 
 async def stream(client: openai.AsyncOpenAI, model: str, prompt: str, new_tokens: int, request: Request, zero: float) -> None:
     request.begin = time.perf_counter() - zero
+    said = None  # tokens so far, by the server
     try:
         pieces = await client.completions.create(
-            model=model, prompt=prompt, max_tokens=new_tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            model=model,
+            prompt=prompt,
+            max_tokens=new_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            extra_body={"ignore_eos": True},
         )
         async for piece in pieces:
+            said = piece.usage.completion_tokens if piece.usage else said
             if piece.choices:
-                request.tokens.append(time.perf_counter() - zero)
+                count = said - len(request.tokens) if piece.usage else 1
+                request.arrived(count, time.perf_counter() - zero)
+        if said != len(request.tokens):
+            request.error = f"{len(request.tokens)} pieces and {said or 'no word of how many'} tokens: a piece's are unknown"
     except openai.OpenAIError as error:
         request.error = str(error)
 
@@ -70,9 +93,9 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def row(load: float, requests: list[Request], seconds: float) -> str:
-    answered = [request for request in requests if request.tokens]
+    answered = [request for request in requests if request.tokens and not request.error]
     first = [1e3 * (request.tokens[0] - request.begin) for request in answered]
-    gaps = [1e3 * (b - a) for request in answered for a, b in zip(request.tokens, request.tokens[1:])]
+    gaps = [gap for request in answered for gap in request.gaps_ms()]
     rate = sum(len(request.tokens) for request in answered) / seconds
     cells = [f"{percentile(values, share):9.1f}" for values in (first, gaps) for share in (0.5, 0.99)]
     return f"{load:10g} {rate:10.1f} {' '.join(cells)} {len(requests) - len(answered):7}"

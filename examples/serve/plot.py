@@ -20,7 +20,7 @@ PANELS = {"tokens/s": "tokens/s", "first": "ms to the first token", "gap": "ms f
 
 def summary(requests: list[dict[str, Any]]) -> dict[str, float]:
     """Of one load: tokens a second from its begin to its last token, and medians and 99th percentiles in ms."""
-    answered = [request for request in requests if request["tokens"]]
+    answered = [request for request in requests if request["tokens"] and not request["error"]]
     first = [1e3 * (request["tokens"][0] - request["begin"]) for request in answered]
     gaps = [1e3 * (b - a) for request in answered for a, b in zip(request["tokens"], request["tokens"][1:])]
     seconds = max((request["tokens"][-1] for request in answered), default=float("nan"))

@@ -43,9 +43,9 @@ def cpu_seconds(process: int | None) -> float:
 def medians(requests: list[Request], seconds: float) -> dict[str, float]:
     """Of one turn."""
     first = [1e3 * (request.tokens[0] - request.begin) for request in requests]
-    gaps = [1e3 * (b - a) for request in requests for a, b in zip(request.tokens, request.tokens[1:])]
+    gaps = [gap for request in requests for gap in request.gaps_ms()]
     rate = sum(len(request.tokens) for request in requests) / seconds
-    return {"first": statistics.median(first), "gap": statistics.median(gaps), "rate": rate}
+    return {"first": statistics.median(first), "gap": statistics.median(gaps or [0]) or math.nan, "rate": rate}
 
 
 def ratios(turns: list[dict[str, Any]], names: tuple[str, str], what: str) -> list[float]:
@@ -80,7 +80,7 @@ async def main() -> None:
             before = cpu_seconds(processes[name])
             requests, seconds = await offer(clients[name], models[name], options.load, options)
             spent = cpu_seconds(processes[name]) - before
-            failed = [request.error or "no token" for request in requests if not request.tokens]
+            failed = [request.error or "no token" for request in requests if request.error or not request.tokens]
             if failed:
                 sys.exit(f"{name}: {failed[0]}")
             turns.append(dict(server=name, machine_load=os.getloadavg()[0], cpu=spent, **medians(requests, seconds)))
@@ -89,8 +89,8 @@ async def main() -> None:
         print(f"{turn['server']:>12} {turn['first']:10.1f} {turn['gap']:10.2f} {turn['rate']:9.1f} {turn['cpu']:9.2f} "
               f"{turn['machine_load']:13.1f}")  # fmt: skip
     for what, words in MEASURED.items():
-        found = ratios(turns, names, what)
-        if math.isnan(found[0]):
+        found = [ratio for ratio in ratios(turns, names, what) if not math.isnan(ratio)]
+        if not found:
             continue
         print(f"{names[0]} / {names[1]}, {words}: {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
     if options.json:

@@ -3,7 +3,9 @@
 Runs in .venv-vllm (tools/setup.sh), and nowhere else; tests/python/test_vllm_call.py has what needs no engine.
 """
 
+import asyncio
 import concurrent.futures
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -367,11 +369,10 @@ def test_a_server_streams_the_engines_tokens(server, models):
         pieces = client.completions.create(
             model=model, prompt=prompt, max_tokens=16, temperature=0, stream=True, extra_body={"ignore_eos": True}
         )
-        return [piece.choices[0].text for piece in pieces if piece.choices]
+        return [piece.choices[0].text for piece in pieces if piece.choices]  # on a busy machine one piece holds several tokens
 
     with concurrent.futures.ThreadPoolExecutor(len(given)) as pool:
         answers = list(pool.map(streamed, given))
-    assert min(len(pieces) for pieces in answers) > 4
     assert [[int(word) for word in re.findall(r"t(\d+)", "".join(pieces))] for pieces in answers] == theirs
     assert "in the place of CPU_ATTN" in log.read_text()
     load = pathlib.Path(__file__).parents[2] / "examples" / "serve" / "load.py"
@@ -388,6 +389,35 @@ def test_a_server_streams_the_engines_tokens(server, models):
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:5]] == ["a", "b", "b", "a"]
     assert len(re.findall(r"^a / b, .*: [0-9.]+ \([0-9.]+ to [0-9.]+\)$", done.stdout, re.MULTILINE)) == 4
+
+
+def test_a_load_counts_tokens_and_not_pieces(monkeypatch):
+    """Pieces of one, three and two tokens, as a server in a hurry sends them; and servers that do not say how many there are."""
+    folder = pathlib.Path(__file__).parents[2] / "examples" / "serve"
+    monkeypatch.syspath_prepend(folder)
+    load = importlib.import_module("load")
+
+    async def pieces(said):
+        for tokens in said:
+            usage = tokens and types.SimpleNamespace(completion_tokens=tokens)
+            yield types.SimpleNamespace(choices=["text"], usage=usage)
+
+    async def create(**asked):
+        return pieces(asked["model"])
+
+    client = types.SimpleNamespace(completions=types.SimpleNamespace(create=create))
+    clock = iter((10.0, 10.5, 10.8, 10.9))
+    monkeypatch.setattr(load.time, "perf_counter", lambda: next(clock, 11.0))
+    request = load.Request(1.0, 3)
+    asyncio.run(load.stream(client, (1, 4, 6), "", 6, request, 10.0))
+    assert request.tokens == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.85, 0.9]) and not request.error
+    assert request.gaps_ms() == pytest.approx([100, 100, 100, 50, 50])
+    for said, words in (((None, None), "2 pieces and no word"), ((None, 2, None), "3 pieces and 2 tokens")):
+        request = load.Request(1.0, 3)
+        asyncio.run(load.stream(client, said, "", 6, request, 10.0))
+        assert request.error.startswith(words)
+    row = load.row(1.0, [request], 1.0)
+    assert row.split()[1] == "0.0" and row.split()[-1] == "1"  # what was counted wrongly is no rate
 
 
 def test_on_cuda_a_step_goes_to_the_kernel_that_is_made_for_it(monkeypatch):
