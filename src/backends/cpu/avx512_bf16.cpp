@@ -23,6 +23,7 @@ namespace {
 
 constexpr std::int32_t kPairLanes = 32;  // bf16 in a vector
 constexpr std::int32_t kSumLanes = 16;   // fp32 in a vector
+constexpr std::ptrdiff_t kElementBytes = sizeof(std::uint16_t);
 
 using Sum = __m512;
 
@@ -52,9 +53,9 @@ LEAN_TARGET_BF16 inline __m512i broadcast_pair(const void* p) {
   return _mm512_set1_epi32(pair);
 }
 
-const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept {
-  return reinterpret_cast<const std::uint16_t*>(rows.row(token));
-}
+const std::uint16_t* elements(const std::byte* row) noexcept { return reinterpret_cast<const std::uint16_t*>(row); }
+
+const std::uint16_t* token_row(const TokenRows& rows, std::int32_t token) noexcept { return elements(rows.row(token)); }
 
 /// Lane sums of four accumulators side by side, by one tree.
 LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
@@ -67,58 +68,72 @@ LEAN_TARGET_BF16 inline void store_lane_sums(const Sum* sums, float* out) {
 
 // ---- scores ---------------------------------------------------------------------------------------------------------
 
-/// Adds the products of some dims of kRows queries, `stride` apart, with kTokens keys. load(p): a vector of them.
-template <int kRows, int kTokens, typename TLoad>
-LEAN_TARGET_BF16 inline void add_products(Sum* sums, const std::uint16_t* queries, std::int32_t stride,
-                                          const std::uint16_t* const* keys, const std::byte* const* later, std::int32_t d,
-                                          const TLoad& load) {
-  __m512i key[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
-    ask_for(later[t] + 2 * static_cast<std::ptrdiff_t>(d));
-    key[t] = load(keys[t] + d);
-  }
+/// Adds the products of one key with kRows queries, `stride` apart, to every `sum_stride`-th sum; beside each of its lines that of the
+/// key to ask for is asked for. load(p): a vector of elements.
+template <int kRows, bool kAsks, typename TLoad>
+LEAN_TARGET_BF16 inline void add_products(Sum* sums, std::int32_t sum_stride, const std::uint16_t* queries, std::int32_t stride,
+                                          const std::byte* key_row, const std::byte* later, std::int32_t d, const TLoad& load) {
+  if constexpr (kAsks) ask_into_l1(later + d * kElementBytes);
+  const __m512i key = load(elements(key_row) + d);
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    const __m512i query = load(queries + r * stride + d);
-    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) sums[r * kTokens + t] = multiply_pairs(sums[r * kTokens + t], query, key[t]);
+    sums[r * sum_stride] = multiply_pairs(sums[r * sum_stride], load(queries + r * stride + d), key);
   }
 }
 
-/// Tokens past the end repeat the last one and are masked later.
-template <int kRows, int kTokens>
+/// Tokens past the end repeat the last one and are masked later. One key is read after the other, in the order of memory.
+template <int kRows, int kTokens, bool kAsks>
 LEAN_TARGET_BF16 inline void scores_block(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token,
                                           const RowBuffer& s, const ReadAhead& ahead) {
   static_assert(kTokens % 4 == 0);
-  const std::uint16_t* keys[std::size_t{kTokens}];
-  const std::byte* later[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
-    const std::int32_t own = token + t < k.tokens ? token + t : k.tokens - 1;
-    keys[t] = token_row(k, own);
-    later[t] = row == 0 ? ahead.row(own) : k.row(own);  // once for each token
+  const std::byte* keys[std::size_t{kTokens}];
+  const std::byte* later[std::size_t{kTokens}] = {};
+  if (token + kTokens <= k.tokens) {
+    k.find<kTokens>(token, keys);
+    if constexpr (kAsks) ahead.find<kTokens>(token, later);
+  } else {
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+      const std::int32_t own = std::min(token + t, k.tokens - 1);
+      keys[t] = k.row(own);
+      later[t] = ahead.row(own);
+    }
   }
-  const std::uint16_t* queries = q.bf16 + static_cast<std::int64_t>(row) * q.f32.stride;
+  const std::int32_t stride = q.f32.stride;
+  const std::uint16_t* queries = q.bf16 + std::int64_t{row} * stride;
   Sum sums[std::size_t{kRows * kTokens}];
   LEAN_UNROLL for (int i = 0; i < kRows * kTokens; ++i) sums[i] = _mm512_setzero_ps();
-  std::int32_t d = 0;
-  for (; d + kPairLanes <= k.dims; d += kPairLanes) {
-    add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, later, d, WholeVector());
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+    std::int32_t d = 0;
+    for (; d + kPairLanes <= k.dims; d += kPairLanes) {
+      add_products<kRows, kAsks>(sums + t, kTokens, queries, stride, keys[t], later[t], d, WholeVector());
+    }
+    if (d < k.dims) {
+      add_products<kRows, kAsks>(sums + t, kTokens, queries, stride, keys[t], later[t], d, FirstLanes{lanes_left(k.dims - d)});
+    }
   }
-  if (d < k.dims) add_products<kRows, kTokens>(sums, queries, q.f32.stride, keys, later, d, FirstLanes{lanes_left(k.dims - d)});
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     LEAN_UNROLL for (int t = 0; t < kTokens; t += 4) store_lane_sums(sums + r * kTokens + t, s.row(row + r) + token + t);
   }
 }
 
+/// The next rows from `row` on, as many as registers hold; how many they were. Who asks reads ahead for all of them.
+template <bool kAsks>
+LEAN_TARGET_BF16 inline std::int32_t scores_next(const QueryRows& q, std::int32_t row, const TokenRows& k, std::int32_t token,
+                                                 const RowBuffer& s, const ReadAhead& ahead) {
+  if (row + 4 <= s.rows) {
+    scores_block<4, 4, kAsks>(q, row, k, token, s, ahead);
+    if (token + 4 < k.tokens) scores_block<4, 4, kAsks>(q, row, k, token + 4, s, ahead);
+    return 4;
+  }
+  if (row + 2 <= s.rows) return scores_block<2, 8, kAsks>(q, row, k, token, s, ahead), 2;
+  return scores_block<1, 8, kAsks>(q, row, k, token, s, ahead), 1;
+}
+
 /// Eight tokens meet all rows before the next ones are read.
 void scores(const QueryRows& q, const TokenRows& k, const RowBuffer& s, const Prefetch& prefetch) noexcept {
-  const ReadAhead ahead(k, sizeof(std::uint16_t), prefetch);
+  const ReadAhead ahead(k, kElementBytes, prefetch);
   for (std::int32_t token = 0; token < k.tokens; token += 8) {
-    std::int32_t row = 0;
-    for (; row + 4 <= s.rows; row += 4) {
-      scores_block<4, 4>(q, row, k, token, s, ahead);
-      if (token + 4 < k.tokens) scores_block<4, 4>(q, row, k, token + 4, s, ahead);
-    }
-    for (; row + 2 <= s.rows; row += 2) scores_block<2, 8>(q, row, k, token, s, ahead);
-    if (row < s.rows) scores_block<1, 8>(q, row, k, token, s, ahead);
+    std::int32_t row = scores_next<true>(q, 0, k, token, s, ahead);
+    while (row < s.rows) row += scores_next<false>(q, row, k, token, s, ahead);
   }
 }
 
@@ -139,17 +154,33 @@ LEAN_TARGET_BF16 inline void add_sums(const Interleaved& sums, float* o, std::in
   _mm512_storeu_ps(o + kSumLanes, _mm512_fmadd_ps(_mm512_loadu_ps(o + kSumLanes), factor, _mm512_shuffle_f32x4(high, high, 0xD8)));
 }
 
-/// Two rows of V from dim `d` on, kGroups x 32 values, times the pairs of weights at `weights`, `stride` floats apart.
-template <int kRows, int kGroups, typename TLoad>
-LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16_t* first_row, const std::uint16_t* second_row,
-                                            const float* weights, std::int32_t stride, const TLoad& load) {
+/// Vectors of a row from dim `d` on; beside each the line of the row to ask for is asked for.
+template <int kGroups, bool kAsks, typename TLoad>
+LEAN_TARGET_BF16 inline void load_groups(const std::byte* row, const std::byte* later, std::int32_t d, const TLoad& load,
+                                         __m512i* groups) {
+  LEAN_UNROLL for (int g = 0; g < kGroups; ++g, d += kPairLanes) {
+    if constexpr (kAsks) ask_into_l1(later + d * kElementBytes);
+    groups[g] = load(elements(row) + d);
+  }
+}
+
+/// One or two rows of V from dim `d` on, kGroups x 32 values, times the pairs of weights at `weights`, `stride` floats apart.
+template <int kRows, int kGroups, int kTokens, bool kAsks, typename TLoad>
+LEAN_TARGET_BF16 inline void add_tokens(Interleaved* sums, const std::byte* const* rows, const std::byte* const* later,
+                                        std::int32_t d, const float* weights, std::int32_t stride, const TLoad& load) {
+  __m512i first[std::size_t{kGroups}];
+  __m512i second[std::size_t{kGroups}];
+  load_groups<kGroups, kAsks>(rows[0], later[0], d, load, first);
+  if constexpr (kTokens == 2) {
+    load_groups<kGroups, kAsks>(rows[1], later[1], d, load, second);
+  } else {
+    LEAN_UNROLL for (__m512i& none : second) none = _mm512_setzero_si512();
+  }
   __m512i even[std::size_t{kGroups}];
   __m512i odd[std::size_t{kGroups}];
   LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
-    const __m512i first = load(first_row + g * kPairLanes);
-    const __m512i second = second_row != nullptr ? load(second_row + g * kPairLanes) : _mm512_setzero_si512();
-    even[g] = _mm512_unpacklo_epi16(first, second);
-    odd[g] = _mm512_unpackhi_epi16(first, second);
+    even[g] = _mm512_unpacklo_epi16(first[g], second[g]);
+    odd[g] = _mm512_unpackhi_epi16(first[g], second[g]);
   }
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const __m512i weight = broadcast_pair(weights + r * stride);
@@ -162,21 +193,27 @@ LEAN_TARGET_BF16 inline void add_token_pair(Interleaved* sums, const std::uint16
 
 /// Sums of kRows rows and kGroups x 32 values from dim `d` on, in registers over all tokens of the tile, two tokens a step.
 /// `weights` holds P as bf16, so that two neighbouring tokens are one 32-bit word.
-template <int kRows, int kGroups, typename TLoad>
+template <int kRows, int kGroups, bool kAsks, typename TLoad>
 LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
                                               const float* rescale, std::int32_t d, const ReadAhead& ahead, const TLoad& load) {
   Interleaved sums[std::size_t{kRows * kGroups}];
   LEAN_UNROLL for (Interleaved& sum : sums) sum = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   const float* weight = weights.row(row);
-  std::int32_t t = 0;
-  for (; t + 2 <= v.tokens; t += 2) {
-    if (row == 0 && d == 0) {  // once for each token
-      ahead.ask_row(t);
-      ahead.ask_row(t + 1);
+  std::int32_t token = 0;
+  const auto take = [&](auto count) __attribute__((always_inline)) LEAN_TARGET_BF16 {
+    constexpr int kTokens = count();
+    const std::byte* rows[std::size_t{kTokens}];
+    const std::byte* later[std::size_t{kTokens}] = {};
+    v.find<kTokens>(token, rows);
+    if constexpr (kAsks) ahead.find<kTokens>(token, later);
+    LEAN_UNROLL for (int t = 0; t < kTokens; t += 2) {
+      add_tokens<kRows, kGroups, std::min(kTokens, 2), kAsks>(sums, rows + t, later + t, d, weight++, weights.stride, load);
     }
-    add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, token_row(v, t + 1) + d, weight++, weights.stride, load);
-  }
-  if (t < v.tokens) add_token_pair<kRows, kGroups>(sums, token_row(v, t) + d, nullptr, weight, weights.stride, load);
+    token += kTokens;
+  };
+  while (token + 4 <= v.tokens) take(std::integral_constant<int, 4>());
+  if (token + 2 <= v.tokens) take(std::integral_constant<int, 2>());
+  if (token < v.tokens) take(std::integral_constant<int, 1>());
   LEAN_UNROLL for (int r = 0; r < kRows; ++r) {
     const Sum factor = _mm512_set1_ps(rescale[row + r]);
     LEAN_UNROLL for (int g = 0; g < kGroups; ++g) {
@@ -185,16 +222,29 @@ LEAN_TARGET_BF16 inline void accumulate_block(const RowBuffer& o, const RowBuffe
   }
 }
 
-template <int kRows, int kGroups>
+template <int kRows, int kGroups, bool kAsks>
 LEAN_TARGET_BF16 inline void accumulate_rows(const RowBuffer& o, const RowBuffer& weights, std::int32_t row, const TokenRows& v,
                                              const float* rescale, const ReadAhead& ahead) {
   std::int32_t d = 0;
   for (; d + kGroups * kPairLanes <= v.dims; d += kGroups * kPairLanes) {
-    accumulate_block<kRows, kGroups>(o, weights, row, v, rescale, d, ahead, WholeVector());
+    accumulate_block<kRows, kGroups, kAsks>(o, weights, row, v, rescale, d, ahead, WholeVector());
+  }
+  for (; d + 2 * kPairLanes <= v.dims; d += 2 * kPairLanes) {
+    accumulate_block<kRows, 2, kAsks>(o, weights, row, v, rescale, d, ahead, WholeVector());
   }
   for (; d < v.dims; d += kPairLanes) {
-    accumulate_block<kRows, 1>(o, weights, row, v, rescale, d, ahead, FirstLanes{lanes_left(v.dims - d)});
+    accumulate_block<kRows, 1, kAsks>(o, weights, row, v, rescale, d, ahead, FirstLanes{lanes_left(v.dims - d)});
   }
+}
+
+/// The next rows from `row` on; how many they were. Where V has 128 dims two with all of them rather than four with half: its rows
+/// then come in the order of memory.
+template <bool kAsks>
+LEAN_TARGET_BF16 inline std::int32_t accumulate_next(const RowBuffer& o, const RowBuffer& p, std::int32_t row, const TokenRows& v,
+                                                     const float* rescale, const ReadAhead& ahead) {
+  if (row + 4 <= o.rows && v.dims < 4 * kPairLanes) return accumulate_rows<4, 2, kAsks>(o, p, row, v, rescale, ahead), 4;
+  if (row + 2 <= o.rows) return accumulate_rows<2, 4, kAsks>(o, p, row, v, rescale, ahead), 2;
+  return accumulate_rows<1, 4, kAsks>(o, p, row, v, rescale, ahead), 1;
 }
 
 /// Rounds P to bf16 in place, row by row; the zeros behind the last token stay zeros.
@@ -212,11 +262,9 @@ LEAN_TARGET_BF16 inline void round_weights(const RowBuffer& p, std::int32_t toke
 void accumulate(const RowBuffer& o, const RowBuffer& /* registers hold the sums */, const RowBuffer& p, const TokenRows& v,
                 const float* rescale, const Prefetch& prefetch) noexcept {
   round_weights(p, v.tokens);
-  const ReadAhead ahead(v, sizeof(std::uint16_t), prefetch);
-  std::int32_t row = 0;
-  for (; row + 4 <= o.rows; row += 4) accumulate_rows<4, 2>(o, p, row, v, rescale, ahead);
-  for (; row + 2 <= o.rows; row += 2) accumulate_rows<2, 4>(o, p, row, v, rescale, ahead);
-  if (row < o.rows) accumulate_rows<1, 4>(o, p, row, v, rescale, ahead);
+  const ReadAhead ahead(v, kElementBytes, prefetch);
+  std::int32_t row = accumulate_next<true>(o, p, 0, v, rescale, ahead);
+  while (row < o.rows) row += accumulate_next<false>(o, p, row, v, rescale, ahead);
 }
 
 // ---- many rows ------------------------------------------------------------------------------------------------------
@@ -338,9 +386,9 @@ void weigh_and_add(const TurnedRun& run, bool is_scaled) noexcept {
 }
 
 void compute_turned(const TurnedCall& call) noexcept {
-  turn_keys(call.k, ReadAhead(call.k, sizeof(std::uint16_t), call.with_scores), static_cast<PanelLine*>(call.turned_k));
+  turn_keys(call.k, ReadAhead(call.k, kElementBytes, call.with_scores), static_cast<PanelLine*>(call.turned_k));
   const auto lay_values = [&] {
-    turn_values(call.v, ReadAhead(call.v, sizeof(std::uint16_t), call.with_accumulate), static_cast<PanelLine*>(call.turned_v));
+    turn_values(call.v, ReadAhead(call.v, kElementBytes, call.with_accumulate), static_cast<PanelLine*>(call.turned_v));
   };
   take_turned(call, kRowsTogether, lay_values, score, weigh_and_add);
 }

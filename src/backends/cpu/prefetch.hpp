@@ -26,6 +26,9 @@ inline constexpr std::int32_t kAccumulateEighths = 4;
 /// Inlined early: GCC 12 takes a function that only prefetches for one without effects, and drops calls of it.
 [[gnu::always_inline]] inline void ask_for(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
+/// For loops of few instructions a line, which hold up no other loads.
+[[gnu::always_inline]] inline void ask_into_l1(const std::byte* line) noexcept { __builtin_prefetch(line, 0, 3); }
+
 /// All lines of a row.
 [[gnu::always_inline]] inline void ask_for_row(const std::byte* row, std::int64_t bytes) noexcept {
   for (std::int64_t byte = 0; byte < bytes; byte += kLineBytes) ask_for(row + byte);
@@ -132,6 +135,17 @@ class ReadAhead {
     if (ahead < rows_.tokens) return rows_.row(ahead);
     if (ahead - rows_.tokens < after_.tokens) return after_.row(ahead - rows_.tokens);
     return rows_.row(std::min(token, rows_.tokens - 1));
+  }
+
+  /// row() of kCount tokens from `token` on, all of which there are.
+  template <int kCount>
+  [[gnu::always_inline]] void find(std::int32_t token, const std::byte** out) const noexcept {
+    const std::int32_t ahead = token + distance_;
+    if (ahead + kCount <= rows_.tokens) return rows_.find<kCount>(ahead, out);
+    if (ahead >= rows_.tokens && ahead + kCount <= rows_.tokens + after_.tokens) {
+      return after_.find<kCount>(ahead - rows_.tokens, out);
+    }
+    for (int i = 0; i < kCount; ++i) out[i] = row(token + i);
   }
 
   /// All lines of the row to ask for.

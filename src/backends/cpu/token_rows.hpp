@@ -18,6 +18,17 @@ struct TokenRows {
   [[nodiscard]] const std::byte* row(std::int32_t token) const noexcept {
     return table != nullptr ? table[token] : static_cast<const std::byte*>(data) + token * token_stride_bytes;
   }
+  /// row() of kCount tokens from `token` on, all of which there are, with one question for all of where they lie. A core looks a fixed
+  /// number of instructions ahead, and how many late lines it meets there is what bounds a stream: each row has to cost few.
+  template <int kCount>
+  [[gnu::always_inline]] void find(std::int32_t token, const std::byte** out) const noexcept {
+    if (table != nullptr) {
+      for (int i = 0; i < kCount; ++i) out[i] = table[token + i];
+      return;
+    }
+    out[0] = row(token);
+    for (int i = 1; i < kCount; ++i) out[i] = out[i - 1] + token_stride_bytes;
+  }
 };
 
 }  // namespace lean::cpu
