@@ -5,17 +5,23 @@
 
 #include "base/int_math.hpp"
 #include "base/with_type.hpp"
+#include "problem/address.hpp"
 #include "problem/tree_mask.hpp"
+#include "softmax/scale.hpp"
 #include "softmax/state.hpp"
 #include "tile/score_rules.hpp"
 
 namespace lean::cpu {
 namespace {
 
-[[nodiscard]] float additive_bias(const Scores& scores, std::int64_t offset) noexcept {
-  float bias = 0.0F;
-  with_query_type(scores.mask_dtype, [&]<typename T>(T) { bias = to_float(static_cast<const T*>(scores.mask)[offset]); });
-  return bias;
+/// row[t] = value(the mask's element of token t), elements `stride` apart. Where they lie side by side the compiler takes many at once.
+template <typename T, typename TValue>
+void read_mask(const T* mask, std::int64_t stride, std::int32_t tokens, float* row, const TValue& value) noexcept {
+  if (stride == 1) {
+    for (std::int32_t t = 0; t < tokens; ++t) row[t] = value(mask[t]);
+  } else {
+    for (std::int32_t t = 0; t < tokens; ++t) row[t] = value(mask[t * stride]);
+  }
 }
 
 }  // namespace
@@ -57,18 +63,34 @@ bool ScoreRules::masks(const TileOutput& output, const KvTile& tile) const noexc
   return problem_.scores.tree_mask != nullptr && tile.token + tile.tokens > first_draft(output.lengths);
 }
 
-/// The bias of tokens [begin, end) of the tile; the others are not looked up. Tokens that the row sees are no longer hidden.
+/// The bias of tokens [begin, end) of the tile; the others are not looked up. Tokens that the row sees are no longer hidden. What kind
+/// of mask there is, is asked once a row, as tile::mask_bias() asks for each key.
 void ScoreRules::fill_bias(const TileOutput& output, PackedRow at, const KvTile& tile, std::int32_t begin,
                            std::int32_t end) const noexcept {
-  std::fill_n(memory_.bias, memory_.layout.score_stride(), 0.0F);
-  for (std::int32_t t = begin; t < end; ++t) {
-    const bool absent = tile.has_absent && KvTiles::is_hidden(tile.k.row(t));
-    const float bias = absent
-                           ? softmax::kNegInf
-                           : tile::mask_bias(problem_, output.lengths, output.q_head(at), at.token, tile.token + t, additive_bias);
-    memory_.bias[t] = bias;
-    if (bias != softmax::kNegInf) tile.tables->hidden[t] = 0;
+  const Scores& scores = problem_.scores;
+  const HeadPosition q_head = output.q_head(at);
+  float* bias = memory_.bias;
+  std::fill_n(bias, memory_.layout.score_stride(), 0.0F);
+  const std::int64_t offset = mask_offset(scores.mask_strides, q_head, at.token, tile.token + begin);
+  const std::int64_t stride = scores.mask_strides.dim;
+  if (scores.mask != nullptr && scores.mask_is_boolean) {
+    const auto of_byte = [](std::uint8_t seen) { return seen != 0 ? 0.0F : softmax::kNegInf; };
+    read_mask(static_cast<const std::uint8_t*>(scores.mask) + offset, stride, end - begin, bias + begin, of_byte);
+  } else if (scores.mask != nullptr) {
+    with_query_type(scores.mask_dtype, [&]<typename T>(T) {
+      const auto of_number = [](T number) { return softmax::to_log2(to_float(number)); };
+      read_mask(static_cast<const T*>(scores.mask) + offset, stride, end - begin, bias + begin, of_number);
+    });
   }
+  const std::int64_t draft = scores.tree_mask != nullptr ? first_draft(output.lengths) - tile.token : end;
+  for (auto t = static_cast<std::int32_t>(clamp_to(draft, begin, end)); t < end; ++t) {
+    if (!sees_in_tree(problem_, output.lengths, q_head.sequence, at.token, tile.token + t)) bias[t] = softmax::kNegInf;
+  }
+  for (std::int32_t t = begin; tile.has_absent && t < end; ++t) {
+    if (KvTiles::is_hidden(tile.k.row(t))) bias[t] = softmax::kNegInf;
+  }
+  std::uint8_t* hidden = tile.tables->hidden;
+  for (std::int32_t t = begin; t < end; ++t) hidden[t] = static_cast<std::uint8_t>(hidden[t] & (bias[t] == softmax::kNegInf));
 }
 
 }  // namespace lean::cpu
