@@ -30,13 +30,14 @@ from lean_attention._vllm_layers import LeanBuilder, LeanImpl, is_derived, refus
 #: Of a request, in a step that is this library's whatever else it holds.
 MOST_QUERY_TOKENS = 16
 
-# Where longer chunks took no more time here than FlashAttention-3 takes, in the same run on an H100: bf16, 32/8 heads of 128 dims,
-# pages of 16 tokens, a request alone in its step (bench/results/h100-prefill.jsonl). Chunks of 1k to 16k new tokens of sequences
-# of 32k and 128k: 0.90 to 0.96 of its time. Everything else stays FlashAttention's, since its measured neighbours are slower here:
-# chunks of 64 to 256 tokens (0.88 to 1.64) and sequences up to 8k (0.97 to 1.64), fewer query heads a kv head (512 of 8k: 1.25 with
-# two, 1.48 with one), d 64 and 96 (up to 1.23), chunks beside decode rows (1.05 to 1.23, bench/results/experiments/h100-mixed-02769b1.jsonl).
-LONG_CHUNK_TOKENS = 1024
-LONG_CHUNK_CONTEXT = 32768
+# Where longer chunks took no more time here than FlashAttention-3 takes, in the same run on an H100 and on an H200: bf16, 32/8 heads
+# of 128 dims, pages of 16 tokens, a request alone in its step (bench/results/h100-prefill.jsonl, h200-prefill.jsonl). Chunks of 512 to
+# 16k new tokens of sequences of 8k to 128k: 0.88 to 1.00 of its time. Everything else stays FlashAttention's, since its measured
+# neighbours are slower here: chunks of 64 and 256 tokens (0.92 to 1.25) and sequences of 2k (1.09 to 1.21), fewer query heads a kv
+# head (512 of 8k: 1.12 with two, 1.19 with one), 2k tokens of d 64 (1.07 to 1.12), d 192 and 256 (1.09 to 1.35), chunks beside decode
+# rows (1.05 to 1.23, bench/results/experiments/h100-mixed-02769b1.jsonl).
+LONG_CHUNK_TOKENS = 512
+LONG_CHUNK_CONTEXT = 8192
 LONG_CHUNK_QUERY_ROWS = 32 * LONG_CHUNK_TOKENS  # of all heads: a rank of tensor parallelism has fewer, and needs more tokens
 LONG_CHUNK_HEAD_SIZE = 128
 LONG_CHUNK_GROUP = 4  # query heads of a kv head, at least

@@ -324,7 +324,7 @@ def test_the_engines_own_description_is_made_where_its_layers_read_it(ours, new,
     assert len(engines_builds) == int(described)
 
 
-CHUNK = dict(query_heads=32, new=[1024], length=32768)
+CHUNK = dict(query_heads=32, new=[512], length=8192)
 
 
 @pytest.mark.parametrize(
@@ -332,12 +332,12 @@ CHUNK = dict(query_heads=32, new=[1024], length=32768)
     [
         ({}, True),
         (dict(new=[8192], length=131072), True),
-        (dict(new=[1023]), False),
-        (dict(length=32767), False),
-        (dict(new=[1024, 1]), False),  # beside a decode row
-        (dict(new=[1024, 1024]), False),
+        (dict(new=[511]), False),
+        (dict(length=8191), False),
+        (dict(new=[512, 1]), False),  # beside a decode row
+        (dict(new=[512, 512]), False),
         (dict(query_heads=8), False),  # of a rank: a quarter of the rows
-        (dict(query_heads=8, new=[4096]), True),
+        (dict(query_heads=8, new=[2048]), True),
         (dict(query_heads=0), False),  # layers that are not those measured
     ],
 )
