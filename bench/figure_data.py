@@ -65,6 +65,7 @@ MODELS = {
 }
 MACHINES = {"Zen 3, 2 threads": "cpu-peers-zen3-2t.jsonl", "Zen 4, 2 threads": "cpu-peers-zen4-2t.jsonl",
             "Xeon 6, 2 threads": "cpu-peers-xeon6-2t.jsonl", "Xeon, 16 threads": "cpu-peers-xeon-16t.jsonl"}
+PROMPTS_BESIDE_TORCH = "experiments/cpu-zen5-prompts-beside-torch.jsonl"
 ALL_ON_A_CPU = {"Zen 4, 2 threads": "cpu-peers-zen4-ggml-2t.jsonl"}
 STEPS = {"LeanStaticCache": "lean_attention/lean", "flash, dynamic cache": "flash/dynamic", "sdpa, static cache": "sdpa/static",
          "sdpa, dynamic cache": "sdpa/dynamic", "LeanStaticCache, compiled": "lean_attention/lean+compiled",
@@ -442,6 +443,26 @@ def cpu_table(of_machines: dict = MACHINES) -> str:
             table.append([peer, machine, *(f"{kinds[f'{dtype}, G = {group}']:.2f}" if f"{dtype}, G = {group}" in kinds else "-"
                                            for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))])
     return markdown(["against", "on", *(f"{dtype}, G = {group}" for dtype in ("bf16", "fp16", "fp32") for group in (1, 4, 8))], table)
+
+
+def prompts_beside_torch() -> dict:
+    """Our time over that of PyTorch's attention, of prompts and their like on one CPU: by row, then instruction set and type."""
+    found = {}
+    for line in lines(PROMPTS_BESIDE_TORCH):
+        if " 1 of " not in line["row"]:  # a decode step
+            isa = "AVX2" if line["isa"] == "avx2" else "AVX-512"
+            row = line["row"].removesuffix(f", {line['dtype']}")
+            found.setdefault(row, {})[f"{isa}, {line['dtype']}"] = line["us"]["lean"] / line["us"]["torch-2.13.0"]
+    return found
+
+
+def prompts_beside_torch_ratios(isa: str) -> list:
+    return [ratio for kinds in prompts_beside_torch().values() for kind, ratio in kinds.items() if kind.startswith(isa)]
+
+
+def prompts_beside_torch_table() -> str:
+    kinds = [f"{isa}, {dtype}" for isa in ("AVX-512", "AVX2") for dtype in ("bf16", "fp16", "fp32")]
+    return markdown(["", *kinds], [[row, *(f"{of[kind]:.2f}" for kind in kinds)] for row, of in prompts_beside_torch().items()])
 
 
 def cpu_rows_table() -> str:
@@ -847,7 +868,8 @@ def mixed_table(traces: bool = False) -> str:
 TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
-          "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table, "steps": steps_table, "flatness": flat_table,
+          "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table,
+          "prompts beside torch": prompts_beside_torch_table, "steps": steps_table, "flatness": flat_table,
           "paper": paper_table, "one variant": one_variant_table, "paper ragged": ragged_table,
           "timeline": lambda: markdown(*timeline_data.table(lines(TIMELINE))),
           "timeline of a GPU": lambda: markdown(*timeline_data.table(lines(GPU_TIMELINE))),
@@ -1082,5 +1104,7 @@ NUMBERS = {
     "tier b over fixed split, most": lambda: f"{max(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.1f}",
     "cpu torch gqa 16 bits": lambda: f"{1 / max(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.0f}",
     "cpu onnxruntime gqa 16 bits": lambda: f"{1 / max(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.0f}",
+    "prompts beside torch, AVX-512": lambda: span_of(prompts_beside_torch_ratios("AVX-512")),
+    "prompts beside torch, AVX2": lambda: span_of(prompts_beside_torch_ratios("AVX2")),
     "cpu slowest": lambda: f"{max(max(kinds.values()) for machines in cpu().values() for kinds in machines.values()):.2f}",
 }

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 from transformers.masking_utils import and_masks, causal_mask_function, eager_mask, sdpa_mask, sliding_window_overlay
 
+from lean_attention._hf_prompts import are_prompts_ours
 from lean_attention.torch_ops import is_recorded
 
 
@@ -221,6 +222,9 @@ def attention_mask(
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     if window is None or not (q_length == 1 or _needs_own_softmax(config)):
         mask = as_sdpa()
+        if mask is not None and window is not None and are_prompts_ours(device, keywords.get("dtype"), q_length, kv_length):
+            ranges = _ranges_of_padded(batch_size, q_length, kv_length, q_offset, kv_offset, window, attention_mask, device)
+            return mask if ranges is None else _with_ranges(mask, ranges)
         if mask is not None or q_length == 1 or not (may_skip and _slices_queries(config)):
             return mask
         if is_recorded():
@@ -245,6 +249,16 @@ def attention_mask(
 def _with_ranges(mask: torch.Tensor, ranges: Ranges) -> torch.Tensor:
     mask._lean_ranges = ranges
     return mask
+
+
+def _ranges_of_padded(
+    batch: int, q_length: int, kv_length: int, q_offset: Any, kv_offset: int, window: int, padding: Optional[torch.Tensor], device: Any
+) -> Optional[Ranges]:
+    """The two numbers of a causal mask that hides padding on the left and nothing else."""
+    seen = None if padding is None else _seen(padding, q_offset + q_length)
+    if seen is not None and not (may_wait_for(seen) and _is_padded_left(seen, q_offset + q_length)):
+        return None
+    return Ranges(*_starts_and_ends(batch, q_length, kv_length, q_offset, kv_offset, window, seen, device), window, True)
 
 
 def may_wait_for(tensor: torch.Tensor) -> bool:

@@ -8,11 +8,13 @@ mask or a copy of K and V. The attention function computes from them.
 Which calls are ours:
 
 - one new token of each sequence (decode): decode(), with the model's mask where two numbers do not say it;
-- several new tokens (prefill) of a model with softcap or sinks, which PyTorch's attention does not have: decode(), when
-  the backend has the feature;
+- several new tokens (prefill): decode() where that was measured to be no slower than PyTorch (_hf_prompts.py): on CPUs, and
+  long chunks on GPUs of compute capability 9.0;
+- several of a model with softcap or sinks, which PyTorch's attention does not have: decode(), when the backend has the
+  feature;
 - sequences packed end to end (generate_batch()): decode();
-- other prefill: PyTorch's scaled_dot_product_attention, which is made for it;
-- what neither does (dropout, gradients, masks with holes under softcap or sinks): the model's own eager function.
+- other prefill, and prompts in a graph (torch.compile, export): PyTorch's scaled_dot_product_attention;
+- what neither does (dropout, gradients, on GPUs masks with holes under softcap or sinks): the model's own eager function.
 
 Keys that a sparse model picks for each query (DeepSeek-V3.2) are a mask, as they are for "sdpa". Models that Transformers
 would refuse for "sdpa" are refused, those that choose their attention by its name, and those that pick blocks of keys.
@@ -33,6 +35,7 @@ from lean_attention._accepts import decode_if_accepted
 from lean_attention._hf_masks import attention_mask, dense_of, ranges_of, with_picked, without_plain
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, refuse_of_packed, serve_name
+from lean_attention._hf_prompts import are_prompts_ours
 
 NAME = "lean_attention"
 PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package
@@ -116,7 +119,8 @@ def attention_forward(
     if s_aux is not None:
         rules["sinks"] = s_aux.float()
     ours = dropout == 0.0 and keywords.get("position_bias") is None and not torch_ops.is_transformed(query, key, value)
-    out = _decoded(query, key, value, attention_mask, rules) if ours else None
+    causal = _is_causal(module, keywords.get("is_causal"))
+    out = _decoded(query, key, value, attention_mask, causal, rules) if ours else None
     if out is not None:
         return out.transpose(1, 2), None
     mask = dense_of(attention_mask)
@@ -126,19 +130,33 @@ def attention_forward(
     return _eager_forward(module, query, key, value, mask, **keywords)
 
 
+def _is_causal(module: torch.nn.Module, said: Optional[bool]) -> bool:
+    """Of several queries without a mask."""
+    return getattr(module, "is_causal", True) if said is None else said
+
+
 def _decoded(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], rules: dict[str, Any]
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], causal: bool, rules: dict[str, Any]
 ) -> Optional[torch.Tensor]:
-    """The library's result, or None: it is for one query, or for causal ones whose keys are two numbers."""
+    """The library's result, or None: it is for one query, for causal ones whose keys are two numbers, and for other prompts
+    where they are ours."""
+    tokens, keys = query.shape[2], key.shape[2]
     ranges = ranges_of(mask)
-    if ranges is None and query.shape[2] > 1:
-        return None
+    if tokens > 1 and ranges is None:
+        if not are_prompts_ours(query.device, query.dtype, tokens, keys, query.shape[3]):
+            return None
+        if mask is None and causal:
+            if keys < tokens:
+                return None
+            # As is_causal of sdpa counts from the first key: what a static cache holds behind the prompt is not seen.
+            key, value = key[:, :, :tokens], value[:, :, :tokens]
+            rules["causal"] = True
     if ranges is not None:
         rules.update(leftpad=ranges.starts, seqlens=ranges.ends)
-    if query.shape[2] > 1:
-        rules.update(causal=True, window=(ranges.window - 1, -1) if ranges.window else (-1, -1))
+        if tokens > 1:
+            rules.update(causal=True, window=(ranges.window - 1, -1) if ranges.window else (-1, -1))
     if mask is not None and (ranges is None or not ranges.whole):
-        rules["mask"] = mask[..., : key.shape[2]]
+        rules["mask"] = mask[..., :keys]
     return decode_if_accepted(query, key, value, **rules)
 
 
@@ -152,8 +170,7 @@ def _eager_forward(
     **keywords: Any,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
     """The model's own definition, which knows its softcap and sinks. `mask`: boolean, additive, or None (as `is_causal` says)."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if mask is None and causal and query.shape[2] > 1:
+    if mask is None and _is_causal(module, is_causal) and query.shape[2] > 1:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     if mask is not None and mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=query.dtype, device=query.device)

@@ -117,21 +117,106 @@ def test_beam_search(name):
 
 
 @pytest.mark.parametrize(
-    "name, passes",
+    "name",
     [
-        ("llama", 11),  # every pass after the first
-        ("mistral", 11),
-        ("phi3_window", 11),
-        pytest.param("gemma2", 12, marks=needs("softcap", "window")),  # and the first, where PyTorch has no softcap
-        pytest.param("gpt_oss", 12, marks=needs("sinks", "window")),
+        "llama",
+        "mistral",
+        "phi3_window",
+        pytest.param("gemma2", marks=needs("softcap", "window")),
+        pytest.param("gpt_oss", marks=needs("sinks", "window")),
     ],
 )
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_every_decode_step_is_the_librarys(name, passes, cache, monkeypatch):
+def test_every_pass_is_the_librarys(name, cache, monkeypatch):
+    """The prompt and eleven decode steps."""
     arguments = {} if cache == "dynamic" else dict(cache_implementation="static", disable_compile=True)
     calls = Calls(monkeypatch)
     generated(model_of(name, "lean_attention"), prompts(3, True), **arguments)
-    assert calls.count == 3 * passes  # a call for each layer
+    assert calls.count == 3 * 12  # a call for each layer
+
+
+class Layer(torch.nn.Module):
+    num_key_value_groups = 2
+
+    def __init__(self, causal=True):
+        super().__init__()
+        self.is_causal = causal
+
+
+def queries_and_keys(tokens, keys, dtype=torch.float32):
+    torch.manual_seed(0)
+    return (torch.randn(2, heads, n, 16).to(dtype) for heads, n in ((4, tokens), (2, keys), (2, keys)))
+
+
+@pytest.mark.parametrize("said", ["by the module", "by a keyword"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("keys", [5, 9], ids=["as many keys", "a static cache holds more"])
+def test_prompts_without_a_mask_see_what_they_see_in_sdpa(said, causal, keys, monkeypatch):
+    q, k, v = queries_and_keys(5, keys)
+    layer = Layer(causal if said == "by the module" else not causal)
+    keywords = {} if said == "by the module" else dict(is_causal=causal)
+    calls = Calls(monkeypatch)
+    expected, _ = transformers.integrations.sdpa_attention.sdpa_attention_forward(layer, q, k, v, None, scaling=0.3, **keywords)
+    out, _ = attention_forward(layer, q, k, v, None, scaling=0.3, **keywords)
+    torch.testing.assert_close(out, expected)
+    assert calls.count == 1
+
+
+@pytest.mark.parametrize("kind", ["boolean", "a row for all queries", "additive", "of the type of q"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompts_under_any_mask_are_the_librarys_on_a_cpu(kind, dtype, monkeypatch):
+    q, k, v = queries_and_keys(6, 40, dtype)
+    seen = torch.rand(2, 1, 1 if kind == "a row for all queries" else 6, 40) < 0.6
+    seen[..., 3] = True
+    mask = seen
+    if kind in ("additive", "of the type of q"):
+        mask = torch.where(seen, torch.randn(seen.shape), torch.finfo(torch.bfloat16).min).to(dtype if kind == "of the type of q" else torch.float32)
+    exact = transformers.integrations.sdpa_attention.sdpa_attention_forward(
+        Layer(), *(x.float() for x in (q, k, v)), mask if mask.dtype == torch.bool else mask.float()
+    )[0]
+    calls = Calls(monkeypatch)
+    out, _ = attention_forward(Layer(), q, k, v, mask)
+    assert calls.count == 1 and out.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), exact, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(VERSION < (5, 0), reason="BERT has attentions of its own there")
+@pytest.mark.parametrize("padding", ["left", "right", "none"])
+def test_an_encoder_sees_both_sides_of_a_padded_batch(padding, monkeypatch):
+    config = transformers.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96)
+    hidden = {}
+    ids = torch.arange(2, 24).view(2, 11)
+    mask = torch.ones_like(ids)
+    if padding != "none":
+        mask[1, slice(0, 4) if padding == "left" else slice(7, 11)] = 0
+    calls = Calls(monkeypatch)
+    for name in ("eager", "lean_attention"):
+        torch.manual_seed(0)
+        model = transformers.AutoModel.from_config(config, attn_implementation=name).eval()
+        with torch.no_grad():
+            hidden[name] = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    torch.testing.assert_close(hidden["lean_attention"], hidden["eager"])
+    assert calls.count == 3
+
+
+def test_whose_prompts_are(monkeypatch):
+    """The rule as it was measured: all on a CPU, long chunks of 16 bits on GPUs of compute capability 9.0, none in a graph."""
+    from lean_attention import _hf_prompts
+
+    wide = [True]
+    monkeypatch.setattr(_hf_prompts, "_has_wide_tiles", lambda device: wide[0])
+    ours, cpu, cuda = _hf_prompts.are_prompts_ours, torch.device("cpu"), torch.device("cuda", 0)
+    assert all(ours(cpu, dtype, 2, 2, 40) for dtype in (torch.float32, torch.float16, torch.bfloat16))
+    assert not ours(cpu, torch.float64, 2, 2, 40) and not ours(None, torch.bfloat16, 512, 8192) and not ours(cpu, None, 2, 2)
+    assert not ours(torch.device("meta"), torch.bfloat16, 512, 8192, 128)
+    assert ours(cuda, torch.bfloat16, 512, 8192, 128) and ours(cuda, torch.float16, 8192, 8192) and ours(cuda, torch.bfloat16, 512, 8192, 256)
+    assert not ours(cuda, torch.float32, 512, 8192, 128) and not ours(cuda, torch.bfloat16, 511, 8192, 128)
+    assert not ours(cuda, torch.bfloat16, 512, 8191, 128) and not ours(cuda, torch.bfloat16, 512, 8192, 80)
+    wide[0] = False
+    assert not ours(cuda, torch.bfloat16, 512, 8192, 128)
+    monkeypatch.setattr(_hf_prompts, "is_recorded", lambda: True)
+    assert not ours(cpu, torch.float32, 2, 2, 40)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -268,7 +353,7 @@ def test_keys_that_a_model_picks(padded, cache, monkeypatch):
     calls = Calls(monkeypatch)
     ours = generated(sparse("lean_attention"), inputs, **arguments)
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
-    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 11
+    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 12
 
 
 def compressed(implementation):
@@ -295,7 +380,7 @@ def test_a_model_that_puts_numbers_beside_its_mask(padded, monkeypatch):
     calls = Calls(monkeypatch)
     ours = generated(compressed("lean_attention"), inputs, **arguments)
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)
-    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 11
+    assert torch.equal(ours.sequences, expected.sequences) and calls.count == 3 * 12
 
 
 @pytest.mark.parametrize("queries", [1, 5])
@@ -395,7 +480,7 @@ def test_an_encoder_with_a_softcap_sees_both_sides(padded):
 
 @pytest.mark.parametrize("said", ["by the module", "by a keyword"])
 def test_a_softcap_without_a_mask_is_causal_only_where_that_is_said(said):
-    """The model's own function is asked; q [2, 4, 5, 16], k and v [2, 4, 9, 16]."""
+    """Of a model whose own function would be asked; q [2, 4, 5, 16], k and v [2, 4, 9, 16]."""
     from transformers.models.gemma2 import modeling_gemma2
 
     torch.manual_seed(0)
@@ -451,7 +536,7 @@ def test_a_step_under_autocast_is_the_librarys(monkeypatch):
     calls = Calls(monkeypatch)
     with torch.autocast("cpu", torch.bfloat16):
         generated(model, prompts(2, True))
-    assert calls.count == 3 * 11
+    assert calls.count == 3 * 12
 
 
 def test_tangents_go_to_pytorchs_attention():

@@ -85,7 +85,7 @@ def test_holes_are_read_as_they_are(asked, monkeypatch):
     calls = Calls(monkeypatch)
     monkeypatch.setattr(_hf_masks, "may_wait_for", lambda tensor: asked)
     torch.testing.assert_close(chat("lean_attention"), expected)
-    assert calls.count == 2 * 3  # a call for each layer of both steps
+    assert calls.count == 4 * 3  # a call for each layer of all passes
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
