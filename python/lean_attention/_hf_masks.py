@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 from transformers.masking_utils import and_masks, causal_mask_function, eager_mask, sdpa_mask, sliding_window_overlay
 
-from lean_attention._hf_prompts import are_prompts_ours
+from lean_attention._prompts import are_prompts_ours
 from lean_attention.torch_ops import is_recorded
 
 

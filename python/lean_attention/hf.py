@@ -8,7 +8,7 @@ mask or a copy of K and V. The attention function computes from them.
 Which calls are ours:
 
 - one new token of each sequence (decode): decode(), with the model's mask where two numbers do not say it;
-- several new tokens (prefill): decode() where that was measured to be no slower than PyTorch (_hf_prompts.py): on CPUs, and
+- several new tokens (prefill): decode() where that was measured to be no slower than PyTorch (_prompts.py): on CPUs, and
   long chunks on GPUs of compute capability 9.0;
 - several of a model with softcap or sinks, which PyTorch's attention does not have: decode(), when the backend has the
   feature;
@@ -35,7 +35,7 @@ from lean_attention._accepts import decode_if_accepted
 from lean_attention._hf_masks import attention_mask, dense_of, ranges_of, with_picked, without_plain
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, refuse_of_packed, serve_name
-from lean_attention._hf_prompts import are_prompts_ours
+from lean_attention._prompts import are_prompts_ours
 
 NAME = "lean_attention"
 PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package

@@ -1,9 +1,9 @@
-"""PyTorch's scaled_dot_product_attention with this library behind its decode calls.
+"""PyTorch's scaled_dot_product_attention with this library behind its decode calls, and on a CPU behind its prompts.
 
 enable_sdpa() replaces the flash-attention kernels that PyTorch's own dispatch chooses, by the hook made for it
-(torch.nn.attention.register_flash_attention_impl, torch 2.11 and newer), for the CPU and CUDA. Calls that are not
-decode (several queries, is_causal, dropout, gradients, masks the backend lacks) go on to PyTorch's kernel.
-Where the hook is missing, call scaled_dot_product_attention() of this module in place of PyTorch's.
+(torch.nn.attention.register_flash_attention_impl, torch 2.11 and newer), for the CPU and CUDA. Other calls (on a GPU
+several queries, is_causal with other than as many keys as queries, dropout, gradients, masks the backend lacks) go on to
+PyTorch's kernel. Where the hook is missing, call scaled_dot_product_attention() of this module in place of PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from lean_attention import torch_ops
 from lean_attention._accepts import accepts
 from lean_attention._decode import decode
+from lean_attention._prompts import are_prompts_ours
 
 NAME = "LEAN"
 
 
 def enable_sdpa() -> None:
-    """Decode calls of torch.nn.functional.scaled_dot_product_attention come here from now on, until disable_sdpa().
+    """Decode calls of torch.nn.functional.scaled_dot_product_attention, and on a CPU those of several queries, come here from
+    now on, until disable_sdpa().
 
     Raises:
         RuntimeError: this torch has no hook (before 2.11).
@@ -52,13 +54,15 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, with decode calls computed by this library and others by PyTorch.
+    """torch.nn.functional.scaled_dot_product_attention: decode calls, and on a CPU those of several queries, by this library, others
+    by PyTorch.
 
     Args:
         query: ``[B, Hq, n_q, d]``.
         key, value: ``[B, Hkv, n_kv, d]``; Hkv may be less than Hq with enable_gqa.
         attn_mask: boolean (True: seen) or additive, broadcast to ``[B, Hq, n_q, n_kv]``.
-        dropout_p, is_causal: calls that ask for either go to PyTorch.
+        dropout_p: calls that ask for it go to PyTorch.
+        is_causal: query i sees the first i + 1 keys; calls with other than as many keys as queries go to PyTorch.
         scale: None is 1 / sqrt(d).
 
     Returns:
@@ -66,8 +70,8 @@ def scaled_dot_product_attention(
     """
     query, key, value, attn_mask = torch_ops.as_autocast(query, key, value, attn_mask)
     grouped = query.dim() != 4 or query.shape[1] == key.shape[1] or enable_gqa
-    if grouped and _is_decode(query, key, value, attn_mask, dropout_p, is_causal):
-        return decode(query, key, value, mask=_as_4d(attn_mask), scale=scale)
+    if grouped and _is_ours(query, key, value, attn_mask, dropout_p, is_causal):
+        return decode(query, key, value, mask=_as_4d(attn_mask), causal=is_causal, scale=scale)
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -77,7 +81,7 @@ def _as_4d(mask: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return mask if mask is None else mask[(None,) * (4 - mask.dim())]
 
 
-def _is_decode(
+def _is_ours(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -85,14 +89,20 @@ def _is_decode(
     dropout_p: float,
     is_causal: bool,
 ) -> bool:
-    """One query of each sequence, nothing this library lacks. is_causal is top-left there: one query would see one key."""
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or query.shape[2] != 1 or is_causal or dropout_p != 0.0:
+    """One query of each sequence, or several on a CPU, and nothing this library lacks. is_causal is top-left there, and so is ours
+    where there are as many keys as queries; one query would see one key."""
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4 or dropout_p != 0.0:
+        return False
+    tokens, keys = query.shape[2], key.shape[2]
+    if tokens != 1 and not (query.device.type == "cpu" and are_prompts_ours(query.device, query.dtype, tokens, keys)):
+        return False
+    if is_causal and (tokens == 1 or tokens != keys or mask is not None):
         return False
     if mask is not None and (mask.dim() > 4 or torch_ops.is_transformed(mask)):
         return False
     if query.device.type not in ("cpu", "cuda") or key.shape[0] != query.shape[0] or torch_ops.is_transformed(query, key, value):
         return False
-    return accepts(query, key, value, mask=_as_4d(mask))
+    return accepts(query, key, value, mask=_as_4d(mask), causal=is_causal)
 
 
 class _Registered:
@@ -112,8 +122,8 @@ class _Registered:
             dropout_p, is_causal = keywords.get("dropout_p", dropout_p), keywords.get("is_causal", is_causal)
             debug = any(rest[2:]) or keywords.get("return_debug_mask", False)
             mask = keywords.get("attn_mask")
-            if not debug and _is_decode(query, key, value, mask, dropout_p, is_causal):
-                return kernel(query, key, value, mask, keywords.get("scale"))
+            if not debug and _is_ours(query, key, value, mask, dropout_p, is_causal):
+                return kernel(query, key, value, mask, is_causal, keywords.get("scale"))
             return original.call_boxed(keyset, query, key, value, *rest, **keywords)
 
         with warnings.catch_warnings():
@@ -125,12 +135,12 @@ class _Registered:
 
 
 def _cpu_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], scale: Optional[float]
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], is_causal: bool, scale: Optional[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out in query's strides and lse with heads innermost, as the kernel's meta function promises."""
     out = torch.empty_like(query) if value.shape[3] == query.shape[3] else None
-    lse = query.new_empty((query.shape[0], 1, query.shape[1]), dtype=torch.float32).transpose(1, 2)
-    return decode(query, key, value, mask=_as_4d(mask), scale=scale, out=out, lse=lse, return_lse=True)
+    lse = query.new_empty((query.shape[0], query.shape[2], query.shape[1]), dtype=torch.float32).transpose(1, 2)
+    return decode(query, key, value, mask=_as_4d(mask), causal=is_causal, scale=scale, out=out, lse=lse, return_lse=True)
 
 
 def _cuda_kernel(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> tuple:

@@ -73,9 +73,39 @@ def test_sdpa_masks_are_ours(enabled, counted, boolean):
 
 
 @needs_hook
-@pytest.mark.parametrize(
-    "arguments, q_tokens", [(dict(is_causal=True), 1), (dict(), 3), (dict(is_causal=True), 5)], ids=["causal", "several", "prefill"]
-)
+@pytest.mark.parametrize("door", ["hook", "compiled", "function"])
+@pytest.mark.parametrize("kind", ["both sides", "causal", "boolean mask", "additive mask"])
+def test_sdpa_prompts_are_ours_on_a_cpu(enabled, counted, door, kind):
+    """37 queries over as many keys; a compiled graph calls the same kernel."""
+    q, k, v = tensors(q_tokens=37)
+    mask = {"boolean mask": torch.rand(2, 1, 37, 37) > 0.4, "additive mask": torch.randn(37, 37)}.get(kind)
+    arguments = dict(enable_gqa=True, is_causal=kind == "causal", attn_mask=mask)
+    call = sdpa.scaled_dot_product_attention if door == "function" else enabled
+    if door == "compiled":
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        out = call(q, k, v, **arguments)
+        assert len(counted) == 1
+        sdpa.disable_sdpa()
+        torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments))
+
+
+@needs_hook
+def test_sdpa_prompts_have_the_log_sum_exp_of_pytorchs_kernel(enabled, counted):
+    """What attention that is merged afterwards reads (ring attention)."""
+    q, k, v = torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16)
+    with torch.no_grad():
+        ours = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+        sdpa.disable_sdpa()
+        theirs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    assert len(counted) == 1
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+
+
+@needs_hook
+@pytest.mark.parametrize("arguments, q_tokens", [(dict(is_causal=True), 1), (dict(is_causal=True), 5)], ids=["one", "fewer than keys"])
 def test_sdpa_hands_back_the_rest(enabled, counted, arguments, q_tokens):
     q, k, v = tensors(q_tokens=q_tokens)
     sdpa.disable_sdpa()
@@ -127,6 +157,7 @@ def test_sdpa_function_without_the_hook(counted):
     assert len(counted) == 1
     q, k, v = tensors(q_tokens=3)
     attention(q, k, v).check(sdpa.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    assert len(counted) == 2
     with pytest.raises(RuntimeError):
         sdpa.scaled_dot_product_attention(q, k, v)  # as PyTorch does: heads differ without enable_gqa
-    assert len(counted) == 1
+    assert len(counted) == 2

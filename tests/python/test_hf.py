@@ -202,11 +202,11 @@ def test_an_encoder_sees_both_sides_of_a_padded_batch(padding, monkeypatch):
 
 def test_whose_prompts_are(monkeypatch):
     """The rule as it was measured: all on a CPU, long chunks of 16 bits on GPUs of compute capability 9.0, none in a graph."""
-    from lean_attention import _hf_prompts
+    from lean_attention import _prompts
 
     wide = [True]
-    monkeypatch.setattr(_hf_prompts, "_has_wide_tiles", lambda device: wide[0])
-    ours, cpu, cuda = _hf_prompts.are_prompts_ours, torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(_prompts, "_has_wide_tiles", lambda device: wide[0])
+    ours, cpu, cuda = _prompts.are_prompts_ours, torch.device("cpu"), torch.device("cuda", 0)
     assert all(ours(cpu, dtype, 2, 2, 40) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     assert not ours(cpu, torch.float64, 2, 2, 40) and not ours(None, torch.bfloat16, 512, 8192) and not ours(cpu, None, 2, 2)
     assert not ours(torch.device("meta"), torch.bfloat16, 512, 8192, 128)
@@ -215,7 +215,7 @@ def test_whose_prompts_are(monkeypatch):
     assert not ours(cuda, torch.bfloat16, 512, 8191, 128) and not ours(cuda, torch.bfloat16, 512, 8192, 80)
     wide[0] = False
     assert not ours(cuda, torch.bfloat16, 512, 8192, 128)
-    monkeypatch.setattr(_hf_prompts, "is_recorded", lambda: True)
+    monkeypatch.setattr(_prompts, "is_recorded", lambda: True)
     assert not ours(cpu, torch.float32, 2, 2, 40)
 
 

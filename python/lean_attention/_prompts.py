@@ -1,4 +1,5 @@
-"""Whose calls of several new tokens are in Transformers: this library's where that was measured to take no longer than PyTorch."""
+"""Whose calls of several new tokens are behind the doors of PyTorch and Transformers: this library's where that was measured to
+take no longer than PyTorch."""
 
 from __future__ import annotations
 
