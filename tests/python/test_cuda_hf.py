@@ -55,6 +55,36 @@ def test_logits(name, padded, cache, monkeypatch):
     check(name, torch.bfloat16, inputs, tokens, ours)
 
 
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="chunks have a kernel of their own on 9.0 alone")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["whole prompt", "chunk", "left padding"])
+def test_long_chunks_are_the_librarys(kind, dim, monkeypatch):
+    """Of 8,192 keys: what PyTorch's attention in fp32 gives, as near as its own in bf16."""
+    from lean_attention import _hf_masks
+    from lean_attention.hf import attention_forward
+
+    keys, tokens = 8192, 8192 if kind == "whole prompt" else 512
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, n, dim, device="cuda", dtype=torch.bfloat16) for heads, n in ((8, tokens), (2, keys), (2, keys)))
+    padding = torch.ones(2, keys, dtype=torch.bool, device="cuda")
+    if kind == "left padding":
+        padding[1, :3000] = False
+    places = dict(q_offset=keys - tokens) if VERSION >= (5, 0) else dict(cache_position=torch.arange(keys - tokens, keys, device="cuda"))
+    mask = _hf_masks.attention_mask(
+        batch_size=2, q_length=tokens, kv_length=keys, attention_mask=padding if kind == "left padding" else None,
+        dtype=torch.bfloat16, device=torch.device("cuda"), config=model_of("llama", "eager").config, **places,
+    )  # fmt: skip
+    calls = Calls(monkeypatch)
+    with torch.no_grad():
+        ours = attention_forward(test_hf.Layer(), q, k, v, mask)[0].transpose(1, 2).float()
+        of_sdpa = torch.nn.functional.scaled_dot_product_attention
+        theirs = dict(attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        exact = of_sdpa(*(x.float() for x in (q, k, v)), **theirs)
+        near = of_sdpa(q, k, v, **theirs).float()
+    assert calls.count == 1
+    assert (ours - exact).norm() <= 2 * (near - exact).norm()
+
+
 def test_fp16():
     inputs = on_gpu(prompts(2, True))
     model = model_of("llama_64", "lean_attention", torch.float16).cuda()
