@@ -108,10 +108,17 @@ HWY_INLINE void scores_block(const QueryRows& q, std::int32_t row, const TokenRo
   const F32 f32;
   const StorageOf<T>* keys[std::size_t{kTokens}];
   const std::byte* later[std::size_t{kTokens}];
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
-    const std::int32_t own = token + t < k.tokens ? token + t : k.tokens - 1;
-    keys[t] = token_row<T>(k, own);
-    later[t] = row == 0 ? ahead.row(own) : k.row(own);  // once for each token
+  if (kRows == 1 && token + kTokens <= k.tokens) {
+    const std::byte* rows[std::size_t{kTokens}];
+    k.find<kTokens>(token, rows);
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) keys[t] = reinterpret_cast<const StorageOf<T>*>(rows[t]);
+    row == 0 ? ahead.find<kTokens>(token, later) : k.find<kTokens>(token, later);  // once for each token
+  } else {
+    LEAN_UNROLL for (int t = 0; t < kTokens; ++t) {
+      const std::int32_t own = token + t < k.tokens ? token + t : k.tokens - 1;
+      keys[t] = token_row<T>(k, own);
+      later[t] = row == 0 ? ahead.row(own) : k.row(own);
+    }
   }
   const float* queries = q.f32.row(row);
   Vec acc[std::size_t{kRows * kTokens}];
@@ -335,6 +342,40 @@ HWY_INLINE void accumulate_rows(const RowBuffer& sums, const RowBuffer& p, const
   while (row < sums.rows) row += accumulate_next<T, kTokens, kFirst, false>(sums, p, row, v, token, ahead);
 }
 
+/// Vectors of O that stay in registers over a tile: 128 dims of AVX-512.
+constexpr int kOneRowVectors = 8;
+
+/// sums[0] = sum_t p[0][t] v[t] of all tokens of a tile, for kOneRowVectors vectors; a row of V is read as a whole, in the order of
+/// memory.
+template <typename T>
+HWY_INLINE void accumulate_one_row(const RowBuffer& sums, const RowBuffer& p, const TokenRows& v, const ReadAhead& ahead) {
+  const F32 f32;
+  const float* weights = p.row(0);
+  Vec acc[std::size_t{kOneRowVectors}];
+  LEAN_UNROLL for (Vec& sum : acc) sum = hn::Zero(f32);
+  const auto add = [&](const StorageOf<T>* row, const std::byte* later, float weight) HWY_ATTR {
+    const Vec factor = hn::Set(f32, weight);
+    LEAN_UNROLL for (int i = 0; i < kOneRowVectors; i += 2) {
+      const std::int32_t d = i * kLanes;
+      for (std::int32_t e = 0; e < 2 * kLanes; e += kElementsPerLine<T>) {
+        if ((d + e) % kElementsPerLine<T> == 0) ask_for(later + static_cast<std::size_t>(d + e) * sizeof(StorageOf<T>));
+      }
+      acc[i] = hn::MulAdd(factor, load_of_pair<T, 0>(row + d), acc[i]);
+      acc[i + 1] = hn::MulAdd(factor, load_of_pair<T, 1>(row + d), acc[i + 1]);
+    }
+  };
+  std::int32_t token = 0;
+  for (; token + 4 <= v.tokens; token += 4) {
+    const std::byte* rows[4];
+    const std::byte* later[4];
+    v.find<4>(token, rows);
+    ahead.find<4>(token, later);
+    LEAN_UNROLL for (int t = 0; t < 4; ++t) add(reinterpret_cast<const StorageOf<T>*>(rows[t]), later[t], weights[token + t]);
+  }
+  for (; token < v.tokens; ++token) add(token_row<T>(v, token), ahead.row(token), weights[token]);
+  LEAN_UNROLL for (int i = 0; i < kOneRowVectors; ++i) hn::Store(acc[i], f32, sums.row(0) + i * kLanes);
+}
+
 /// o[r] = o[r] rescale[r] + sums[r].
 void add_sums(const RowBuffer& o, const RowBuffer& sums, const float* rescale, std::int32_t dims) noexcept {
   for (std::int32_t r = 0; r < o.rows; ++r) {
@@ -353,6 +394,10 @@ void accumulate(const RowBuffer& o, const RowBuffer& sums, const RowBuffer& p, c
   constexpr std::int32_t kTokens = 4;
   const ReadAhead ahead(v, sizeof(StorageOf<T>), prefetch);
   if (o.rows >= kManyRows) return accumulate_many<T>(o, p, v, rescale, ahead);
+  if (kManyRegisters && o.rows == 1 && v.dims == kOneRowVectors * kLanes) {  // fewer dims gain nothing by it
+    accumulate_one_row<T>(sums, p, v, ahead);
+    return add_sums(o, sums, rescale, v.dims);
+  }
   std::int32_t token = 0;
   if (v.tokens >= kTokens) {
     accumulate_rows<T, kTokens, true>(sums, p, v, 0, ahead);
