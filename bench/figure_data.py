@@ -65,6 +65,7 @@ MODELS = {
 }
 MACHINES = {"Zen 3, 2 threads": "cpu-peers-zen3-2t.jsonl", "Zen 4, 2 threads": "cpu-peers-zen4-2t.jsonl",
             "Xeon 6, 2 threads": "cpu-peers-xeon6-2t.jsonl", "Xeon, 16 threads": "cpu-peers-xeon-16t.jsonl"}
+ZEN_5_PEERS = "cpu-peers-zen5-2t.jsonl"
 PROMPTS_BESIDE_TORCH = "experiments/cpu-zen5-prompts-beside-torch.jsonl"
 ALL_ON_A_CPU = {"Zen 4, 2 threads": "cpu-peers-zen4-ggml-2t.jsonl"}
 STEPS = {"LeanStaticCache": "lean_attention/lean", "flash, dynamic cache": "flash/dynamic", "sdpa, static cache": "sdpa/static",
@@ -434,6 +435,12 @@ def serving_table() -> str:
         us, impl = min((us, impl) for impl, us in row["us"].items() if impl != "lean")
         rows.append([by_name(row["row"]), f"{row['us']['lean']:.1f}", f"{us:.1f}", impl, f"{row['us']['lean'] / us:.2f}"])
     return markdown(["row", "lean, us", "best other, us", "which", "lean / best other"], rows)
+
+
+def over_best_on_zen_5(kind: str) -> list:
+    """Our time over the best other's, of the rows of a run that was cut whose names match."""
+    return [forms["lean"] / min(us for peer, us in forms.items() if peer != "lean")
+            for row, forms in cpu_forms(ZEN_5_PEERS).items() if re.search(kind, row)]
 
 
 def cpu_table(of_machines: dict = MACHINES) -> str:
@@ -1104,6 +1111,9 @@ NUMBERS = {
     "tier b over fixed split, most": lambda: f"{max(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.1f}",
     "cpu torch gqa 16 bits": lambda: f"{1 / max(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.0f}",
     "cpu onnxruntime gqa 16 bits": lambda: f"{1 / max(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.0f}",
+    "Zen 5, bf16": lambda: span_of(over_best_on_zen_5(r" bf16 ")),
+    "Zen 5, bf16 without groups": lambda: span_of(over_best_on_zen_5(r" g1 .* bf16 ")),
+    "Zen 5, fp16 without groups": lambda: span_of(over_best_on_zen_5(r" g1 .* fp16 ")),
     "prompts beside torch, AVX-512": lambda: span_of(prompts_beside_torch_ratios("AVX-512")),
     "prompts beside torch, AVX2": lambda: span_of(prompts_beside_torch_ratios("AVX2")),
     "cpu slowest": lambda: f"{max(max(kinds.values()) for machines in cpu().values() for kinds in machines.values()):.2f}",
