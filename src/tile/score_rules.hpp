@@ -24,7 +24,8 @@ LEAN_HD [[nodiscard]] inline float log2_slope(const Scores& scores, HeadPosition
 }
 
 /// What the masks add to the score of query token `token` and `key`, an absolute token of the sequence that the query may see;
-/// -inf hides the key. `additive(scores, offset)` reads an element of an additive mask, of any of its types.
+/// -inf hides the key. For a lane's scores on a GPU; the CPU reads a row of the mask at once, to the same numbers
+/// (backends/cpu/score_rules.cpp). `additive(scores, offset)` reads an element of an additive mask, of any of its types.
 template <typename TAdditive>
 LEAN_HD [[nodiscard]] float mask_bias(const Problem& problem, const Sequence& lengths, HeadPosition q_head, std::int32_t token,
                                       std::int64_t key, const TAdditive& additive) noexcept {
