@@ -178,6 +178,13 @@ def _extends_an_additive_mask(config: Any) -> bool:
     return getattr(config, "model_type", "") == "deepseek_v4"
 
 
+def _head_dim_of(config: Any) -> Optional[int]:
+    """None where the configuration does not say it."""
+    said = getattr(config, "head_dim", None)
+    size, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
+    return said or (size // heads if isinstance(size, int) and isinstance(heads, int) and heads > 0 else None)
+
+
 def _slices_queries(config: Any) -> bool:
     """Layers that share keys get the last queries alone (Gemma-4), and is_causal would count those from the first key."""
     return bool(getattr(config, "num_kv_shared_layers", 0))
@@ -222,7 +229,9 @@ def attention_mask(
     device = keywords.get("device", getattr(attention_mask, "device", getattr(cache_position, "device", None)))
     if window is None or not (q_length == 1 or _needs_own_softmax(config)):
         mask = as_sdpa()
-        if mask is not None and window is not None and are_prompts_ours(device, keywords.get("dtype"), q_length, kv_length):
+        if mask is not None and window is not None and are_prompts_ours(
+            device, keywords.get("dtype"), q_length, kv_length, _head_dim_of(config)
+        ):
             ranges = _ranges_of_padded(batch_size, q_length, kv_length, q_offset, kv_offset, window, attention_mask, device)
             return mask if ranges is None else _with_ranges(mask, ranges)
         if mask is not None or q_length == 1 or not (may_skip and _slices_queries(config)):

@@ -143,7 +143,7 @@ def _decoded(
     tokens, keys = query.shape[2], key.shape[2]
     ranges = ranges_of(mask)
     if tokens > 1 and ranges is None:
-        if not are_prompts_ours(query.device, query.dtype, tokens, keys, query.shape[3]):
+        if not are_prompts_ours(query.device, query.dtype, tokens, keys, query.shape[3], masked=mask is not None):
             return None
         if mask is None and causal:
             if keys < tokens:

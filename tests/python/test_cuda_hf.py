@@ -70,9 +70,11 @@ def test_long_chunks_are_the_librarys(kind, dim, monkeypatch):
     if kind == "left padding":
         padding[1, :3000] = False
     places = dict(q_offset=keys - tokens) if VERSION >= (5, 0) else dict(cache_position=torch.arange(keys - tokens, keys, device="cuda"))
+    config = model_of("llama", "eager").config
+    config.head_dim = dim
     mask = _hf_masks.attention_mask(
         batch_size=2, q_length=tokens, kv_length=keys, attention_mask=padding if kind == "left padding" else None,
-        dtype=torch.bfloat16, device=torch.device("cuda"), config=model_of("llama", "eager").config, **places,
+        dtype=torch.bfloat16, device=torch.device("cuda"), config=config, **places,
     )  # fmt: skip
     calls = Calls(monkeypatch)
     with torch.no_grad():

@@ -213,6 +213,7 @@ def test_whose_prompts_are(monkeypatch):
     assert ours(cuda, torch.bfloat16, 512, 8192, 128) and ours(cuda, torch.float16, 8192, 8192) and ours(cuda, torch.bfloat16, 512, 8192, 256)
     assert not ours(cuda, torch.float32, 512, 8192, 128) and not ours(cuda, torch.bfloat16, 511, 8192, 128)
     assert not ours(cuda, torch.bfloat16, 512, 8191, 128) and not ours(cuda, torch.bfloat16, 512, 8192, 80)
+    assert ours(cpu, torch.float32, 2, 2, 40, masked=True) and not ours(cuda, torch.bfloat16, 512, 8192, 128, masked=True)
     wide[0] = False
     assert not ours(cuda, torch.bfloat16, 512, 8192, 128)
     monkeypatch.setattr(_prompts, "is_recorded", lambda: True)

@@ -265,3 +265,12 @@ def test_a_mask_is_an_input_of_a_compiled_step(padded):
     model.forward = torch.compile(forward, fullgraph=False, backend="aot_eager")
     cache = LeanStaticCache(model.config, max_cache_len=40)
     assert torch.equal(generated(model, inputs, disable_compile=True, **{CACHE: cache}), expected)
+
+
+@pytest.mark.parametrize(
+    "sizes, head_dim",
+    [(dict(head_dim=16, hidden_size=64, num_attention_heads=2), 16), (dict(hidden_size=640, num_attention_heads=8), 80),
+     (dict(head_dim=None, hidden_size=[64, 32], num_attention_heads=2), None), (dict(hidden_size=64, num_attention_heads=0), None), ({}, None)],
+)  # fmt: skip
+def test_head_dims_that_configurations_say(sizes, head_dim):
+    assert _hf_masks._head_dim_of(types.SimpleNamespace(**sizes)) == head_dim
