@@ -7,8 +7,8 @@
     python bench/suite.py --quick --device cpu            # seconds: does everything run?
 
 Rows: those of `lean bench --suite NAME --list --json`, a file of such lines (--row-file), or a suite declared in bench/peers/rows.py
-(prefill, prefill-fp8, prefill-pages, rules, mixed, mla, mla-fp8, cpu-peers, cpu-prompts). Every library that can be imported takes part; --kit names folders to import
-from. K and V are N(0, 1), in as many copies as no cache holds; outputs hold NaN beforehand; each result is held against fp64 before it is timed, and a wrong
+(prefill, prefill-fp8, prefill-pages, prompts, rules, mixed, mla, mla-fp8, cpu-peers, cpu-prompts). Every library that can be imported
+takes part; --kit names folders to import from. K and V are N(0, 1), in as many copies as no cache holds; outputs hold NaN beforehand; each result is held against fp64 before it is timed, and a wrong
 one is not timed. Peers may choose among their layouts, the fastest counts; pages keep their size. The median of the rounds counts. A plan
 that a library's host must make anew when a length changes is timed apart (plan_us). The pure read of as many bytes is `lean run`'s, in
 the same session. What is missing or refuses a row is a line with a note. Rows are measured in a process of their own: where a library

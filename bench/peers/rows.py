@@ -180,6 +180,21 @@ def prefill_rows(_trace: str = "") -> list:
     return rows
 
 
+def prompt_rows(_trace: str = "") -> list:
+    """Whole prompts, causal, and chunks behind a short context: what PyTorch and Transformers ask for before the first token of output."""
+    llama = [(batch, n_q, n_q, (32, 8), 128, "bf16") for batch, n_q in
+             [(1, 128), (1, 256), (1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (1, 32768), (4, 512), (16, 128), (16, 512), (4, 2048), (4, 8192)]]
+    chunks = [(batch, n_q, context, (32, 8), 128, "bf16") for batch, n_q, context in
+              [(1, 16, 256), (8, 16, 256), (8, 64, 512), (1, 128, 2048), (1, 512, 2048), (4, 512, 2048), (1, 128, 8192)]]
+    others = [(1, n_q, n_q, heads, dim, dtype) for heads, dim, dtype in (((32, 8), 128, "fp16"), ((32, 32), 128, "bf16"), ((14, 2), 64, "bf16"),
+              ((32, 32), 96, "bf16"), ((16, 16), 192, "bf16"), ((8, 4), 256, "bf16")) for n_q in (512, 2048, 8192)]
+    rows = []
+    for batch, n_q, context, heads, dim, dtype in llama + chunks + others:
+        name = f"prompt {batch} x {short(n_q)} of {short(context)} {heads[0]}/{heads[1]} d{dim} {dtype}"
+        rows.append(Row(name, "prompts", (context,) * batch, *heads, dim, dtype, (n_q,) * batch, form=Form("bshd"), causal=True))
+    return rows
+
+
 def prefill_fp8_rows(_trace: str = "") -> list:
     """Chunks over a cache in float8, of the dims that have a kernel for them."""
     return [dataclasses.replace(row, row=f"{row.row} fp8", suite="prefill-fp8", kv_dtype="fp8_e4m3") for row in prefill_rows()
@@ -280,8 +295,18 @@ def cpu_prompt_rows(_trace: str = "") -> list:
                 form=Form("bshd"), causal=True) for heads, dim, dtype in plans for n_q, context in chunks]
 
 
-OWN_SUITES = {"prefill": prefill_rows, "prefill-fp8": prefill_fp8_rows, "prefill-pages": prefill_pages_rows, "rules": rules_rows, "mixed": mixed_rows, "mla": mla_rows, "mla-fp8": mla_fp8_rows, "cpu-peers": cpu_peer_rows,
-              "cpu-prompts": cpu_prompt_rows}
+OWN_SUITES = {
+    "prefill": prefill_rows,
+    "prefill-fp8": prefill_fp8_rows,
+    "prefill-pages": prefill_pages_rows,
+    "prompts": prompt_rows,
+    "rules": rules_rows,
+    "mixed": mixed_rows,
+    "mla": mla_rows,
+    "mla-fp8": mla_fp8_rows,
+    "cpu-peers": cpu_peer_rows,
+    "cpu-prompts": cpu_prompt_rows,
+}
 
 
 def quick_rows() -> list:
