@@ -93,8 +93,8 @@ LEAN_HD [[nodiscard]] constexpr bool holds(const BasicLevelDeal<TUnits>& deal, c
   return deal.longest <= most && (deal.parts == 1 || sums.min_output_cost >= deal.parts * model.tile_units + model.segment_units);
 }
 
-/// No more outputs than workers: each cut into as many equal parts, one a worker, or left whole. A worker of its own for each part, so
-/// that nothing is tried out: what precedes the first copy of a short chunk counts.
+/// No more outputs than workers: each cut into as many equal parts, one a worker, or left whole (whole_each()). A worker of its own for
+/// each part, so that nothing else is tried out: what precedes the first copy of a short chunk counts.
 template <typename TUnits>
 LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> part_each(const BasicStairSums<TUnits>& sums, const CostModel& model,
                                                                  std::int32_t grid) noexcept {
@@ -103,6 +103,13 @@ LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> part_each(const BasicStai
     parts = min_of(parts, max_of(TUnits{kOneLevelParts}, quotient(TUnits{sums.max_output_tiles}, TUnits{model.part_tiles})));
   const TUnits tiles = quotient(sums.max_output_tiles + parts - 1, parts);
   return {.rest = sums.outputs, .parts = parts, .longest = tiles * model.tile_units + model.segment_units};
+}
+
+/// The same, left whole whatever the number of workers: the first row blocks of a whole prompt have a tile, which has no parts.
+template <typename TUnits>
+LEAN_HD [[nodiscard]] constexpr BasicLevelDeal<TUnits> whole_each(const BasicStairSums<TUnits>& sums,
+                                                                  const CostModel& model) noexcept {
+  return {.rest = sums.outputs, .longest = sums.max_output_tiles * model.tile_units + model.segment_units};
 }
 
 /// Whole outputs in as many rounds as there are, the rest by shares: the deal in which the worker with most has the least, if that is
@@ -139,8 +146,13 @@ LEAN_HD [[nodiscard]] constexpr BasicStairPlan<TUnits> make_stair_plan(const Bas
   const TUnits equal = quotient(sums.cost, TUnits{grid});
   const TUnits most = equal + model.cut_units + (far ? equal >> kFarWorthLog2 : 0);
   BasicLevelDeal<TUnits> deal;
-  if (model.cut_units > 0 && sums.outputs > 0 && sums.outputs <= grid) deal = part_each(sums, model, grid);
-  if (deal.rest == 0 || !holds(deal, sums, model, most)) [[unlikely]] {
+  if (model.cut_units > 0 && sums.outputs > 0 && sums.outputs <= grid) {
+    deal = part_each(sums, model, grid);
+    const BasicLevelDeal<TUnits> whole = whole_each(sums, model);
+    if (whole.longest <= deal.longest + model.whole_units || !holds(deal, sums, model, most)) deal = whole;
+  }
+  const TUnits whole_units = deal.parts == 1 ? model.whole_units : 0;
+  if (deal.rest == 0 || !holds(deal, sums, model, most + whole_units)) [[unlikely]] {
     const bool tried = model.cut_units > 0 && (far || sums.outputs > grid);
     deal = tried ? least_deal(sums, model, grid, most, far) : BasicLevelDeal<TUnits>{};
     if (deal.rest == 0) return {make_plan(sums, Policy::lean(), model, tile_tokens, grid)};

@@ -293,6 +293,8 @@ struct CostModel {
   std::int32_t unshared_tiles = 0;     // outputs alike of no more tiles than this have a worker each, where there are enough
   std::int32_t cut_units =
       0;  // what ends that cuts anywhere give a worker cost more than level ones (level_line.hpp); 0: never level
+  std::int32_t whole_units =
+      0;  // and what no worker walks or merges of outputs that have a worker each saves beside (level_line.hpp)
   std::int32_t far_tiles = 0;  // K and V of more are worth a sixteenth of the time to be read by several at once (level_line.hpp)
   std::int32_t part_tiles =
       1;  // of more than kOneLevelParts of an output, which merge on two levels, each has so many (level_line.hpp)

@@ -106,12 +106,12 @@ TEST(SideBySide, SharesFollowTheWork) {
 }
 
 /// As measured on an H100 (docs/notebook/chunks-prefill-append.md): 64 row blocks of 64k have 96 or 99 workers, three parts each and two
-/// of these a worker, so that K and V are read once: 632 us in one call, 627 with 99 by two calls on two streams. With 102 they are cut
-/// anywhere, and one call takes 1,140.
+/// of these a worker, so that K and V are read once: 632 us in one call, 627 with 99 by two calls on two streams. Cut anywhere by 102
+/// they took 1,140: those are level now, and no more than some 105 are.
 TEST(SideBySide, LongKeysAreNotCutAnywhere) {
   const SideBySide sides = sides_of(132);
   const SideSums sums = sums_of(sides, mix({256, 1 << 16}, 16, {1, 1 << 14}));
-  EXPECT_GT(sides.cubed_time(sums, 102), 2 * sides.cubed_time(sums, 99));
+  EXPECT_GT(sides.cubed_time(sums, 110), 2 * sides.cubed_time(sums, 99));
   const SideWorkers found = sides.shares(sums);
   EXPECT_GE(found.chunks, 96);
   EXPECT_LE(found.chunks, 99);

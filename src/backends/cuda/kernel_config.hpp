@@ -229,7 +229,8 @@ struct KernelConfig {
   if (!config.stairs()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
-  model.cut_units = 6 * model.tile_units;
+  model.cut_units = 14 * model.tile_units;
+  model.whole_units = 4 * model.tile_units;
   // 8 MB: with as much nothing was gained (576 tokens of 2k, 32/8 heads of 128), with twice as much 5 % (1,536 of 4k).
   model.far_tiles = tiles_of_64_kb(config.tile(), 128) * once;
   model.whole_percent = model.align_percent;
