@@ -104,6 +104,24 @@ TEST(Conformance, R08_NanInQueryReachesItsRowOnly) {
   }
 }
 
+/// The end of a sequence's last row block is where the next one's first queries come along (copy_query_boxes()).
+TEST(Conformance, R08_NanInQueryBehindARowBlockReachesItsRowOnly) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const std::int32_t head_dim : {64, 128, 192}) {
+      Case c{.dtype = dtype, .q_heads = 4, .kv_heads = 1, .head_dim = head_dim, .lens = {300, 131}, .n_q = {70}, .causal = true};
+      c.input = Input::kNormal;
+      c.workers = 5;
+      for (const char* layout : {"shd", "bshd", "bhsd"}) {
+        c.q_layout = layout;
+        expect_local_effect(
+            c, [](TestProblem& p) { p.set_q({1, 2, 0, 3}, kNan); },
+            [](std::int64_t b, std::int32_t head, std::int32_t token) { return b == 1 && head == 2 && token == 0; },
+            [](const RowBits& row) { EXPECT_TRUE(all_nan(row)); });
+      }
+    }
+  }
+}
+
 TEST(Conformance, R08_NanInKeyReachesTheRowsThatSeeIt) {
   for (const Case& c : local_effect_cases()) {
     for (const std::int64_t key : {std::int64_t{0}, std::int64_t{700}, std::int64_t{1299}}) {  // token 0 of 3 sees up to 1298

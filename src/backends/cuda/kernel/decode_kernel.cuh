@@ -24,7 +24,7 @@
 //   barrier              who waits         until
 //   stage_full, _free    consumers, prod.  a tile, or a part of it, has come; every consumer warp that reads it has
 //   record_full, _free   the others, prod. a segment is announced; everybody is done with the one before in its place
-//   queries_full         consumers         bulk copies have brought the queries
+//   queries_full         consumers         the queries have come
 //   queries_free         producers         consumers have read those of the segment before, where both have one place
 //   contributors_known   consumers         the rest of the record is there, which a segment's end needs
 #pragma once
@@ -62,7 +62,7 @@ __device__ __forceinline__ void init_barriers(const DeviceCall& call, CtaShared<
   for (std::int32_t record = 0; record < kRecords; ++record) {
     ptx::barrier_init(&shared.record_full[record], 1);
     ptx::barrier_init(&shared.contributors_known[record], 1);
-    ptx::barrier_init(&shared.queries_full[record], kConfig.wide() ? kConfig.producer_threads() : 1);
+    ptx::barrier_init(&shared.queries_full[record], kConfig.wide() && !call.load.query_boxes ? kConfig.producer_threads() : 1);
     const std::int32_t releasing_warps = kConfig.consumer_warps + (bulk ? 0 : kConfig.producer_warps());
     ptx::barrier_init(&shared.record_free[record], static_cast<std::uint32_t>(releasing_warps) * ptx::kWarpArrivals);
   }
@@ -168,6 +168,7 @@ __device__ __forceinline__ void work(const DeviceCall& call, const TensorMaps& m
     copy_call(call, memory.shared);
     if constexpr (kConfig.wide()) {
       if (threadIdx.x == 2 * kWarpThreads) memory.shared.wide.begin_rehearsal();
+      if (call.load.query_boxes && threadIdx.x == 3 * kWarpThreads) ptx::prefetch_tensor_map(&maps.q);
     }
   }
   if (consumes) setup_done<kConfig>(call);

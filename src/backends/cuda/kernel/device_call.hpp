@@ -89,6 +89,7 @@ struct LoadArgs {
   std::int32_t page_shift = -1;           // log2 of a page's tokens, where that is a whole number
   bool bulk_copies = false;     // tokens of a head lie end to end: bulk copies take whole tiles, or what of them a page holds
   bool vector_queries = false;  // eight neighbouring queries may be loaded at once
+  bool query_boxes = false;     // tensor copies bring the queries of a wide kernel's row block
 };
 
 /// tile: what becomes of a LeanTile's scores.

@@ -47,6 +47,12 @@ struct TensorPlace {
   std::int32_t sequence;  // or page
 };
 
+/// The same in a tensor of queries, whose heads come before its tokens.
+[[nodiscard]] __device__ __forceinline__ constexpr TensorPlace place_of_queries(std::int32_t byte, std::int32_t head,
+                                                                                std::int32_t token, std::int32_t sequence) {
+  return {.byte = byte, .token = head, .head = token, .sequence = sequence};
+}
+
 /// A tensor copy, of one box of the tensor that `map` (a CUtensorMap outside shared memory) describes. Reports to the barrier.
 __device__ __forceinline__ void tensor_copy(void* shared, const void* map, const TensorPlace& from, std::uint64_t* barrier) {
 #if LEAN_CUDA_ARCH >= 900

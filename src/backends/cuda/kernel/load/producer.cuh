@@ -215,7 +215,13 @@ class Producer {
       }
       if constexpr (kConfig.wide()) {  // of the first segment too: consumers have nothing to do but wait
         await_append();
-        copy_all_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index, thread_);
+        if (call_.load.query_boxes) {
+          if (thread_ == kWarpThreads) {  // of a warp that neither walks nor asks for tall boxes
+            copy_query_boxes<kConfig>(call_for_later<kConfig>(call_), maps_.q, record, record_index);
+          }
+        } else {
+          copy_all_queries<kConfig>(call_for_later<kConfig>(call_), record, record_index, thread_);
+        }
       }
       if constexpr (!kConfig.latent()) v = rows_of(call_for_later<kConfig>(call_), false, record);
     };

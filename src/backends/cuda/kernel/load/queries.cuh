@@ -11,6 +11,7 @@
 #include "backends/cuda/ptx/copy.cuh"
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/ptx/special_registers.cuh"
+#include "backends/cuda/tensor_map.hpp"
 #include "problem/address.hpp"
 
 namespace lean::cuda {
@@ -95,9 +96,33 @@ __device__ __forceinline__ void await_free_queries(CtaShared<kConfig>& shared, s
   ptx::barrier_wait(&shared.queries_free, static_cast<std::uint32_t>(record_index) ^ 1U);
 }
 
-/// Has a record's queries copied to its place, of many rows: by all producer threads, pieces of 16 bytes one after the other; rows
-/// and dims that do not exist become 0. Consumers of the segment before go on meanwhile, and read the other place; where there is
-/// one place, they are waited for. A row's place among tokens and heads follows from that of the row before it, without a division.
+/// Has a record's queries copied to its place, of many rows: by one thread, a box a column. Consumers of the segment before go on
+/// meanwhile, and read the other place; where there is one place, they are waited for.
+template <KernelConfig kConfig>
+__device__ __forceinline__ void copy_query_boxes(const DeviceCall& call, const TensorMap& map, const SegmentRecord& record,
+                                                 std::int32_t record_index) {
+  constexpr std::int32_t kColumns = kConfig.stage_row_bytes(kConfig.head_dim) / wide::kColumnBytes;
+  constexpr std::int32_t kColumnRows = kConfig.q_rows * wide::kColumnBytes;  // bytes of a column of all rows
+  CtaMemory<kConfig>& memory = cta_memory<kConfig>();
+  std::uint64_t* const full = &memory.shared.queries_full[record_index];
+  if constexpr (kConfig.query_places() == 1) await_free_queries(memory.shared, record_index);
+  const PackedRow at = row_in_block<kConfig>(call, record, 0);
+  const bool packed = call.problem.cu_q_tokens != nullptr;
+  const std::int32_t head = record.kv_head * call.shape.group + at.head_in_group;
+  const std::int32_t token = at.token + (packed ? static_cast<std::int32_t>(record.lengths.q_first_token) : 0);
+  const std::int32_t sequence = packed ? 0 : static_cast<std::int32_t>(record.sequence);
+  ptx::fence_before_copies();  // rows of an output may have lain there, which consumers stored
+  ptx::barrier_arrive_expect(full, kColumns * kColumnRows);
+  std::byte* const to = memory.queries_of(record_index);
+#pragma unroll
+  for (std::int32_t column = 0; column < kColumns; ++column) {
+    const ptx::TensorPlace from = ptx::place_of_queries(column * wide::kColumnBytes, head, token, sequence);
+    ptx::tensor_copy(to + column * kColumnRows, &map, from, full);
+  }
+}
+
+/// The same of rows that no box has: by all producer threads, pieces of 16 bytes one after the other; rows
+/// and dims that do not exist become 0. A row's place among tokens and heads follows from that of the row before it, without a division.
 template <KernelConfig kConfig>
 __device__ __forceinline__ void copy_all_queries(const DeviceCall& call, const SegmentRecord& record, std::int32_t record_index,
                                                  std::int32_t thread) {
