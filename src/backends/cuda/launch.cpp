@@ -136,8 +136,12 @@ Status launch_kernel(const Problem& problem, const CallPlan& plan, const LaunchP
   if (plan.plain) return enqueue_plain(call, call.launch.dependent || call.launch.follows_append, plan.options.stream);
   TensorMaps maps{};
   if (launch.tensor_copies) add_tensor_maps(launch, call, maps);
-  const KernelConfig& config = launch.kernel->config;
-  if (config.wide()) call.load.query_boxes = encode_queries(call.problem, config.q_rows, maps.q);
+  // Of a worker's one segment threads bring the queries beside its first keys; behind their boxes, in boxes too, they come 0.2 to 0.5 us
+  // later (docs/notebook/chunks-prefill-append.md).
+  const bool several = launch.outputs > launch.workers;
+  if (several && launch.kernel->config.wide()) {
+    call.load.query_boxes = encode_queries(call.problem, launch.kernel->config.q_rows, maps.q);
+  }
   const Status status = launch_pass(plan, launch, call, maps);
   if (!status.ok() || call.fixup.kind != Fixup::kTwoKernels) return status;
   call.fixup.pass = Pass::kMergeOnly;
