@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 from transformers.masking_utils import and_masks, causal_mask_function, eager_mask, sdpa_mask, sliding_window_overlay
 
-from lean_attention._prompts import are_prompts_ours
+from lean_attention._prompts import Mask, are_prompts_ours
 from lean_attention.torch_ops import is_recorded
 
 
@@ -230,7 +230,7 @@ def attention_mask(
     if window is None or not (q_length == 1 or _needs_own_softmax(config)):
         mask = as_sdpa()
         if mask is not None and window is not None and are_prompts_ours(
-            device, keywords.get("dtype"), q_length, kv_length, _head_dim_of(config)
+            device, keywords.get("dtype"), q_length, kv_length, _head_dim_of(config), Mask.RANGES
         ):
             ranges = _ranges_of_padded(batch_size, q_length, kv_length, q_offset, kv_offset, window, attention_mask, device)
             return mask if ranges is None else _with_ranges(mask, ranges)

@@ -35,7 +35,7 @@ from lean_attention._accepts import decode_if_accepted
 from lean_attention._hf_masks import attention_mask, dense_of, ranges_of, with_picked, without_plain
 from lean_attention._hf_models import refuse_models_without_interface
 from lean_attention._hf_paged import is_packed, packed_attention, read_cache, refuse_of_packed, serve_name
-from lean_attention._prompts import are_prompts_ours
+from lean_attention._prompts import Mask, are_prompts_ours
 
 NAME = "lean_attention"
 PAGED_NAME = "lean_flash"  # with "flash" in it, generate_batch() builds no mask; with a 2 or 3 it would look for that package
@@ -143,7 +143,8 @@ def _decoded(
     tokens, keys = query.shape[2], key.shape[2]
     ranges = ranges_of(mask)
     if tokens > 1 and ranges is None:
-        if not are_prompts_ours(query.device, query.dtype, tokens, keys, query.shape[3], masked=mask is not None):
+        of_mask = Mask.NONE if mask is None else Mask.READ
+        if not are_prompts_ours(query.device, query.dtype, tokens, keys, query.shape[3], of_mask):
             return None
         if mask is None and causal:
             if keys < tokens:

@@ -201,21 +201,25 @@ def test_an_encoder_sees_both_sides_of_a_padded_batch(padding, monkeypatch):
 
 
 def test_whose_prompts_are(monkeypatch):
-    """The rule as it was measured: all on a CPU, long chunks of 16 bits on GPUs of compute capability 9.0, none in a graph."""
+    """The rule as it was measured: all on a CPU; on GPUs of compute capability 9.0, of 16 bits, those that PyTorch has a mask for which is
+    two numbers here, and long whole ones; none in a graph."""
     from lean_attention import _prompts
 
     wide = [True]
     monkeypatch.setattr(_prompts, "_has_wide_tiles", lambda device: wide[0])
     ours, cpu, cuda = _prompts.are_prompts_ours, torch.device("cpu"), torch.device("cuda", 0)
+    ranges, read = _prompts.Mask.RANGES, _prompts.Mask.READ
     assert all(ours(cpu, dtype, 2, 2, 40) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     assert not ours(cpu, torch.float64, 2, 2, 40) and not ours(None, torch.bfloat16, 512, 8192) and not ours(cpu, None, 2, 2)
     assert not ours(torch.device("meta"), torch.bfloat16, 512, 8192, 128)
-    assert ours(cuda, torch.bfloat16, 512, 8192, 128) and ours(cuda, torch.float16, 8192, 8192) and ours(cuda, torch.bfloat16, 512, 8192, 256)
-    assert not ours(cuda, torch.float32, 512, 8192, 128) and not ours(cuda, torch.bfloat16, 511, 8192, 128)
-    assert not ours(cuda, torch.bfloat16, 512, 8191, 128) and not ours(cuda, torch.bfloat16, 512, 8192, 80)
-    assert ours(cpu, torch.float32, 2, 2, 40, masked=True) and not ours(cuda, torch.bfloat16, 512, 8192, 128, masked=True)
+    assert ours(cuda, torch.bfloat16, 2, 256, 128, ranges) and ours(cuda, torch.float16, 512, 8192, None, ranges)
+    assert ours(cuda, torch.bfloat16, 512, 8192, 256, ranges) and not ours(cuda, torch.bfloat16, 512, 8192, 80, ranges)
+    assert not ours(cuda, torch.float32, 512, 8192, 128, ranges) and not ours(cuda, torch.bfloat16, 16, 255, 128, ranges)
+    assert ours(cuda, torch.bfloat16, 8192, 8192, 128) and not ours(cuda, torch.bfloat16, 8191, 8191, 128)
+    assert not any(ours(cuda, torch.bfloat16, 8192, 8192, dim) for dim in (64, 256, None))
+    assert ours(cpu, torch.float32, 2, 2, 40, read) and not ours(cuda, torch.bfloat16, 8192, 8192, 128, read)
     wide[0] = False
-    assert not ours(cuda, torch.bfloat16, 512, 8192, 128)
+    assert not ours(cuda, torch.bfloat16, 512, 8192, 128, ranges)
     monkeypatch.setattr(_prompts, "is_recorded", lambda: True)
     assert not ours(cpu, torch.float32, 2, 2, 40)
 
