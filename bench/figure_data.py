@@ -27,6 +27,7 @@ ENERGY, UTILISATION = "h200-energy.jsonl", "h200-utilisation.jsonl"
 ORT_GENERATION = "h200-ort-generation.jsonl"
 CHUNKS, LATENT_ROWS, MIXED_ROWS = "h200-prefill.jsonl", "h200-mla.jsonl", "h100-mixed.jsonl"
 H100_CHUNKS = "h100-prefill.jsonl"  # with FlashAttention-2, which the other file has not
+GPU_PROMPTS, MASKED_PROMPTS = "h200-prompts.jsonl", "h200-prompts-masked.jsonl"
 FP8_CHUNKS, SHORT_PAGES, MANY_RULED = "h200-prefill-fp8.jsonl", "h200-prefill-pages.jsonl", "h200-rules.jsonl"
 MANY_RULES = {OURS: "lean", "cuDNN": r"(masked-)?cudnn\d*", "memory-efficient": "(masked-)?efficient", "FlashAttention-2": "flash", "FlexAttention": "flex"}
 LATENT = {"lean": "lean", "FlashMLA": "flash_mla"}
@@ -728,6 +729,19 @@ def many_ruled_table() -> str:
     return markdown(*suite_data.beside(lines(MANY_RULED), MANY_RULES, name_of))
 
 
+PROMPTS = {"lean": "lean", "cuDNN": r"cudnn\d+", "FlashAttention-2": "flash", "FlashAttention-3": "fa3"}
+MASKED = {"lean": "lean", "cuDNN": "masked-cudnn", "efficient": "masked-efficient"}
+
+
+def prompts_table(name: str, columns: dict) -> str:
+    return markdown(*suite_data.beside(lines(name), columns, lambda row: by_name(row.removeprefix("prompt ")), read=False))
+
+
+def prompt_ratios(fewest: int, most: int) -> list:
+    """Ours over the best of the others, of prompts of so many new tokens."""
+    return suite_data.ratios([line for line in lines(GPU_PROMPTS) if fewest <= line["n_q"] <= most], PROMPTS)
+
+
 def engine_kind(line: dict, beside: list) -> str | None:
     """Whose attention a line of bench/vllm_engine.py is of. FLASHINFER is XQA or FlashInfer's own, by the kernels of its run; None: unknown."""
     if line["attention"] != "FLASHINFER":
@@ -872,7 +886,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "prompts": lambda: prompts_table(GPU_PROMPTS, PROMPTS), "prompts, masked": lambda: prompts_table(MASKED_PROMPTS, MASKED), "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table,
@@ -972,6 +986,15 @@ NUMBERS = {
     "short pages rows": lambda: rows_timed(SHORT_PAGES),
     "short pages over FlashAttention-3": lambda: f"{mean(ratio for _, ratio in chunks_over_fa3(SHORT_PAGES)):.2f}",
     "short pages over FlashAttention-3, span": lambda: span_of([ratio for _, ratio in chunks_over_fa3(SHORT_PAGES)], ".2f"),
+    "prompts commits": lambda: commits_of(GPU_PROMPTS),
+    "prompts rows": lambda: rows_timed(GPU_PROMPTS),
+    "short prompts rows": lambda: f"{len(prompt_ratios(1, 2048))}",
+    "short prompts over best": lambda: f"{mean(prompt_ratios(1, 2048)):.2f}",
+    "short prompts over best, most": lambda: f"{max(prompt_ratios(1, 2048)):.2f}",
+    "long prompts rows": lambda: f"{len(prompt_ratios(2049, 1 << 30))}",
+    "long prompts over best": lambda: f"{mean(prompt_ratios(2049, 1 << 30)):.2f}",
+    "masked prompts rows": lambda: rows_timed(MASKED_PROMPTS),
+    "masked prompts over best, span": lambda: span_of(suite_data.ratios(lines(MASKED_PROMPTS), MASKED), ".2f"),
     "many rules commits": lambda: commits_of(MANY_RULED),
     "many rules rows": lambda: rows_timed(MANY_RULED),
     "ALiBi over causality": lambda: f"{mean(over_causality('alibi', fewest=512)):.1f}",

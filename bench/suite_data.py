@@ -17,6 +17,10 @@ def times(lines: list, columns: dict) -> dict:
     return rows
 
 
+def us_text(us: float) -> str:
+    return f"{us:.4g}" if us < 9999.5 else f"{us:.0f}"
+
+
 def void_mark(line: dict) -> str:
     """Of a row in which a clock of the card moved by more than 3 % (bench/suite.py)."""
     return " (void)" if (line.get("note") or "").startswith("void") else ""
@@ -29,8 +33,8 @@ def beside(lines: list, columns: dict, name_of, read: bool = True) -> tuple:
     table = []
     for row, (us, line) in times(lines, columns).items():
         best = min((us[name] for name in others if name in us), default=None)
-        table.append([name_of(row) + void_mark(line), f"{line['kv_bytes'] / 1e6:.0f}", *[f"{line['ceiling_us']:.4g}"] * read,
-                      *(f"{us[name]:.4g}" if name in us else "" for name in columns), f"{us[ours] / best:.2f}" if best else ""])
+        table.append([name_of(row) + void_mark(line), f"{line['kv_bytes'] / 1e6:.0f}", *[us_text(line["ceiling_us"])] * read,
+                      *(us_text(us[name]) if name in us else "" for name in columns), f"{us[ours] / best:.2f}" if best else ""])
     return head, table
 
 
