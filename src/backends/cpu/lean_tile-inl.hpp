@@ -59,10 +59,17 @@ template <typename T>
 constexpr std::int32_t kElementsPerLine =
     std::max(kLineBytes / static_cast<std::int32_t>(sizeof(StorageOf<T>)), (Element<T>::kPairs ? 2 : 1) * kLanes);
 
-/// The lines that hold dims [d, d + kElementsPerLine) of kTokens rows.
-template <typename T, int kTokens>
+/// The line that holds dims [d, d + kElementsPerLine) of a row. Loops over one query row have few instructions a line in AVX-512.
+template <typename T, int kRows>
+HWY_INLINE void ask_line(const std::byte* row, std::int32_t d) {
+  const std::byte* line = row + static_cast<std::size_t>(d) * sizeof(StorageOf<T>);
+  kRows == 1 && kManyRegisters ? ask_into_l1(line) : ask_for(line);
+}
+
+/// Those of kTokens rows, which meet kRows query rows.
+template <typename T, int kRows, int kTokens>
 HWY_INLINE void ask_lines(const std::byte* const* rows, std::int32_t d) {
-  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ask_for(rows[t] + static_cast<std::size_t>(d) * sizeof(StorageOf<T>));
+  LEAN_UNROLL for (int t = 0; t < kTokens; ++t) ask_line<T, kRows>(rows[t], d);
 }
 
 /// Lane sums of the products of kRows rows with kTokens keys, [row][token]; beside a line of each key, that of the row to ask for is
@@ -87,14 +94,14 @@ HWY_INLINE void lane_sums(const float* queries, std::int32_t stride, const Stora
   constexpr std::int32_t kPairLanes = 2 * kLanes;
   std::int32_t d = 0;
   for (; d + kElementsPerLine<T> <= dims; d += kElementsPerLine<T>) {
-    ask_lines<T, kTokens>(later, d);
+    ask_lines<T, kRows, kTokens>(later, d);
     if constexpr (kElementsPerLine<T> == kLanes) {
       step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
     } else {
       LEAN_UNROLL for (std::int32_t i = 0; i < kElementsPerLine<T>; i += kPairLanes) step_pair(d + i);
     }
   }
-  if (d < dims) ask_lines<T, kTokens>(later, d);
+  if (d < dims) ask_lines<T, kRows, kTokens>(later, d);
   for (; Element<T>::kPairs && d + kPairLanes <= dims; d += kPairLanes) step_pair(d);
   for (; d + kLanes <= dims; d += kLanes) step(d, [](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load(p); });
   if (d < dims) step(d, [&](const StorageOf<T>* p) HWY_ATTR { return Element<T>::load_first(p, dims - d); });
@@ -300,7 +307,7 @@ HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std:
       LEAN_UNROLL for (int i = 0; i < kRunVectors; i += 2) {
         const std::int32_t pair = d + i * kLanes;
         for (std::int32_t e = 0; kAsks && e < 2 * kLanes; e += kElementsPerLine<T>) {
-          if ((pair + e) % kElementsPerLine<T> == 0) ask_for(later[t] + static_cast<std::size_t>(pair + e) * sizeof(StorageOf<T>));
+          if ((pair + e) % kElementsPerLine<T> == 0) ask_line<T, kRows>(later[t], pair + e);
         }
         value[i] = load_of_pair<T, 0>(values[t] + pair);
         value[i + 1] = load_of_pair<T, 1>(values[t] + pair);
@@ -309,14 +316,14 @@ HWY_INLINE void accumulate_block(const RowBuffer& sums, const RowBuffer& p, std:
   }
   for (; d + 2 * kLanes <= v.dims; d += 2 * kLanes) {  // sums lie in the same order: restore_values()
     for (std::int32_t i = 0; kAsks && i < 2 * kLanes; i += kElementsPerLine<T>) {
-      if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kTokens>(later, d + i);
+      if ((d + i) % kElementsPerLine<T> == 0) ask_lines<T, kRows, kTokens>(later, d + i);
     }
     add_tokens<kRows, kTokens, 2, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       value[0] = load_of_pair<T, 0>(values[t] + d);
       value[1] = load_of_pair<T, 1>(values[t] + d);
     });
   }
-  if (kAsks && d < v.dims) ask_lines<T, kTokens>(later, d);
+  if (kAsks && d < v.dims) ask_lines<T, kRows, kTokens>(later, d);
   for (; d < v.dims; d += kLanes) {
     add_tokens<kRows, kTokens, 1, kFirst>(out + d, sums.stride, weights, [&](int t, Vec* value) HWY_ATTR {
       const StorageOf<T>* from = values[t] + d;
@@ -358,7 +365,7 @@ HWY_INLINE void accumulate_one_row(const RowBuffer& sums, const RowBuffer& p, co
     LEAN_UNROLL for (int i = 0; i < kOneRowVectors; i += 2) {
       const std::int32_t d = i * kLanes;
       for (std::int32_t e = 0; e < 2 * kLanes; e += kElementsPerLine<T>) {
-        if ((d + e) % kElementsPerLine<T> == 0) ask_for(later + static_cast<std::size_t>(d + e) * sizeof(StorageOf<T>));
+        if ((d + e) % kElementsPerLine<T> == 0) ask_line<T, 1>(later, d + e);
       }
       acc[i] = hn::MulAdd(factor, load_of_pair<T, 0>(row + d), acc[i]);
       acc[i + 1] = hn::MulAdd(factor, load_of_pair<T, 1>(row + d), acc[i + 1]);

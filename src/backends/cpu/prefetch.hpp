@@ -3,7 +3,7 @@
 //
 // Hardware prefetchers alone are not enough: arithmetic on a late line fills the scheduler, and then too few reads are in
 // flight. Line by line, because requests that come in bursts hold up the loads behind them; and into the L2, because one into
-// the L1 holds one of few line-fill buffers for a whole memory latency.
+// the L1 holds one of few line-fill buffers for a whole memory latency; but for loops of few instructions a line.
 #pragma once
 
 #include <algorithm>
