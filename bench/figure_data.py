@@ -439,9 +439,17 @@ def serving_table() -> str:
 
 
 def over_best_on_zen_5(kind: str) -> list:
-    """Our time over the best other's, of the rows of a run that was cut whose names match."""
+    """Our time over the best other's, of the rows whose names match."""
     return [forms["lean"] / min(us for peer, us in forms.items() if peer != "lean")
             for row, forms in cpu_forms(ZEN_5_PEERS).items() if re.search(kind, row)]
+
+
+def zen_5_table() -> str:
+    table = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        found = [over_best_on_zen_5(rf" g{group} .* {dtype} ") for group in (1, 4, 8)]
+        table.append([dtype, *(f"{mean(ratios):.2f} ({span_of(ratios)}, {len(ratios)} rows)" for ratios in found)])
+    return markdown(["type", "G = 1", "G = 4", "G = 8"], table)
 
 
 def cpu_table(of_machines: dict = MACHINES) -> str:
@@ -886,7 +894,7 @@ def mixed_table(traces: bool = False) -> str:
     return markdown(*suite_data.beside(mixed_lines(traces), MIXED, lambda row: re.sub("^AzureLLMInferenceTrace_(.*?) ", r"\1, ", row)))
 
 
-TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "prompts": lambda: prompts_table(GPU_PROMPTS, PROMPTS), "prompts, masked": lambda: prompts_table(MASKED_PROMPTS, MASKED), "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
+TABLES = {"two gpus": lambda: several_gpus_table(2), "short": short_table, "short, other heads": short_heads_table, "rules": ruled_table, "files": files_table, "chunks": chunks_table, "chunks, fp8": lambda: chunks_table(FP8_CHUNKS), "chunks, short pages": lambda: chunks_table(SHORT_PAGES), "rules of many rows": many_ruled_table, "Zen 5": zen_5_table, "prompts": lambda: prompts_table(GPU_PROMPTS, PROMPTS), "prompts, masked": lambda: prompts_table(MASKED_PROMPTS, MASKED), "engine": lambda: engine_table(ENGINE[0]), "engine steps": lambda: engine_steps_table(ENGINE[0]),
           "engine, H100": lambda: engine_table(ENGINE[1]), "engine steps, H100": lambda: engine_steps_table(ENGINE[1]), "onnx runtime": onnx_runtime_table, "onnx runtime steps": onnx_runtime_steps_table,
           "known rows": known_rows_table, "tier a": lambda: tier_a_table(tier_a(), FAMILIES), "tier a, one run": lambda: tier_a_table(one_run(), EVERY_FAMILY), "tier a means": tier_a_means_table, "serving": serving_table,
           "shapes": shapes_table, "cpu": cpu_table, "cpu, all libraries": lambda: cpu_table(ALL_ON_A_CPU), "cpu rows": cpu_rows_table,
@@ -1134,9 +1142,7 @@ NUMBERS = {
     "tier b over fixed split, most": lambda: f"{max(of_schedule('h200-tier-b.jsonl', 'fixed_split').values()):.1f}",
     "cpu torch gqa 16 bits": lambda: f"{1 / max(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('torch', '16, G = 4', '16, G = 8')):.0f}",
     "cpu onnxruntime gqa 16 bits": lambda: f"{1 / max(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.1f} to {1 / min(cpu_kinds('onnxruntime', '16, G = 4', '16, G = 8')):.0f}",
-    "Zen 5, bf16": lambda: span_of(over_best_on_zen_5(r" bf16 ")),
-    "Zen 5, bf16 without groups": lambda: span_of(over_best_on_zen_5(r" g1 .* bf16 ")),
-    "Zen 5, fp16 without groups": lambda: span_of(over_best_on_zen_5(r" g1 .* fp16 ")),
+    "Zen 5 rows": lambda: rows_timed(ZEN_5_PEERS),
     "prompts beside torch, AVX-512": lambda: span_of(prompts_beside_torch_ratios("AVX-512")),
     "prompts beside torch, AVX2": lambda: span_of(prompts_beside_torch_ratios("AVX2")),
     "cpu slowest": lambda: f"{max(max(kinds.values()) for machines in cpu().values() for kinds in machines.values()):.2f}",
