@@ -229,8 +229,10 @@ struct KernelConfig {
   if (!config.stairs()) return model;
   model.segment_units = (config.latent() ? 2 : 4) * model.tile_units;
   model.alike_percent = 2;
-  model.cut_units = 14 * model.tile_units;
-  model.whole_units = 4 * model.tile_units;
+  // On an H200 400 tokens of 4k take 57 us whole, 32 tiles by 104 workers, and 79 cut, 26 by 132; a walk and a merge of two parts take
+  // some 4 tiles (experiments/h200-whole-prompts.jsonl). Of latent tiles neither was measured: they keep the charge that they had.
+  model.cut_units = (config.latent() ? 6 : 14) * model.tile_units;
+  model.whole_units = config.latent() ? 0 : 4 * model.tile_units;
   // 8 MB: with as much nothing was gained (576 tokens of 2k, 32/8 heads of 128), with twice as much 5 % (1,536 of 4k).
   model.far_tiles = tiles_of_64_kb(config.tile(), 128) * once;
   model.whole_percent = model.align_percent;
